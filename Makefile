@@ -1,0 +1,59 @@
+# keras_dist: `make demo` and `make test` are all a newcomer needs; `make help` lists the rest.
+
+# `make test PYTHON=/path/to/python3.12` uses that interpreter, and an environment of its own.
+PYTHON ?= python3
+
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+ifeq ($(origin PYTHON),file)
+VENV := .venv
+else
+VENV := .venv-$(shell "$(PYTHON)" -c '$(VERSION)' 2>/dev/null || echo none)
+endif
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint type check bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  make demo MESH=data=8,model=1         the same training on another mesh"
+	@echo "  make test PYTHON=/path/to/python3.12  any target on another Python"
+
+setup: $(READY) ## make the environment, once (.venv)
+
+demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
+	@$(if $(MESH),KERAS_DIST_MESH="$(MESH)") $(BIN)/python -m keras_dist.cli.demo
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## check style, format and floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+type: $(READY) ## check types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint type test ## lint, type and test
+
+bench: $(READY) ## run every benchmark
+	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove environments, caches and builds
+	rm -rf .venv .venv-* .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so a setup that was cut off goes on the next time. An environment that is only half made
+# (no pip), whose Python has gone, or is of another version, is made anew.
+$(READY): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo 'keras_dist needs Python 3.11 or newer.' >&2; \
+	  echo "  given:    PYTHON=$(PYTHON), $$("$(PYTHON)" --version 2>/dev/null || echo 'which does not run')" >&2; \
+	  echo '  fix:      name a newer one: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.12' >&2; \
+	  exit 1; }
+	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version); the first time takes a few minutes ..."
+	@[ "$$($(BIN)/python -c 'import pip; $(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)')" ] || "$(PYTHON)" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

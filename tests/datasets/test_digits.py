@@ -1,0 +1,178 @@
+import collections
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from tensorflow_datasets.core.utils import tqdm_utils
+
+from keras_dist.datasets import digits
+from keras_dist.errors import DataError
+
+FILES = [
+    "dataset_info.json",
+    "features.json",
+    "sklearn_digits-test.array_record-00000-of-00001",
+    "sklearn_digits-train.array_record-00000-of-00001",
+]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, data_dir: str) -> Path:
+    """A data folder of this test alone, with the digits in it."""
+    digits.builder()
+    return Path(shutil.copytree(data_dir, tmp_path / "prepared"))
+
+
+def rows(x: np.ndarray, y: np.ndarray) -> list[tuple[bytes, int]]:
+    return [(image.astype(np.uint8).tobytes(), int(label)) for image, label in zip(x, y, strict=True)]
+
+
+def assert_digits_load(data_dir: Path | str | None = None) -> None:
+    (x_train, y_train), (x_test, y_test) = digits.load_data(data_dir)
+    images, labels = load_digits(return_X_y=True)
+    assert collections.Counter(rows(x_train, y_train) + rows(x_test, y_test)) == collections.Counter(
+        rows(images, labels)
+    )
+    assert (len(x_train), len(x_test)) == (1437, 360)
+
+
+def start(script: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_shapes_and_ranges():
+    (x_train, y_train), (x_test, y_test) = digits.load_data()
+    assert x_train.shape == (1437, 8, 8) and y_train.shape == (1437,)
+    assert x_test.shape == (360, 8, 8) and y_test.shape == (360,)
+    assert x_train.dtype == y_train.dtype == x_test.dtype == y_test.dtype == np.uint8
+    assert x_train.min() == 0 and x_train.max() == 16
+    assert set(y_train) == set(y_test) == set(range(10))
+
+
+def test_they_are_scikit_learns_digits():
+    assert_digits_load()
+
+
+def test_the_splits_never_change():
+    (x_train, y_train), (x_test, y_test) = digits.load_data()
+    content = b"".join(array.tobytes() for array in (x_train, y_train, x_test, y_test))
+    assert hashlib.sha256(content).hexdigest() == "25bb209edf45b4003a539309c103e25e19c4f663e9b7887c34213131060a2cfc"
+
+
+def test_preparing_twice_gives_the_same_bytes(tmp_path: Path, prepared: Path):
+    digits.builder(tmp_path / "again")
+    for name in FILES:
+        place = Path("sklearn_digits/1.0.0") / name
+        assert (tmp_path / "again" / place).read_bytes() == (prepared / place).read_bytes(), name
+
+
+def test_the_builder_gives_rows_by_index():
+    source = digits.builder().as_data_source("test")  # pyright: ignore[reportCallIssue]
+    _, (x_test, y_test) = digits.load_data()
+    assert len(source) == 360
+    np.testing.assert_array_equal(source[7]["image"], x_test[7])
+    assert source[7]["label"] == y_test[7]
+
+
+def test_without_tensorflow_and_silent(tmp_path: Path):
+    (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
+    script = """if True:
+        import sys
+        from keras_dist.datasets import digits
+        digits.load_data()
+        assert not {"tensorflow", "torch", "keras"} & set(sys.modules), sorted(sys.modules)
+    """
+    process = start(script, TFDS_DATA_DIR=str(tmp_path / "data"), PYTHONPATH=str(tmp_path))
+    assert process.communicate() == ("", "")
+    assert process.returncode == 0
+    assert_digits_load(tmp_path / "data")
+
+
+def test_nothing_else_is_disturbed(tmp_path: Path):
+    random.seed(1337)
+    expected = random.random()
+    random.seed(1337)
+    digits.builder(tmp_path)
+    assert random.random() == expected
+    assert tqdm_utils._active
+
+
+@pytest.mark.multiprocess
+def test_two_processes_prepare_at_once(tmp_path: Path):
+    script = "from keras_dist.datasets import digits; print(len(digits.load_data()[0][0]))"
+    processes = [start(script, TFDS_DATA_DIR=str(tmp_path)) for _ in range(2)]
+    assert [process.communicate() for process in processes] == [("1437\n", "")] * 2
+    assert_digits_load(tmp_path)
+
+
+@pytest.mark.multiprocess
+def test_a_killed_preparation_leaves_nothing_in_the_way(tmp_path: Path):
+    script = """if True:
+        import os, signal
+        from keras_dist.datasets import digits
+        digits.tfds.core.DatasetInfo.write_to_directory = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+        digits.builder()
+    """
+    process = start(script, TFDS_DATA_DIR=str(tmp_path))
+    process.communicate()
+    assert process.returncode == -9
+    assert not (tmp_path / "sklearn_digits" / "1.0.0").exists()
+    assert_digits_load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "features.json"])  # reading does without that one
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_damaged_files_are_made_anew(prepared: Path, name: str, damage: str):
+    file = prepared / "sklearn_digits" / "1.0.0" / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size // 4)
+    assert_digits_load(prepared)
+    assert sorted(path.name for path in file.parent.iterdir()) == FILES
+    assert [path.name for path in file.parent.parent.iterdir()] == ["1.0.0"]
+
+
+def test_another_process_was_faster(prepared: Path):
+    digits._prepare(prepared)
+    assert_digits_load(prepared)
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "data"
+    with pytest.raises(DataError) as caught:
+        digits.load_data(folder)
+    assert str(caught.value) == (
+        f"cannot write the digits data set to '{folder}'\n"
+        f"  given:    [Errno 20] Not a directory: '{folder}/sklearn_digits'\n"
+        "  expected: a folder that can be written to, with about 1 MB free\n"
+        "  fix:      pass data_dir=, or set TFDS_DATA_DIR, to such a folder"
+    )
+
+
+def test_a_folder_in_a_bucket(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/data")
+    with pytest.raises(DataError, match="a local folder"):
+        digits.load_data()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path: Path, prepared: Path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(DataError, match="Permission denied"):
+        digits.load_data(tmp_path)
+    assert_digits_load(prepared)
