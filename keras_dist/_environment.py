@@ -1,0 +1,38 @@
+"""Environment variables that must be right before a JAX backend starts. Imports no JAX.
+
+XLA runs each fake CPU device on a thread of a pool sized by the number of cores. A collective holds one thread for
+each device until all have arrived, so a pool smaller than the devices in flight never completes it and the process
+is aborted. `PJRT_NPROC` sizes the pool; it is read once, when the backend starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+_XLA_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_THREADS_PER_DEVICE = 2
+
+
+def fake_device_count() -> int:
+    """The number of fake CPU devices that the environment asks for, or 0."""
+    flags = _XLA_DEVICE_COUNT.findall(os.environ.get("XLA_FLAGS", ""))
+    if flags:
+        return int(flags[-1])
+    configured = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    return int(configured) if configured.isdigit() else 0
+
+
+def forget_fake_device_count() -> None:
+    """Take the device count out of `XLA_FLAGS`, so that JAX's own setting decides."""
+    flags = os.environ.get("XLA_FLAGS")
+    if flags is not None and _XLA_DEVICE_COUNT.search(flags):
+        os.environ["XLA_FLAGS"] = _XLA_DEVICE_COUNT.sub("", flags).strip()
+
+
+def size_thread_pool(device_count: int) -> None:
+    """Give XLA enough threads for `device_count` fake CPU devices; a larger setting is left alone."""
+    needed = _THREADS_PER_DEVICE * device_count
+    current = os.environ.get("PJRT_NPROC", "")
+    if device_count > 1 and not (current.isdigit() and int(current) >= needed):
+        os.environ["PJRT_NPROC"] = str(needed)

@@ -1,0 +1,99 @@
+"""The one door to JAX and Flax calls that move between versions. Nothing else imports them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+import numpy as np
+from flax import nnx
+from jax._src import xla_bridge
+from jax.interpreters import partial_eval
+
+from keras_dist import _paths
+
+
+def backend_started() -> bool:
+    """Whether a JAX backend exists already, so that devices can no longer be configured."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` is an abstract value inside a JAX transformation."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def is_variable(node: Any) -> bool:
+    """Whether `node` is a Flax NNX `Variable`, which hides its array behind the name `value`."""
+    return isinstance(node, nnx.Variable)
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether `dtype` is that of typed PRNG keys (`key<fry>`)."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element of `dtype`, PRNG keys included."""
+    if is_key_dtype(dtype):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return int(np.prod(data.shape)) * data.dtype.itemsize
+    return int(np.dtype(dtype).itemsize)
+
+
+def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
+    """A callable that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
+    return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
+
+
+def without_eager_sharding() -> Any:
+    """A context in which Flax does not place annotated variables by itself."""
+    return nnx.use_eager_sharding(False)
+
+
+def variable_role(variable: Any) -> str:
+    """The role of an NNX `Variable`: parameter, rng or statistic."""
+    if isinstance(variable, nnx.Param):
+        return "parameter"
+    return "rng" if isinstance(variable, nnx.RngState) else "statistic"
+
+
+def is_nnx_state(tree: Any) -> bool:
+    """Whether `tree` is an NNX state, whose array leaves outside Variables are buffers of the module."""
+    return isinstance(tree, nnx.State)
+
+
+def state_of(tree: Any) -> Any:
+    """The state of an NNX module; any other tree as it is."""
+    return nnx.state(tree) if isinstance(tree, nnx.Module) else tree
+
+
+def tied_paths(tree: Any) -> list[list[str]]:
+    """Groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
+    if not isinstance(tree, nnx.Module):
+        return []
+    return [[_paths.join(parts) for parts in group] for group in nnx.find_duplicates(tree)]
+
+
+def adopt_traced_buffers(module: Any) -> None:
+    """Make the raw arrays that a module assigned to itself inside a trace part of its state.
+
+    Flax sees that `self.table = jnp.arange(8)` is data when the array is concrete; inside a trace it takes the traced
+    value for a static attribute, and the trace leaks.
+    """
+    for _, node in list(nnx.iter_graph(module)):
+        if not isinstance(node, nnx.Pytree):
+            continue
+        for name, value in list(vars(node).items()):
+            if not node._pytree__nodes.get(name, False) and any(map(is_traced, jax.tree.leaves(value))):
+                setattr(node, name, nnx.data(value))
+
+
+def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:
+    """`closed_jaxpr` reduced to the outputs with the indices `wanted`; all inputs are kept."""
+    jaxpr = closed_jaxpr.jaxpr
+    keep = [index in wanted for index in range(len(jaxpr.outvars))]
+    reduced, _ = partial_eval.dce_jaxpr(jaxpr, keep, instantiate=True)
+    return closed_jaxpr.replace(jaxpr=reduced)

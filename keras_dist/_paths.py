@@ -1,0 +1,26 @@
+"""Tree paths as a user would say them: `block/dense/kernel`, `layers/0/kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Parts = tuple[str | int, ...]
+
+
+def parts_of(key_path: Sequence[Any]) -> Parts:
+    """The names and indices in a `jax.tree_util` key path."""
+    return tuple(_name(key) for key in key_path)
+
+
+def join(parts: Iterable[str | int]) -> str:
+    """`("layers", 0, "kernel")` -> `"layers/0/kernel"`."""
+    return "/".join(str(part) for part in parts)
+
+
+def _name(key: Any) -> str | int:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            value = getattr(key, attribute)
+            return value if isinstance(value, int) else str(value)
+    return str(key)

@@ -1,0 +1,32 @@
+"""`History`: the logs of every epoch."""
+
+from __future__ import annotations
+
+from keras_dist.callbacks.callback import Callback, Logs
+
+
+class History(Callback):
+    """The logs of every epoch; what `fit` returns.
+
+    Attributes:
+        history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
+        epoch: the epochs, as numbers.
+
+    Source: `keras.callbacks.History`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: dict[str, list[float]] = {}
+        self.epoch: list[int] = []
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        self.epoch = []
+        self.history = {}
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note the logs of an epoch."""
+        self.epoch.append(epoch)
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(value)

@@ -1,0 +1,156 @@
+"""Batches from arrays in memory: gathered rows, padded to what the mesh divides, and never the caller's buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _paths
+from keras_dist.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows of a data set, gathered into fresh memory.
+
+    Attributes:
+        arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...); y and sample_weight may be None.
+        rows: how many of the rows are real; the others repeat the last one.
+    """
+
+    arrays: tuple[Any, Any, Any]
+    rows: int
+
+
+class ArraySource:
+    """Examples in memory, as arrays or pytrees of arrays with one length.
+
+    Args:
+        x: inputs; every leaf (examples, ...).
+        y: targets of the same length, or None.
+        sample_weight: a weight for each example, or None.
+        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
+
+    Raises:
+        DataError: something is not an array of numbers, is empty, or has another length.
+    """
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> None:
+        self._arrays = tuple(
+            _as_arrays(value, f"{name}{argument}")
+            for argument, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
+        )
+        self.length = _common_length(self._arrays, name)
+
+    @property
+    def x(self) -> Any:
+        """The inputs, as numpy arrays."""
+        return self._arrays[0]
+
+    def batches(self, batch_size: int, multiple_of: int, shuffle_key: tuple[int, ...] | None = None) -> Iterator[Batch]:
+        """The examples in batches; each of them exactly once.
+
+        Args:
+            batch_size: rows in all batches but the last.
+            multiple_of: batches are padded up to a multiple of this many rows.
+            shuffle_key: integers that fix a permutation of the examples; None for their own order.
+        """
+        order = np.arange(self.length)
+        if shuffle_key is not None:
+            np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+        for start in range(0, self.length, batch_size):
+            rows = order[start : start + batch_size]
+            yield self._gather(rows, multiple_of)
+
+    def whole(self, multiple_of: int) -> Batch:
+        """All examples as one batch."""
+        return self._gather(np.arange(self.length), multiple_of)
+
+    def _gather(self, rows: np.ndarray, multiple_of: int) -> Batch:
+        padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % multiple_of)])
+        # fancy indexing copies, so that nobody can change the rows of a step in flight
+        return Batch(jax.tree.map(lambda array: array[padded], self._arrays), len(rows))
+
+
+def check_batch_size(batch_size: Any) -> int:
+    """`batch_size`, or Keras's default of 32 for None.
+
+    Raises:
+        DataError: it is not a positive integer.
+    """
+    if batch_size is None:
+        return 32
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise DataError(
+            "`batch_size` is not a number of rows",
+            given=f"batch_size={batch_size!r}",
+            expected="an integer of at least 1: the rows of one step on all devices together",
+            fix="for example batch_size=128",
+        )
+    return int(batch_size)
+
+
+def _as_arrays(value: Any, argument: str) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
+    return treedef.unflatten([_as_array(leaf, _name(argument, path)) for path, leaf in leaves])
+
+
+def _name(argument: str, path: Any) -> str:
+    parts = _paths.parts_of(path)
+    return argument + "".join(f"[{part!r}]" for part in parts)
+
+
+def _as_array(leaf: Any, name: str) -> np.ndarray:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise DataError(
+            f"{name} is not an array",
+            given=f"{leaf!r:.60} of type {type(leaf).__name__}",
+            expected="numpy or jax arrays, or dicts, lists and tuples of them",
+            fix=f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array",
+        )
+    array = np.asarray(leaf)
+    is_numeric = array.dtype == np.bool_ or jax.numpy.issubdtype(array.dtype, jax.numpy.number)
+    if array.ndim == 0 or not is_numeric:
+        raise DataError(
+            f"{name} cannot be batched",
+            given=f"shape {array.shape}, dtype {array.dtype}",
+            expected="numbers or booleans with the examples along the first dim",
+            fix=f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]",
+        )
+    return array
+
+
+def _common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
+    lengths = {
+        _name(f"{name}{argument}", path): len(leaf)
+        for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    if not jax.tree.leaves(arrays[0]):
+        raise DataError(
+            f"{name}x holds no array",
+            given=f"{arrays[0]!r}",
+            expected="an array with the examples along the first dim, or a pytree of them",
+            fix="pass the inputs as x",
+        )
+    first, length = next(iter(lengths.items()))
+    for other, other_length in lengths.items():
+        if other_length != length:
+            raise DataError(
+                f"{first} and {other} have different lengths",
+                given=f"{first}: {length} rows, {other}: {other_length} rows",
+                expected="one row in each for every example",
+                fix=f"check how {other} was made; the lengths must be equal",
+            )
+    if length == 0:
+        raise DataError(
+            f"the {name}data set is empty",
+            given=f"{first} with 0 rows",
+            expected="at least one row",
+            fix="check the path or filter that made it",
+        )
+    return length

@@ -1,0 +1,34 @@
+"""Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
+
+from keras_dist.distribution.cluster import initialize, num_processes, process_id
+from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
+from keras_dist.distribution.fully_sharded import FullySharded
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.model_parallel import ModelParallel
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.scope import distribution, set_distribution
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tensor import distribute_tensor
+
+__all__ = [
+    "DataParallel",
+    "DeviceMesh",
+    "Distribution",
+    "FullySharded",
+    "LayoutMap",
+    "LayoutPlan",
+    "ModelParallel",
+    "TensorLayout",
+    "distribute_tensor",
+    "distribution",
+    "get_device_count",
+    "initialize",
+    "list_devices",
+    "num_processes",
+    "process_id",
+    "set_distribution",
+    "use_cpu_devices",
+]

@@ -1,0 +1,105 @@
+"""Which processes form this job: a translation of Keras's arguments onto JAX's distributed runtime."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+from jax.experimental import multihost_utils
+
+from keras_dist import random
+from keras_dist.errors import ClusterError
+
+ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
+NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
+PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+
+
+def initialize(
+    job_addresses: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Join this process to its job. Call it before any computation.
+
+    Every argument left out is read from the environment; where JAX detects the cluster itself (Cloud TPU, Slurm,
+    Open MPI, Kubernetes), all may be left out. All processes then agree on one random seed.
+
+    Args:
+        job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
+            `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
+        num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
+        process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
+
+    Raises:
+        ClusterError: a variable is not an integer, an id is out of range, or the number of addresses and
+            `num_processes` differ.
+
+    Source: `keras.distribution.initialize`.
+    """
+    if job_addresses is None:
+        job_addresses = os.environ.get(ADDRESSES_VARIABLE)
+    if num_processes is None:
+        num_processes = _integer_variable(NUM_PROCESSES_VARIABLE)
+    if process_id is None:
+        process_id = _integer_variable(PROCESS_ID_VARIABLE)
+    _check_process_id(num_processes, process_id)
+    jax.distributed.initialize(
+        coordinator_address=_coordinator(job_addresses, num_processes),
+        num_processes=num_processes,
+        process_id=process_id,
+    )
+    _agree_on_seed()
+
+
+def num_processes() -> int:
+    """The number of processes in this job; 1 without `initialize`."""
+    return jax.process_count()
+
+
+def process_id() -> int:
+    """The index of this process in its job; 0 without `initialize`."""
+    return jax.process_index()
+
+
+def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:
+    if job_addresses is None:
+        return None
+    addresses = [address.strip() for address in job_addresses.split(",")]
+    if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
+        raise ClusterError(
+            f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
+            given=f"job_addresses={job_addresses!r}, num_processes={num_processes}",
+            expected="one address for each process, or only the coordinator's",
+            fix="list every process once, or drop all addresses but the first",
+        )
+    return addresses[0]
+
+
+def _integer_variable(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ClusterError(
+            f"environment variable {name} is not an integer",
+            given=f"{name}={text!r}",
+            expected="an integer such as 2",
+            fix=f"export {name}=2, or unset it and pass the argument to initialize()",
+        ) from None
+
+
+def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise ClusterError(
+            "process_id is out of range",
+            given=f"process_id={process_id}, num_processes={num_processes}",
+            expected=f"0 <= process_id < {num_processes}",
+            fix="number the processes from 0",
+        )
+
+
+def _agree_on_seed() -> None:
+    """Give every process the coordinator's seed, so that unseeded models are equal on all of them."""
+    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.current_seed()))
+    random.set_random_seed(int(seed))

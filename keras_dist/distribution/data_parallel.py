@@ -1,0 +1,102 @@
+"""`DataParallel`: every device holds the whole model and a part of the batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist.distribution import devices as devices_module
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import DistributionError, LayoutWarning
+
+DEFAULT_BATCH_DIM_NAME = "batch"
+
+
+class DataParallel(Distribution):
+    """Every device holds the whole model and a part of the batch.
+
+    Args:
+        device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
+        devices: the devices as a list, instead of a mesh; by default all devices of the job.
+        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): the same numbers from less memory,
+            for one gather of the updates in each step.
+
+    Raises:
+        DistributionError: both `device_mesh` and `devices` are given, or the mesh is not a `DeviceMesh`.
+
+    Differs from Keras: `shard_optimizer`; naming the devices twice is an error.
+
+    Source: `keras.distribution.DataParallel`; Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO).
+    """
+
+    def __init__(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        devices: Sequence[Any] | None = None,
+        auto_shard_dataset: bool = True,
+        *,
+        shard_optimizer: bool = False,
+    ) -> None:
+        if device_mesh is not None and devices is not None:
+            raise DistributionError(
+                "DataParallel: the devices are given twice",
+                given=f"device_mesh={device_mesh}, devices={list(devices)}",
+                expected="`device_mesh` or `devices`",
+                fix="drop one of them",
+            )
+        if device_mesh is None:
+            names = np.array(devices_module.list_devices() if devices is None else devices).reshape(-1)
+            device_mesh = DeviceMesh(names.shape, [DEFAULT_BATCH_DIM_NAME], names)
+        batch_dim_name = device_mesh.axis_names[0] if isinstance(device_mesh, DeviceMesh) else None
+        super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
+        self._shard_optimizer = shard_optimizer
+        if device_mesh.devices.ndim != 1:
+            warnings.warn(
+                f"Expect the input mesh to be 1D, but received mesh.devices.ndim={device_mesh.devices.ndim}. "
+                f"The first axis, {batch_dim_name!r}, will be used for data-parallel sharding; along the others every "
+                "device repeats the same work.",
+                LayoutWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def shard_optimizer(self) -> bool:
+        """Whether the optimizer's slots are sharded over the batch axis."""
+        return self._shard_optimizer
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Number of devices: each holds the whole model."""
+        return self.device_mesh.size
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
+        """The batch dim over the batch axis."""
+        return self._shard_batch(data_shape)
+
+    def get_variable_layout(self, variable: Any) -> TensorLayout:
+        """The layout assigned to the variable, else replicated."""
+        assigned = getattr(variable, "_layout", None)
+        if assigned is not None:
+            return assigned
+        return TensorLayout.replicated(len(variable.shape), self.device_mesh)
+
+    def get_slot_layout(self, variable: Any) -> TensorLayout:
+        """That of the variable; with `shard_optimizer` its largest dim that divides lies along the batch axis."""
+        layout = self.get_variable_layout(variable)
+        if not self._shard_optimizer:
+            return layout
+        sharded = layout.shard_largest_dim(variable.shape, self._batch_axes())
+        return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
+
+    def get_tensor_layout(self, path: str) -> TensorLayout | None:
+        """None: XLA lays out activations."""
+        return None
+
+    def _batch_axes(self) -> str | tuple[str, ...]:
+        return self.batch_dim_name or self.device_mesh.axis_names[0]

@@ -1,0 +1,133 @@
+"""The devices of this job: listing them, finding one by name, and making fake ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from keras_dist import _environment, _jax
+from keras_dist.errors import DeviceError
+
+
+def list_devices(device_type: str | None = None) -> list[str]:
+    """The names of all devices of one type, over all processes.
+
+    Args:
+        device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the type JAX prefers on this machine.
+
+    Returns:
+        Names such as `"cpu:0"`, in JAX's order.
+
+    Raises:
+        DeviceError: this machine has no such devices.
+
+    Source: `keras.distribution.list_devices`.
+    """
+    return [device_name(device) for device in _devices_of(device_type)]
+
+
+def get_device_count(device_type: str | None = None) -> int:
+    """The number of devices of one type, over all processes; types are never mixed.
+
+    Args:
+        device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the type JAX prefers on this machine.
+
+    Raises:
+        DeviceError: this machine has no such devices.
+
+    Source: `keras.distribution.get_device_count`.
+    """
+    return len(_devices_of(device_type))
+
+
+def device_name(device: Any) -> str:
+    """`"cpu:0"` for a `jax.Device`; a string is returned in its full form (`"cpu"` is `"cpu:0"`)."""
+    if isinstance(device, jax.Device):
+        return f"{device.platform}:{device.id}"
+    name = str(device)
+    return name if ":" in name else f"{name}:0"
+
+
+def find_device(device: Any) -> jax.Device:
+    """The `jax.Device` called `device`.
+
+    Raises:
+        DeviceError: no device has this name.
+    """
+    if isinstance(device, jax.Device):
+        return device
+    name = device_name(device)
+    device_type, _, device_id = name.partition(":")
+    candidates = _devices_of(device_type.lower())
+    for candidate in candidates:
+        if str(candidate.id) == device_id:
+            return candidate
+    raise DeviceError(
+        f"Device not found: {name!r}",
+        given=f"{name!r}",
+        expected=f"one of {_span([device_name(d) for d in candidates])}",
+        fix="name an existing device; for more fake CPU devices call `kd.use_cpu_devices(n)` before any other JAX call",
+    )
+
+
+def use_cpu_devices(count: int) -> None:
+    """Make JAX run on `count` fake CPU devices, with settings under which collectives cannot deadlock.
+
+    Call it before anything touches a device. A second call with the same count does nothing, so a notebook cell may
+    be run twice. In a job started with `XLA_FLAGS=--xla_force_host_platform_device_count=8` the same settings are
+    made when `keras_dist` is imported.
+
+    Args:
+        count: number of devices, at least 1.
+
+    Raises:
+        DeviceError: `count` is not a positive integer, or JAX has already started with other devices.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.use_cpu_devices(8)
+        >>> kd.distribution.get_device_count("cpu")
+        8
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise DeviceError(
+            "use_cpu_devices: `count` is not a number of devices",
+            given=f"{count!r}",
+            expected="an integer of at least 1",
+            fix="for example kd.use_cpu_devices(8)",
+        )
+    if _jax.backend_started():
+        _confirm_cpu_devices(count)
+        return
+    _environment.forget_fake_device_count()
+    _environment.size_thread_pool(count)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def _confirm_cpu_devices(count: int) -> None:
+    existing = [device_name(device) for device in jax.devices()]
+    if len(existing) != count or not all(name.startswith("cpu:") for name in existing):
+        raise DeviceError(
+            f"use_cpu_devices({count}): JAX has already started, and its devices can no longer be changed",
+            given=f"{len(existing)} running device(s), {_span(existing)}",
+            expected="a call before the first JAX computation, jax.devices() or DeviceMesh",
+            fix=f"restart the process (notebook: the kernel) and put `kd.use_cpu_devices({count})` first",
+        )
+
+
+def _devices_of(device_type: str | None) -> list[jax.Device]:
+    try:
+        return jax.devices(device_type.lower() if device_type else None)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"Device not found: this machine has no {device_type!r} devices",
+            given=f"device type {device_type!r}",
+            expected=f"a type of one of the devices here: {_span([device_name(d) for d in jax.devices()])}",
+            fix=f"install the JAX plugin for it, or use another type (JAX said: {error})",
+        ) from error
+
+
+def _span(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]}"

@@ -1,0 +1,145 @@
+"""`FullySharded`: every variable sharded, on top of the rules (FSDP, and FSDP x tensor parallel)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.strategy import BatchDimName, Distribution
+from keras_dist.errors import DistributionError, did_you_mean
+
+
+class FullySharded(Distribution):
+    """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
+
+    The dims that the rules shard stay as they are; `axis` takes one of the others (FSDP x tensor parallel). XLA
+    gathers a weight where it is used and scatters its gradient.
+
+    Args:
+        device_mesh: the devices.
+        axis: the mesh axis, or axes, to shard over; by default the first.
+        layout_map: rules for dims to shard over other axes first.
+        batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
+        min_size_bytes: smaller variables stay as the rules say.
+        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        strict: raise for a rule that has no effect, where otherwise a warning is given.
+
+    Raises:
+        DistributionError: no such axis, or the layout map is of another mesh.
+
+    Example:
+        >>> import jax, keras_dist as kd
+        >>> zero3 = kd.FullySharded(kd.DeviceMesh("data=8"))
+        >>> zero3.plan({"kernel": jax.ShapeDtypeStruct((64, 128), "float32")}).row("kernel").axes
+        (None, 'data')
+
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO-3); `torch.distributed.fsdp`.
+    """
+
+    def __init__(
+        self,
+        device_mesh: DeviceMesh,
+        axis: BatchDimName | None = None,
+        layout_map: LayoutMap | None = None,
+        batch_dim_name: BatchDimName | None = None,
+        min_size_bytes: int = 0,
+        auto_shard_dataset: bool = True,
+        *,
+        strict: bool = False,
+    ) -> None:
+        self._axis = _check_axis(axis, device_mesh)
+        self._layout_map = _check_same_mesh(layout_map, device_mesh)
+        self._min_size_bytes = min_size_bytes
+        self._strict = strict
+        super().__init__(device_mesh, batch_dim_name or self._axis, auto_shard_dataset)
+
+    @property
+    def axis(self) -> str | tuple[str, ...]:
+        """The mesh axis, or axes, that variables are sharded over."""
+        return self._axis
+
+    @property
+    def layout_map(self) -> LayoutMap:
+        """The layout rules that come first."""
+        return self._layout_map
+
+    @property
+    def strict(self) -> bool:
+        """Whether a layout rule without effect is an error."""
+        return self._strict
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Number of shards of the batch."""
+        return self._batch_shards()
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
+        """The batch dim over `batch_dim_name`."""
+        return self._shard_batch(data_shape)
+
+    def get_variable_layout(self, variable: Any) -> TensorLayout:
+        """The layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
+
+        Raises:
+            LayoutError: several rules match.
+        """
+        by_rule = self._layout_map.layout_of(variable)
+        base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
+        if _nbytes(variable) < self._min_size_bytes:
+            return base
+        sharded = base.shard_largest_dim(variable.shape, self._axis)
+        if sharded is None:
+            return base
+        own = f"sharded over {self._axis!r}"
+        return sharded.because(f"{base.reason}, {own}" if base.reason else own)
+
+    def get_tensor_layout(self, path: str) -> TensorLayout | None:
+        """What the rules say of the activation or input called `path`.
+
+        Raises:
+            LayoutError: several rules match.
+        """
+        return self._layout_map[path]
+
+
+def _nbytes(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64)) * _jax.itemsize(getattr(variable, "dtype", "float32"))
+
+
+def _check_axis(axis: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...]:
+    if not isinstance(mesh, DeviceMesh):
+        raise DistributionError(
+            "FullySharded: `device_mesh` is not a DeviceMesh",
+            given=f"{mesh!r} of type {type(mesh).__name__}",
+            expected="a keras_dist.DeviceMesh",
+            fix='for example FullySharded(DeviceMesh("data=8"))',
+        )
+    names = axis_tuple(axis) or (mesh.axis_names[0],)
+    unknown = [name for name in names if name not in mesh.axis_sizes]
+    if unknown:
+        raise DistributionError(
+            f"FullySharded: the mesh has no `axis` {unknown[0]!r}{did_you_mean(unknown[0], mesh.axis_names)}",
+            given=f"axis={axis!r}, mesh {mesh.describe()}",
+            expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
+            fix=f"axis={mesh.axis_names[0]!r}",
+        )
+    return names[0] if len(names) == 1 else names
+
+
+def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:
+    if layout_map is None:
+        return LayoutMap(mesh)
+    if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:
+        raise DistributionError(
+            "FullySharded: `layout_map` is not a LayoutMap of the same mesh",
+            given=f"layout_map={layout_map!r}, device_mesh={mesh}",
+            expected=f"a LayoutMap on mesh {mesh.describe()}",
+            fix="LayoutMap(mesh) with the mesh that FullySharded gets",
+        )
+    return layout_map

@@ -1,0 +1,177 @@
+"""`TensorLayout`: which mesh axis each dim of a tensor lies along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.errors import LayoutError, did_you_mean
+
+Axis = str | tuple[str, ...] | None
+"""One entry of a layout: unsharded, along one mesh axis, or along several."""
+
+
+class TensorLayout:
+    """Which mesh axis each dim of a tensor lies along. Compared by value.
+
+    Args:
+        axes: an entry for each dim: None (unsharded), the name of a mesh axis, or a tuple of names.
+        device_mesh: the mesh; may be set later, once.
+
+    Raises:
+        LayoutError: an axis is not one of the mesh's, or is used for two dims.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> mesh = kd.DeviceMesh((2, 4), ("data", "model"))
+        >>> kd.TensorLayout((None, "model"), mesh).backend_layout.spec
+        PartitionSpec(None, 'model')
+
+    Differs from Keras: a dim may lie along several axes; comparison by value.
+
+    Source: `keras.distribution.TensorLayout`, `jax.sharding.NamedSharding`.
+    """
+
+    __slots__ = ("_axes", "_device_mesh", "reason")
+
+    def __init__(self, axes: Sequence[Axis | list[str]], device_mesh: DeviceMesh | None = None) -> None:
+        self._axes = _normal_axes(axes)
+        self._device_mesh = device_mesh
+        self.reason: str | None = None
+        self._check()
+
+    @classmethod
+    def replicated(cls, rank: int, device_mesh: DeviceMesh | None = None) -> TensorLayout:
+        """The layout of a tensor of `rank` dims that is whole on every device."""
+        return cls((None,) * rank, device_mesh)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """An entry for each dim."""
+        return self._axes
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The mesh, or None while it is not set. It can be set once."""
+        return self._device_mesh
+
+    @device_mesh.setter
+    def device_mesh(self, device_mesh: DeviceMesh) -> None:
+        if self._device_mesh is not None:
+            raise LayoutError(
+                "Cannot override device mesh value",
+                given=f"{device_mesh} for layout {self._axes}, whose mesh is {self._device_mesh}",
+                expected="a layout without a mesh",
+                fix="make a new TensorLayout for the other mesh",
+            )
+        self._device_mesh = device_mesh
+        try:
+            self._check()
+        except LayoutError:
+            self._device_mesh = None
+            raise
+
+    @property
+    def backend_layout(self) -> jax.sharding.NamedSharding:
+        """The `jax.sharding.NamedSharding`.
+
+        Raises:
+            LayoutError: no mesh is set.
+            DeviceError: a device of the mesh does not exist.
+        """
+        if self._device_mesh is None:
+            raise LayoutError(
+                "Cannot create sharding when device mesh is not set for TensorLayout.",
+                given=f"layout {self._axes} without a mesh",
+                expected="a mesh",
+                fix="pass `device_mesh=`, or insert the layout into a LayoutMap",
+            )
+        return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any dim lies along a mesh axis."""
+        return any(axis_tuple(axis) for axis in self._axes)
+
+    def because(self, reason: str) -> TensorLayout:
+        """The same layout, carrying the rule that chose it for the layout table."""
+        copy = TensorLayout(self._axes, self._device_mesh)
+        copy.reason = reason
+        return copy
+
+    def shard_largest_dim(self, shape: Sequence[int], axes: str | tuple[str, ...]) -> TensorLayout | None:
+        """This layout with the largest unsharded dim that divides also sharded over `axes`; None if there is none."""
+        mesh = self._device_mesh
+        if mesh is None or len(shape) != len(self._axes):
+            return None
+        used = {name for axis in self._axes for name in axis_tuple(axis)}
+        if used & set(axis_tuple(axes)):
+            return None
+        shards = mesh.axis_size(axes)
+        dims = [d for d, axis in enumerate(self._axes) if axis is None and shape[d] and shape[d] % shards == 0]
+        if not dims:
+            return None
+        chosen = max(dims, key=lambda d: (shape[d], -d))
+        return TensorLayout([axes if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorLayout):
+            return NotImplemented
+        return self._axes == other._axes and self._device_mesh == other._device_mesh
+
+    def __hash__(self) -> int:
+        return hash(self._axes)  # the mesh may still be set, the axes never change
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} axes={self.axes}, device_mesh={self.device_mesh}>"
+
+    def _check(self) -> None:
+        names = [name for axis in self._axes for name in axis_tuple(axis)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise LayoutError(
+                f"Invalid layout: mesh axis {', '.join(map(repr, twice))} is used for more than one dim",
+                given=f"axes={self._axes}",
+                expected="each mesh axis at most once",
+                fix="keep it on one dim and write None for the other",
+            )
+        if self._device_mesh is None:
+            return
+        valid = list(self._device_mesh.axis_names)
+        unknown = [name for name in names if name not in valid]
+        if unknown:
+            raise LayoutError(
+                "Invalid axis names for Layout: "
+                + ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown),
+                given=f"axes={self._axes}",
+                expected=f"axes of mesh {self._device_mesh.describe()}, or None",
+                fix="the value should be a TensorLayout, tuple or list of these names; None leaves a dim unsharded",
+            )
+
+
+def _normal_axes(axes: Any) -> tuple[Axis, ...]:
+    if isinstance(axes, str) or not hasattr(axes, "__iter__"):
+        raise LayoutError(
+            "`axes` of a layout is not a sequence",
+            given=f"axes={axes!r}",
+            expected="an entry for each dim",
+            fix=f"({axes!r},) for a tensor of one dim",
+        )
+    return tuple(_normal_axis(axis, axes) for axis in axes)
+
+
+def _normal_axis(axis: Any, axes: Any) -> Axis:
+    if axis is None or (isinstance(axis, str) and axis):
+        return axis
+    if isinstance(axis, tuple | list) and all(isinstance(name, str) and name for name in axis):
+        names = tuple(axis)
+        return names if len(names) > 1 else (names[0] if names else None)
+    raise LayoutError(
+        f"{axis!r} is not an entry of a layout",
+        given=f"axes={axes!r}",
+        expected="None, the name of a mesh axis, or a tuple of names",
+        fix='for example (None, "model")',
+    )

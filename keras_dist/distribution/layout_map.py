@@ -1,0 +1,225 @@
+"""`LayoutMap`: rules from variable paths to layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.errors import LayoutError
+
+
+class LayoutMap(MutableMapping[str, TensorLayout]):
+    """An ordered mapping from path rules to layouts.
+
+    Looking up a path tries it as a key first; else the keys are regular expressions that must match the whole path.
+    `len`, iteration, `in`, `pop` and `del` see the keys themselves.
+
+    Args:
+        device_mesh: the mesh given to every layout inserted without one.
+
+    Raises:
+        LayoutError: `device_mesh` is not a `DeviceMesh`.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
+        >>> rules[".*dense.*/kernel"] = (None, "model")
+        >>> rules["encoder/dense_1/kernel"].axes
+        (None, 'model')
+        >>> rules["encoder/dense_1/bias"] is None
+        True
+
+    Differs from Keras: lists are accepted as layouts, a layout of another mesh is refused, and `in`, `get` and
+    `setdefault` do what a mapping's should.
+
+    Source: `keras.distribution.LayoutMap`.
+    """
+
+    def __init__(self, device_mesh: DeviceMesh | None) -> None:
+        if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
+            raise LayoutError(
+                "LayoutMap: `device_mesh` is not a DeviceMesh",
+                given=f"{device_mesh!r} of type {type(device_mesh).__name__}",
+                expected="a keras_dist.DeviceMesh",
+                fix='LayoutMap(DeviceMesh((2, 4), ("data", "model")))',
+            )
+        self._layout_map: dict[str, TensorLayout] = {}
+        self._device_mesh = device_mesh
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The mesh given to layouts inserted without one."""
+        return self._device_mesh
+
+    def __getitem__(self, key: str) -> TensorLayout | None:  # type: ignore[override]
+        """The layout for the path `key`, or None when no rule matches.
+
+        Raises:
+            LayoutError: several rules match.
+        """
+        rule = self.match(key)
+        return None if rule is None else self._layout_map[rule]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The layout for the path `key`, or `default` when no rule matches."""
+        layout = self[key]
+        return default if layout is None else layout
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The layout under exactly `key`, inserting `default` when there is none."""
+        if key not in self._layout_map:
+            self[key] = default
+        return self._layout_map[key]
+
+    def __setitem__(self, key: str, layout: TensorLayout | Sequence[Any]) -> None:
+        """Add a rule.
+
+        Args:
+            key: a path, or a regular expression for whole paths.
+            layout: a `TensorLayout`, or its axes as a tuple or list.
+
+        Raises:
+            LayoutError: the key exists, is not a string or regular expression, or the layout is of another mesh or
+                names an axis that this mesh does not have.
+        """
+        self._check_key(key)
+        if isinstance(layout, tuple | list):
+            layout = TensorLayout(layout)
+        if not isinstance(layout, TensorLayout):
+            raise LayoutError(
+                f"rule {key!r}: {layout!r} should be a TensorLayout",
+                given=f"{layout!r} of type {type(layout).__name__}",
+                expected="a TensorLayout, or a tuple or list of its axes",
+                fix='for example rules["dense/kernel"] = (None, "model")',
+            )
+        self._bind(key, layout)
+        self._layout_map[key] = layout
+
+    def __delitem__(self, key: str) -> None:
+        del self._layout_map[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._layout_map
+
+    def __len__(self) -> int:
+        return len(self._layout_map)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout_map)
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self._layout_map.items())
+        return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
+
+    def layout_of(self, variable: Any) -> TensorLayout | None:
+        """The layout that was assigned to `variable`, that a rule gives it, or that it shares with a parameter.
+
+        A statistic without a rule follows the same-shaped parameter beside it: BatchNorm's `mean` its `scale`.
+
+        Args:
+            variable: anything with `path` and `shape`; a `VariableSpec`'s `aliases` and `beside` are used too.
+
+        Returns:
+            The layout, carrying its reason, or None when nothing decides.
+
+        Raises:
+            LayoutError: several rules match.
+        """
+        assigned = getattr(variable, "_layout", None)
+        if assigned is not None:
+            return assigned.because("assigned to the variable")
+        rule = self.match(variable.path, getattr(variable, "aliases", ()))
+        if rule is not None:
+            return self._layout_map[rule].because(rule)
+        for parameter in getattr(variable, "beside", ()):
+            layout = self.layout_of(parameter)
+            if layout is not None:
+                return layout.because(f"follows {parameter.path}")
+        return None
+
+    def snapshot(self) -> tuple[tuple[str, TensorLayout], ...]:
+        """The rules as they are now."""
+        return tuple(self._layout_map.items())
+
+    def rule_layout(self, rule: str) -> TensorLayout:
+        """The layout under exactly `rule`.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        return self._layout_map[rule]
+
+    def matching_rules(self, path: str) -> list[str]:
+        """The keys that match `path`: itself when it is a key, else every regular expression for it."""
+        if path in self._layout_map:
+            return [path]
+        return [rule for rule in self._layout_map if re.fullmatch(rule, path)]
+
+    def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
+        """The key that decides the layout of the variable known as `path` and by `aliases`, or None.
+
+        Raises:
+            LayoutError: several keys match one of its names, or its names lead to different layouts.
+        """
+        found = {name: self.matching_rules(name) for name in (path, *aliases)}
+        for name, rules in found.items():
+            if len(rules) > 1:
+                raise LayoutError(
+                    f"Path {name!r} matches multiple layout specification keys: {rules}",
+                    given=f"path {name!r}, rules {rules}",
+                    expected="at most one rule for each path",
+                    fix=f"narrow the regular expressions, or add an exact rule {name!r}",
+                )
+        exact = {name: rules for name, rules in found.items() if rules == [name]}
+        decided = {rules[0]: name for name, rules in (exact or found).items() if rules}
+        if len({self._layout_map[rule].axes for rule in decided}) > 1:
+            raise LayoutError(
+                f"{path!r} is known by several paths, whose rules disagree: "
+                + ", ".join(f"{name!r} -> {self._layout_map[rule].axes} by {rule!r}" for rule, name in decided.items()),
+                given=f"one tied array with the paths {[path, *aliases]}",
+                expected="the same layout by every path",
+                fix="keep one of these rules",
+            )
+        return next(iter(decided), None)
+
+    def _check_key(self, key: Any) -> None:
+        if not isinstance(key, str):
+            raise LayoutError(
+                "LayoutMap: a rule is not a string",
+                given=f"{key!r} of type {type(key).__name__}",
+                expected="a path such as 'd1/kernel', or a regular expression for whole paths",
+                fix="use the path printed by the layout table",
+            )
+        if key in self._layout_map:
+            raise LayoutError(
+                f"{key} already exist in the LayoutMap with value {self._layout_map[key]}",
+                given=f"a second rule {key!r}",
+                expected="each rule once",
+                fix=f"`del rules[{key!r}]` first",
+            )
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise LayoutError(
+                f"rule {key!r} is not a regular expression: {error}",
+                given=f"{key!r}",
+                expected="a path, or a regular expression for whole paths",
+                fix=f"escape special characters: {re.escape(key)!r}",
+            ) from error
+
+    def _bind(self, key: str, layout: TensorLayout) -> None:
+        if self._device_mesh is None:
+            return
+        if layout.device_mesh is None:
+            layout.device_mesh = self._device_mesh
+        elif layout.device_mesh != self._device_mesh:
+            raise LayoutError(
+                f"rule {key!r}: the layout belongs to a different mesh",
+                given=f"layout {layout.axes} of mesh {layout.device_mesh.describe()}, "
+                f"in a LayoutMap for mesh {self._device_mesh.describe()}",
+                expected="a layout without a mesh, or of the same mesh",
+                fix=f"insert the axes themselves: rules[{key!r}] = {layout.axes}",
+            )

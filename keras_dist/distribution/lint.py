@@ -1,0 +1,196 @@
+"""The rule linter: everything that is wrong with a set of layout rules, found at once, before anything is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
+from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
+
+Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the rules, in the four parts of an error.
+
+    Attributes:
+        kind: `dead` and `substring` rules had no effect; the other kinds cannot be applied.
+        path: the variable; for a rule without effect, the rule.
+        summary: what is wrong.
+        given: variable, shape and rule.
+        expected: what would be accepted.
+        fix: the way out.
+    """
+
+    kind: Kind
+    path: str
+    summary: str
+    given: str
+    expected: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n  given:    {self.given}\n  expected: {self.expected}\n  fix:      {self.fix}"
+
+
+def check_layout(
+    path: str, shape: Sequence[int], layout: TensorLayout, mesh: DeviceMesh, what: str = "rule"
+) -> list[Problem]:
+    """The reasons for which `layout` cannot be applied to an array of `shape` on `mesh`."""
+    given = f"shape {tuple(shape)}, layout {layout.axes}, {what} {layout.reason!r}, mesh {mesh.describe()}"
+    if layout.device_mesh is not None and layout.device_mesh != mesh:
+        return [
+            Problem(
+                "mesh",
+                path,
+                f"the layout of {path!r} belongs to a different mesh",
+                f"{given}; the layout's mesh is {layout.device_mesh.describe()}",
+                f"a layout on mesh {mesh.describe()}",
+                f"give the axes without a mesh: {layout.axes}",
+            )
+        ]
+    if len(layout.axes) != len(shape):
+        return [
+            Problem(
+                "rank",
+                path,
+                f"the layout of {path!r} has the wrong rank",
+                given,
+                f"{len(shape)} entries, one for each dim",
+                f"write a rule with {len(shape)} entries for this path, or narrow the rule so that it misses it",
+            )
+        ]
+    return [
+        problem
+        for dim, axis in enumerate(layout.axes)
+        if axis is not None
+        for problem in _check_dim(path, shape, dim, axis, layout, mesh, given)
+    ]
+
+
+def check_rules(
+    layout_map: LayoutMap, specs: Sequence[VariableSpec], tensors: Sequence[str] | None = None
+) -> list[Problem]:
+    """The rules of `layout_map` that decided nothing.
+
+    Args:
+        layout_map: the rules.
+        specs: the variables they were tried on.
+        tensors: paths of activations and inputs once they are known; until then, rules that can only be meant for
+            them (`.../output`, `input/...`) are left for later.
+    """
+    names = [name for spec in specs if spec.role in PLANNED_BY_RULE for name in (spec.path, *spec.aliases)]
+    candidates = [*names, *(tensors or ())]
+    used = {rule for name in candidates for rule in layout_map.matching_rules(name)}
+    return [
+        _dead_rule(rule, layout_map, candidates, names)
+        for rule in layout_map
+        if rule not in used and (tensors is not None or not names_tensor(rule))
+    ]
+
+
+def names_tensor(rule: str) -> bool:
+    """Whether `rule` is for an activation (`d2/output`) or an input (`input/image`) and not for a variable."""
+    return rule.endswith("output") or rule.startswith("input")
+
+
+def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:
+    """Raise for rules that cannot be applied, warn once for rules without effect.
+
+    Raises:
+        LayoutError: there are `errors`; or, under `strict`, rules without effect.
+    """
+    fatal = [*errors, *(without_effect if strict else ())]
+    if len(fatal) == 1:
+        only = fatal[0]
+        raise LayoutError(only.summary, given=only.given, expected=only.expected, fix=only.fix, problems=(only,))
+    if fatal:
+        raise LayoutError(
+            f"{len(fatal)} layout rules cannot be applied on mesh {mesh.describe()}\n\n"
+            + "\n\n".join(f"({index}) {problem}" for index, problem in enumerate(fatal, 1)),
+            problems=tuple(fatal),
+        )
+    if without_effect:
+        text = "\n".join(f"{problem.summary}: {problem.fix}" for problem in without_effect)
+        warnings.warn(
+            f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
+            LayoutWarning,
+            stacklevel=3,
+        )
+
+
+def _check_dim(
+    path: str,
+    shape: Sequence[int],
+    dim: int,
+    axis: Axis,
+    layout: TensorLayout,
+    mesh: DeviceMesh,
+    given: str,
+) -> list[Problem]:
+    valid = mesh.axis_sizes
+    unknown = [name for name in axis_tuple(axis) if name not in valid]
+    if unknown:
+        return [
+            Problem(
+                "axis",
+                path,
+                f"the layout of {path!r} names an axis that the mesh does not have: "
+                + ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown),
+                given,
+                f"axes of mesh {mesh.describe()}, or None",
+                "correct the name, or write None",
+            )
+        ]
+    shards = mesh.axis_size(axis)
+    if shape[dim] % shards == 0:
+        return []
+    without = tuple(None if d == dim else entry for d, entry in enumerate(layout.axes))
+    return [
+        Problem(
+            "indivisible",
+            path,
+            f"cannot shard dim {dim} of {path!r}",
+            given,
+            f"dim {dim} = {shape[dim]} divisible by axis {axis!r} = {shards}",
+            f"make the dim {-(-shape[dim] // shards) * shards}, or map this path to {without}",
+        )
+    ]
+
+
+def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], names: Sequence[str]) -> Problem:
+    given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
+    shadowed = [path for path in candidates if re.fullmatch(rule, path)]
+    if shadowed:
+        winner = layout_map.matching_rules(shadowed[0])[0]
+        return Problem(
+            "dead",
+            rule,
+            f"rule {rule!r} decided nothing",
+            given,
+            "a path that no exact rule decides",
+            f"remove it: {winner!r} is exact and wins for {shadowed[0]!r}",
+        )
+    inside = [path for path in candidates if re.search(rule, path)]
+    if inside:
+        return Problem(
+            "substring",
+            rule,
+            f"rule {rule!r} matched nothing: it is only a part of {inside[0]!r}",
+            given,
+            "a regular expression for the whole path",
+            f"write {inside[0]!r}, or {'.*' + rule + '.*'!r}",
+        )
+    near = nearest(rule, candidates)
+    hint = f"the nearest path is {near!r}" if near else f"the paths are {', '.join(map(repr, names[:5]))} ..."
+    return Problem(
+        "dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", f"{hint}; correct it"
+    )

@@ -1,0 +1,212 @@
+"""`DeviceMesh`: devices arranged on named axes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist.config import parse_mesh_shape
+from keras_dist.distribution import devices as devices_module
+from keras_dist.errors import MeshError
+
+
+class DeviceMesh:
+    """Devices arranged on named axes. Immutable; compared and hashed by value.
+
+    Args:
+        shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or
+            `"data=2,model=4"`. One size may be -1: what the number of devices leaves for it.
+        axis_names: a name for each size; left out when `shape` carries the names.
+        devices: names such as `"cpu:0"` or `jax.Device`s, in row-major order of the mesh; by default all devices of
+            the job.
+
+    Raises:
+        MeshError: shape, names and devices do not fit together, or a name or device appears twice.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.DeviceMesh((2, 4), ("data", "model"))
+        <DeviceMesh shape=(2, 4), axis_names=('data', 'model')>
+        >>> kd.DeviceMesh("data=-1,model=4") == kd.DeviceMesh({"data": 2, "model": 4})
+        True
+
+    Differs from Keras: sizes by name, -1, comparison by value; duplicates are refused.
+
+    Source: `keras.distribution.DeviceMesh`, `jax.sharding.Mesh`.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | Mapping[str, int] | str,
+        axis_names: Sequence[str] | None = None,
+        devices: Sequence[Any] | np.ndarray | None = None,
+    ) -> None:
+        sizes, names = _sizes_and_names(shape, axis_names)
+        if devices is None:
+            devices = devices_module.list_devices()
+        device_array = _device_array(devices)
+        self._shape = _resolve_sizes(sizes, device_array.size)
+        self._axis_names = names
+        self._devices = device_array.reshape(self._shape)
+        self._devices.flags.writeable = False
+        self._key = (self._shape, tuple(names), tuple(devices_module.device_name(d) for d in device_array))
+        _refuse_duplicates(self._key[2], "device", "devices")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return self._shape
+
+    @property
+    def axis_names(self) -> list[str] | tuple[str, ...]:
+        """Names of the axes, in the type they were given in."""
+        return list(self._axis_names) if isinstance(self._axis_names, list) else self._axis_names
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Size of each axis by name."""
+        return dict(zip(self._axis_names, self._shape, strict=True))
+
+    @property
+    def devices(self) -> np.ndarray:
+        """The devices as given, as an array of the mesh's shape."""
+        return self._devices
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return int(self._devices.size)
+
+    @functools.cached_property
+    def backend_mesh(self) -> jax.sharding.Mesh:
+        """The `jax.sharding.Mesh`.
+
+        Raises:
+            DeviceError: a device does not exist.
+        """
+        found = [devices_module.find_device(device) for device in self._devices.flatten()]
+        return jax.sharding.Mesh(np.array(found, dtype=object).reshape(self._shape), tuple(self._axis_names))
+
+    def axis_size(self, axes: str | Iterable[str] | None) -> int:
+        """Number of shards a dim has that lies along `axes`: a name, several names, or None (1)."""
+        names = axis_tuple(axes)
+        return math.prod(self.axis_sizes[name] for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, DeviceMesh) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}>"
+
+    def describe(self) -> str:
+        """The short form in tables and errors: `{data: 2, model: 4}`."""
+        return "{" + ", ".join(f"{name}: {size}" for name, size in self.axis_sizes.items()) + "}"
+
+
+def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The mesh axes in one entry of a layout: `None` -> `()`, `"data"` -> `("data",)`, tuples as they are."""
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list[str] | tuple[str, ...]]:
+    if isinstance(shape, str):
+        shape = parse_mesh_shape(shape)
+    if isinstance(shape, Mapping):
+        if axis_names is not None:
+            raise MeshError(
+                "DeviceMesh: the axes are named twice",
+                given=f"shape={dict(shape)!r}, axis_names={axis_names!r}",
+                expected="names in `shape` or in `axis_names`, not in both",
+                fix="drop `axis_names`",
+            )
+        shape, axis_names = list(shape.values()), list(shape)
+    given = f"shape={shape}, axis_names={axis_names}"
+    if shape is None or axis_names is None or not len(shape) or not len(axis_names):
+        raise MeshError(
+            "Shape and axis_names cannot be empty",
+            given=given,
+            expected="at least one axis",
+            fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
+        )
+    if isinstance(axis_names, str):
+        raise MeshError(
+            "DeviceMesh: `axis_names` is one string",
+            given=given,
+            expected="a sequence of names",
+            fix=f"axis_names=({axis_names!r},)",
+        )
+    if len(shape) != len(axis_names):
+        raise MeshError(
+            "Shape and axis_names should have same size",
+            given=given,
+            expected="one name for each size",
+            fix="add the missing name or size",
+        )
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or (size < 1 and size != -1):
+            raise MeshError(
+                f"DeviceMesh: {size!r} is not the size of an axis",
+                given=given,
+                expected="integers of at least 1, or one -1",
+                fix="give each axis the number of devices along it",
+            )
+    for name in axis_names:
+        if not isinstance(name, str) or not name:
+            raise MeshError(
+                f"DeviceMesh: {name!r} is not the name of an axis",
+                given=given,
+                expected="non-empty strings",
+                fix='name the axes for what they do, such as "data" and "model"',
+            )
+    _refuse_duplicates(axis_names, "axis name", "axis_names")
+    names = list(axis_names) if isinstance(axis_names, list) else tuple(axis_names)
+    return tuple(int(size) for size in shape), names
+
+
+def _device_array(devices: Any) -> np.ndarray:
+    array = np.array(devices) if not isinstance(devices, np.ndarray) else devices.copy()
+    return array.reshape(-1)
+
+
+def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]:
+    known = math.prod(size for size in sizes if size != -1)
+    unknown = sizes.count(-1)
+    if unknown > 1 or (unknown == 1 and device_count % known) or (unknown == 0 and known != device_count):
+        raise MeshError(
+            "Shape does not match the number of devices",
+            given=f"shape={sizes} ({_product(sizes)}) on {device_count} device(s)",
+            expected=f"sizes whose product is {device_count}" + (", with at most one -1" if unknown > 1 else ""),
+            fix=_fix_for_sizes(known, unknown, device_count),
+        )
+    return tuple(device_count // known if size == -1 else size for size in sizes)
+
+
+def _product(sizes: tuple[int, ...]) -> str:
+    return " x ".join(str(size) for size in sizes) + (f" = {math.prod(sizes)}" if -1 not in sizes else "")
+
+
+def _fix_for_sizes(known: int, unknown: int, device_count: int) -> str:
+    if unknown == 0 and known < device_count:
+        return f"change a size, write -1 for one of them, or use some devices only: devices=list_devices()[:{known}]"
+    return "change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)"
+
+
+def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:
+    twice = sorted({str(item) for item in items if list(items).count(item) > 1})
+    if twice:
+        raise MeshError(
+            f"DeviceMesh: {what} {', '.join(map(repr, twice))} appears more than once",
+            given=f"{argument}={list(items)}",
+            expected=f"each {what} once",
+            fix="remove or rename the repeated ones",
+        )

@@ -1,0 +1,324 @@
+"""`LayoutPlan`: the table of where every array lives. A strategy writes it once; all else reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.distribution.birth import CompiledInit
+from keras_dist.distribution.follow import follower_axes, map_followers
+from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist.distribution.lint import Problem, check_layout
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.render import render_plan
+from keras_dist.distribution.variables import Role, VariableSpec, leaf_paths
+from keras_dist.errors import LayoutError
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One array of a plan.
+
+    Attributes:
+        path: its name, such as `d1/kernel`.
+        shape: its dims.
+        dtype: its element type.
+        role: parameter, statistic, rng, counter, slot or gradient.
+        axes: for each dim the mesh axis, several axes, or None.
+        rule: what decided: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
+        nbytes: bytes of the whole array.
+        nbytes_per_device: bytes of one device's shard.
+        slot_axes: `axes` for the optimizer slots of this array.
+        slot_rule: what decided `slot_axes`, where that was not `rule`.
+        aliases: other paths of the same array.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    role: Role
+    axes: tuple[Axis, ...]
+    rule: str | None
+    nbytes: int
+    nbytes_per_device: int
+    slot_axes: tuple[Axis, ...] = dataclasses.field(repr=False)
+    slot_rule: str | None = dataclasses.field(default=None, repr=False)
+    aliases: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+
+
+class LayoutPlan:
+    """Where every array of a tree lives: a row for each, plus what is wrong with the rules. Immutable.
+
+    Made by `Distribution.plan(tree)`. Printing it gives the table.
+
+    Attributes:
+        mesh: the devices.
+        rows: a `Row` for each array, in flattening order.
+        treedef: structure of the planned tree.
+        problems: rules that had no effect.
+        rules: the layout rules as they were when the plan was made, `(rule, axes)`.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        rows: Sequence[Row],
+        treedef: Any,
+        problems: Sequence[Problem] = (),
+        rules: Sequence[tuple[str, tuple[Axis, ...]]] = (),
+    ) -> None:
+        self.mesh = mesh
+        self.rows = tuple(rows)
+        self.treedef = treedef
+        self.problems = tuple(problems)
+        self.rules = tuple(rules)
+        self._rows_by_path = {name: row for row in self.rows for name in (*row.aliases, row.path)}
+
+    @property
+    def shardings(self) -> Any:
+        """A `jax.sharding.NamedSharding` for each array, in the planned tree's structure."""
+        mesh = self.mesh.backend_mesh
+        return self.treedef.unflatten(
+            [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*row.axes)) for row in self.rows]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, each counted once."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def nbytes_per_device(self) -> int:
+        """Bytes on each device."""
+        return sum(row.nbytes_per_device for row in self.rows)
+
+    def row(self, path: str) -> Row:
+        """The row of the array known as `path`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._rows_by_path[path]
+
+    def arrange(self, paths: Any) -> LayoutPlan:
+        """The plan for some of the arrays in another structure.
+
+        Args:
+            paths: a pytree with a path of this plan at each leaf.
+
+        Raises:
+            KeyError: a path is not in this plan.
+        """
+        leaves, treedef = jax.tree.flatten(paths)
+        return LayoutPlan(self.mesh, [self.row(path) for path in leaves], treedef, self.problems, self.rules)
+
+    def compile_init(self, fn: Callable[..., Any], *args: Any) -> CompiledInit:
+        """`fn` compiled so that calling it gives birth to the planned tree, shard by shard.
+
+        Args:
+            fn: a pure function that returns the planned tree.
+            *args: arrays, or shapes of arrays, to compile it for.
+
+        Raises:
+            LayoutError: `fn` returns something else than what was planned.
+        """
+        return CompiledInit(fn, args, self)
+
+    def init(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """The tree `fn(*args)`, sharded at birth: no array is ever whole on one device.
+
+        Example:
+            >>> import jax, keras_dist as kd
+            >>> rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
+            >>> rules["kernel"] = (None, "model")
+            >>> init = lambda key: {"kernel": jax.random.normal(key, (16, 8))}
+            >>> plan = kd.ModelParallel(rules).plan(jax.eval_shape(init, jax.random.key(0)))
+            >>> plan.init(init, jax.random.key(0))["kernel"].sharding.shard_shape((16, 8))
+            (16, 2)
+
+        Raises:
+            LayoutError: `fn` returns something else than what was planned.
+        """
+        return self.compile_init(fn, *args)(*args)
+
+    def place(self, tree: Any) -> Any:
+        """Copies of the arrays of `tree`, placed as planned. The originals are left alone.
+
+        Raises:
+            LayoutError: `tree` has another structure or other shapes than the planned one.
+        """
+        tree = _jax.state_of(tree)
+        self.check_tree(tree, "the tree to place")
+        placed = [
+            place_copy(leaf, sharding)
+            for leaf, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(self.shardings), strict=True)
+        ]
+        return jax.tree.structure(tree).unflatten(placed)
+
+    def follow(self, tree: Any, role: Role = "slot") -> LayoutPlan:
+        """The plan for arrays that belong to the planned ones: optimizer slots, gradients, averages.
+
+        Args:
+            tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
+            role: `"slot"` for optimizer states; `"gradient"` or another role for what must lie as the parameters do.
+
+        Returns:
+            A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
+            reduced to 1, keeps the layout of the others; everything else is replicated, and its row says so.
+        """
+        paths = iter(leaf_paths(tree))
+        rows: list[Row] = []
+
+        def assign(parameter: Row | None, leaf: Any) -> int:
+            rows.append(self._follower(parameter, leaf, next(paths), role))
+            return len(rows) - 1
+
+        map_followers(self.treedef, self.rows, tree, assign)
+        return LayoutPlan(self.mesh, rows, jax.tree.structure(tree))
+
+    @staticmethod
+    def join(plans: Any) -> LayoutPlan:
+        """One plan for a pytree whose leaves are plans on one mesh."""
+        parts, treedef = jax.tree.flatten(plans)
+        return LayoutPlan(
+            parts[0].mesh,
+            [row for plan in parts for row in plan.rows],
+            jax.tree.structure(treedef.unflatten([plan.treedef.unflatten(plan.rows) for plan in parts])),
+            tuple(dict.fromkeys(problem for plan in parts for problem in plan.problems)),
+            tuple(dict.fromkeys(rule for plan in parts for rule in plan.rules)),
+        )
+
+    @classmethod
+    def replicated_scalar(cls, path: str, dtype: Any, mesh: DeviceMesh) -> LayoutPlan:
+        """The plan for one counter."""
+        row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
+        return cls(mesh, [row], jax.tree.structure(0))
+
+    def prefixed(self, prefix: str) -> LayoutPlan:
+        """This plan with `prefix` before every path."""
+        rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=()) for row in self.rows]
+        return LayoutPlan(self.mesh, rows, self.treedef, self.problems, self.rules)
+
+    def check_tree(self, tree: Any, what: str) -> None:
+        """Compare `tree` with what was planned.
+
+        Raises:
+            LayoutError: structure or a shape differs; names the first array that does.
+        """
+        planned, given = [row.path for row in self.rows], leaf_paths(tree)
+        if given != planned:
+            missing = [path for path in planned if path not in given]
+            extra = [path for path in given if path not in planned]
+            raise LayoutError(
+                f"{what} does not have the structure that was planned",
+                given=f"{len(given)} arrays; not planned: {extra or 'none'}",
+                expected=f"{len(planned)} arrays; missing: {missing or 'none'}",
+                fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
+            )
+        for row, leaf in zip(self.rows, jax.tree.leaves(tree), strict=True):
+            if np.shape(leaf) != row.shape:
+                raise LayoutError(
+                    f"{row.path!r} in {what} does not have the shape that was planned",
+                    given=f"shape {np.shape(leaf)}",
+                    expected=f"shape {row.shape}",
+                    fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values that JSON can hold."""
+        return {
+            "mesh": {
+                "shape": list(self.mesh.shape),
+                "axis_names": list(self.mesh.axis_names),
+                "devices": [str(device) for device in self.mesh.devices.flatten()],
+            },
+            "rows": [
+                {
+                    "path": row.path,
+                    "shape": list(row.shape),
+                    "dtype": str(row.dtype),
+                    "role": row.role,
+                    "axes": [list(axis) if isinstance(axis, tuple) else axis for axis in row.axes],
+                    "rule": row.rule,
+                    "nbytes": row.nbytes,
+                    "nbytes_per_device": row.nbytes_per_device,
+                }
+                for row in self.rows
+            ],
+            "problems": [dataclasses.asdict(problem) for problem in self.problems],
+            "nbytes": self.nbytes,
+            "nbytes_per_device": self.nbytes_per_device,
+        }
+
+    def __str__(self) -> str:
+        return render_plan(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.rows)} arrays on mesh {self.mesh.describe()}>"
+
+    def _follower(self, parameter: Row | None, leaf: Any, path: str, role: Role) -> Row:
+        shape, dtype = tuple(np.shape(leaf)), jax.dtypes.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype
+        if parameter is None:
+            return make_row(path, shape, dtype, role, TensorLayout.replicated(len(shape), self.mesh), "no parameter")
+        axes, rule = (parameter.slot_axes, parameter.slot_rule) if role == "slot" else (parameter.axes, None)
+        found = follower_axes(shape, parameter.shape, TensorLayout(axes, self.mesh), path)
+        layout = TensorLayout(found or (None,) * len(shape), self.mesh)
+        if found is None:
+            rule = f"replicated: has no dim of {parameter.path}"
+        elif check_layout(path, shape, layout, self.mesh):
+            layout = TensorLayout.replicated(len(shape), self.mesh)
+            rule = f"replicated: the layout of {parameter.path} does not divide it"
+        else:
+            rule = f"follows {parameter.path}" + (f", {rule}" if rule else "")
+        return make_row(path, shape, dtype, role, layout, rule)
+
+
+def plan_variables(
+    mesh: DeviceMesh,
+    specs: Sequence[VariableSpec],
+    layouts: Sequence[tuple[TensorLayout, TensorLayout]],
+    treedef: Any,
+    problems: Sequence[Problem],
+    rules: Sequence[tuple[str, tuple[Axis, ...]]],
+) -> LayoutPlan:
+    """The plan that gives each of `specs` its `(layout, slot layout)`."""
+    rows = [
+        make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases)
+        for spec, (layout, slot_layout) in zip(specs, layouts, strict=True)
+    ]
+    return LayoutPlan(mesh, rows, treedef, problems, rules)
+
+
+def make_row(
+    path: str,
+    shape: tuple[int, ...],
+    dtype: Any,
+    role: Role,
+    layout: TensorLayout,
+    rule: str | None,
+    slot_layout: TensorLayout | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Row:
+    """The row of an array with `layout`."""
+    slot_layout = slot_layout or layout
+    itemsize = _jax.itemsize(dtype)
+    shard = layout.backend_layout.shard_shape(shape)
+    return Row(
+        path=path,
+        shape=shape,
+        dtype=dtype,
+        role=role,
+        axes=layout.axes,
+        rule=rule,
+        nbytes=int(np.prod(shape, dtype=np.int64)) * itemsize,
+        nbytes_per_device=int(np.prod(shard, dtype=np.int64)) * itemsize,
+        slot_axes=slot_layout.axes,
+        slot_rule=slot_layout.reason if slot_layout.axes != layout.axes else None,
+        aliases=aliases,
+    )

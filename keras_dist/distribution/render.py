@@ -1,0 +1,87 @@
+"""Plans as tables for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from keras_dist.distribution.layout import Axis
+
+if TYPE_CHECKING:
+    from keras_dist.distribution.plan import LayoutPlan, Row
+
+TABLE_WIDTH = 120
+
+
+def render_plan(plan: LayoutPlan) -> str:
+    """The layout table of `plan`, totals last."""
+    table = layout_table(plan.rows, f"Layout on mesh {plan.mesh.describe()}")
+    add_totals(table, {"total": plan.rows})
+    lines = [render_text(table)]
+    lines += [f"warning: {problem.summary}: {problem.fix}" for problem in plan.problems]
+    return "\n".join(lines)
+
+
+def layout_table(rows: Sequence[Row], title: str) -> Table:
+    """A table with a line for each of `rows`."""
+    table = Table(title=title, title_justify="left", header_style="bold", show_footer=False)
+    table.add_column("path", overflow="fold")
+    for header in ("shape", "dtype", "role", "layout"):
+        table.add_column(header, overflow="fold")
+    table.add_column("rule", overflow="fold")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("per device", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.path,
+            render_shape(row.shape),
+            str(row.dtype),
+            row.role,
+            render_axes(row.axes),
+            row.rule or "no rule",
+            render_bytes(row.nbytes),
+            render_bytes(row.nbytes_per_device),
+        )
+    return table
+
+
+def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:
+    """Append, below a rule, a line with the sums of each group of rows."""
+    table.add_section()
+    for label, rows in totals.items():
+        whole, per_device = sum(row.nbytes for row in rows), sum(row.nbytes_per_device for row in rows)
+        table.add_row(label, *[""] * 5, render_bytes(whole), render_bytes(per_device))
+
+
+def render_axes(axes: Sequence[Axis]) -> str:
+    """`(None, "model")` as `(-, model)`; `replicated` when no dim is sharded."""
+    if not any(axes):
+        return "replicated"
+    entries = ["-" if axis is None else axis if isinstance(axis, str) else "+".join(axis) for axis in axes]
+    return f"({', '.join(entries)})"
+
+
+def render_shape(shape: Sequence[int]) -> str:
+    """`(64, 128)` as `64 x 128`; a scalar as `scalar`."""
+    return " x ".join(str(size) for size in shape) or "scalar"
+
+
+def render_bytes(nbytes: int) -> str:
+    """A number of bytes with its binary unit, such as `1.5 MiB`."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def render_text(renderable: Any, width: int = TABLE_WIDTH) -> str:
+    """Any rich renderable as plain text."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]

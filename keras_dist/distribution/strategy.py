@@ -1,0 +1,228 @@
+"""`Distribution`: the strategy that decides where arrays live."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keras_dist import _jax
+from keras_dist.distribution import cluster, lint, scope
+from keras_dist.distribution.dataset import shard_dataset
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.plan import LayoutPlan, plan_variables
+from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
+from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean
+
+BatchDimName = str | Sequence[str]
+
+
+class Distribution:
+    """Base class of the strategies, and of your own: override `get_variable_layout` and `get_data_layout`.
+
+    Compared by value: two distributions of one class with equal meshes and options are the same.
+
+    Args:
+        device_mesh: the devices.
+        batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
+        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+
+    Raises:
+        DistributionError: `device_mesh` is not a mesh, or has no such axis.
+
+    Source: `keras.distribution.Distribution`.
+    """
+
+    def __init__(
+        self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
+    ) -> None:
+        if not isinstance(device_mesh, DeviceMesh):
+            raise DistributionError(
+                "Expect `mesh` to be an instance of `DeviceMesh`",
+                given=f"{device_mesh!r} of type {type(device_mesh).__name__}",
+                expected="a keras_dist.DeviceMesh",
+                fix='for example DeviceMesh((2, 4), ("data", "model"))',
+            )
+        self._device_mesh = device_mesh
+        self._batch_dim_name = _check_batch_dim_name(batch_dim_name, device_mesh)
+        self._auto_shard_dataset = auto_shard_dataset
+        self._num_processes = cluster.num_processes()
+        self._process_id = cluster.process_id()
+        self._is_multi_process = self._num_processes > 1
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The devices."""
+        return self._device_mesh
+
+    @property
+    def batch_dim_name(self) -> str | tuple[str, ...] | None:
+        """The mesh axis, or axes, over which the batch dim of data is sharded."""
+        return self._batch_dim_name
+
+    @property
+    def auto_shard_dataset(self) -> bool:
+        """Whether data sets are sharded over the processes of the job."""
+        return self._auto_shard_dataset
+
+    @auto_shard_dataset.setter
+    def auto_shard_dataset(self, auto_shard_dataset: bool) -> None:
+        self._auto_shard_dataset = auto_shard_dataset
+
+    @property
+    def layout_map(self) -> LayoutMap | None:
+        """The layout rules; None for a strategy without rules."""
+        return None
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes in the job."""
+        return self._num_processes
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Number of copies of the model that train side by side."""
+        raise NotImplementedError
+
+    @property
+    def num_data_shards(self) -> int:
+        """Number of different parts that the processes read of a data set."""
+        return min(self.num_model_replicas, self.num_processes)
+
+    @property
+    def data_shard_id(self) -> int:
+        """Which of these parts this process reads."""
+        if self.num_model_replicas >= self.num_processes:
+            return self._process_id
+        return self._process_id // (self.num_processes // self.num_model_replicas)
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
+        """The layout of input data of `data_shape`."""
+        raise NotImplementedError
+
+    def get_variable_layout(self, variable: Any) -> TensorLayout:
+        """The layout of `variable`, which has at least `path` and `shape`."""
+        raise NotImplementedError
+
+    def get_tensor_layout(self, path: str) -> TensorLayout | None:
+        """The layout of the activation or input called `path`; None to let XLA choose."""
+        raise NotImplementedError
+
+    def get_slot_layout(self, variable: Any) -> TensorLayout:
+        """The layout of the optimizer slots of `variable`; by default that of the variable."""
+        return self.get_variable_layout(variable)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Make this the current distribution inside a `with` block."""
+        with scope.override(self):
+            yield
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """The part of a global, batched data set that this process reads.
+
+        Args:
+            dataset: in a job of one process, or without `auto_shard_dataset`, anything; else a batched
+                `tf.data.Dataset`.
+
+        Raises:
+            DataError: the data set cannot be sharded, has no batch size, or one that does not divide.
+
+        Source: `keras.distribution.Distribution.distribute_dataset` (Keras 3.15).
+        """
+        if not self._is_multi_process or not self.auto_shard_dataset:
+            return dataset
+        return shard_dataset(dataset, self.num_model_replicas, self.num_processes, self._process_id, self.data_shard_id)
+
+    def plan(self, tree: Any, tied: Sequence[Sequence[str]] = ()) -> LayoutPlan:
+        """Where every array of `tree` lives. Allocates nothing.
+
+        Args:
+            tree: any pytree of arrays or `jax.ShapeDtypeStruct`s, or a `flax.nnx.Module`.
+            tied: groups of paths that lead to one array or subtree, where the tree itself does not show it.
+
+        Returns:
+            The plan, with a row for each array.
+
+        Raises:
+            LayoutError: rules that cannot be applied, all of them; under `strict` also rules without effect.
+            DeviceError: a device of the mesh does not exist.
+        """
+        specs, treedef = describe_variables(_jax.state_of(tree), [*_jax.tied_paths(tree), *tied])
+        return self.plan_variables(specs, treedef)
+
+    def plan_variables(self, specs: Sequence[VariableSpec], treedef: Any) -> LayoutPlan:
+        """The plan for arrays that are described already; see `plan`."""
+        _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
+        errors: list[lint.Problem] = []
+        layouts: list[tuple[TensorLayout, TensorLayout]] = []
+        for spec in specs:
+            if spec.role in PLANNED_BY_RULE:
+                layouts.append(self._decide(spec, errors))
+            else:
+                layouts.append((TensorLayout.replicated(len(spec.shape), self.device_mesh).because(spec.role),) * 2)
+        rules = self.layout_map
+        without_effect = lint.check_rules(rules, specs) if rules is not None else []
+        lint.report(errors, without_effect, self.device_mesh, strict=self.strict)
+        snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
+        return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a layout rule without effect is an error."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._device_mesh))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} device_mesh={self.device_mesh}>"
+
+    def _decide(self, spec: VariableSpec, errors: list[lint.Problem]) -> tuple[TensorLayout, TensorLayout]:
+        replicated = TensorLayout.replicated(len(spec.shape), self.device_mesh)
+        try:
+            layout, slot_layout = self.get_variable_layout(spec), self.get_slot_layout(spec)
+        except LayoutError as error:
+            errors.append(lint.Problem("ambiguous", spec.path, error.summary, error.given, error.expected, error.fix))
+            return replicated, replicated
+        found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh)
+        errors.extend(found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots"))
+        return (replicated, replicated) if found else (layout, slot_layout)
+
+    def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
+        """Batch dim over `batch_dim_name`, all other dims unsharded."""
+        if not len(data_shape):
+            raise DataError(
+                "data without a batch dim cannot be sharded",
+                given=f"shape {tuple(data_shape)}",
+                expected="at least one dim, the first of them the batch",
+                fix="stack the examples along a first dim",
+            )
+        return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
+
+    def _batch_shards(self) -> int:
+        return math.prod(self.device_mesh.axis_sizes[name] for name in axis_tuple(self.batch_dim_name))
+
+
+def _check_batch_dim_name(batch_dim_name: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...] | None:
+    if batch_dim_name is None:
+        return None
+    names = (batch_dim_name,) if isinstance(batch_dim_name, str) else tuple(batch_dim_name)
+    unknown = [name for name in names if name not in mesh.axis_sizes]
+    if unknown or not names or len(set(names)) != len(names):
+        raise DistributionError(
+            "`batch_dim_name` does not name axes of the mesh"
+            + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
+            given=f"batch_dim_name={batch_dim_name!r}, mesh {mesh.describe()}",
+            expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
+            fix=f"batch_dim_name={mesh.axis_names[0]!r}",
+        )
+    return names[0] if len(names) == 1 else names

@@ -1,0 +1,39 @@
+"""`distribute_tensor`: give an array a layout, eagerly or inside jit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from keras_dist import _jax
+from keras_dist.distribution.layout import TensorLayout
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """`tensor` with `layout`.
+
+    Args:
+        tensor: an array, or a traced value inside `jax.jit`.
+        layout: a `TensorLayout` with a mesh, or anything JAX takes in its place (a `jax.sharding.Sharding`, a
+            `jax.experimental.layout.Format`).
+
+    Returns:
+        Outside jit an array so placed (`tensor` itself when it is already); inside jit the constrained value.
+
+    Raises:
+        LayoutError: the layout has no mesh.
+
+    Source: `keras.distribution.distribute_tensor`.
+    """
+    if isinstance(layout, TensorLayout):
+        layout = layout.backend_layout
+    if _jax.is_traced(tensor):
+        return jax.lax.with_sharding_constraint(tensor, layout)
+    if isinstance(tensor, jax.Array):
+        if isinstance(layout, jax.sharding.Sharding):
+            if tensor.sharding.is_equivalent_to(layout, ndim=tensor.ndim):
+                return tensor
+        elif getattr(tensor, "format", None) == layout:
+            return tensor
+    return jax.device_put(tensor, layout)

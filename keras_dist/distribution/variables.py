@@ -1,0 +1,185 @@
+"""What a plan knows of each array before deciding where it lives: its name, shape, role and neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from keras_dist import _jax, _paths
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.errors import LayoutError
+
+Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient"]
+
+PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic")
+"""The roles that layout rules see; everything else is replicated or follows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSpec:
+    """One array of a tree, as `Distribution.get_variable_layout` sees it.
+
+    Attributes:
+        path: its name, such as `d1/kernel`.
+        shape: its dims.
+        dtype: its element type.
+        role: parameter, statistic, rng or counter.
+        aliases: other names that lead to the same array.
+        beside: for a statistic, the same-shaped parameters of the same module.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    role: Role
+    aliases: tuple[str, ...] = ()
+    beside: tuple[VariableSpec, ...] = ()
+    _layout: TensorLayout | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
+
+
+def describe_variables(
+    tree: Any, tied: Sequence[Sequence[str]] = ()
+) -> tuple[list[VariableSpec], jax.tree_util.PyTreeDef]:
+    """The arrays of `tree` in flattening order, and its structure.
+
+    Args:
+        tree: any pytree of arrays or `jax.ShapeDtypeStruct`s.
+        tied: groups of paths that lead to one array or subtree; arrays that stand in `tree` twice are found without.
+
+    Raises:
+        LayoutError: a leaf is not an array.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    variables = _variables_by_prefix(tree)
+    collections = _linen_collections(tree)
+    specs: list[VariableSpec] = []
+    for (key_path, leaf), path in zip(leaves, leaf_paths(tree), strict=True):
+        shape, dtype = _shape_and_dtype(leaf, path)
+        collection = str(_paths.parts_of(key_path[:1])[0]) if collections else ""
+        role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, _jax.is_nnx_state(tree))
+        specs.append(VariableSpec(path, shape, dtype, role))
+    specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied, collections)
+    return _with_neighbours(specs), treedef
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """The paths of the arrays of `tree` in flattening order, as a user would say them.
+
+    NNX's `value` and Linen's leading `params` are dropped.
+    """
+    paths = [_paths.join(parts) for parts in leaf_parts(tree)]
+    if _linen_collections(tree):
+        shorter = [path.removeprefix("params/") for path in paths]
+        return shorter if len(set(shorter)) == len(shorter) else paths
+    return paths
+
+
+def leaf_parts(tree: Any) -> list[_paths.Parts]:
+    """The names and indices that lead to each array of `tree`, in flattening order, without NNX's `value`."""
+    variables = _variables_by_prefix(tree)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [_parts(key_path, variables) for key_path, _ in leaves]
+
+
+def _variables_by_prefix(tree: Any) -> dict[tuple[Any, ...], Any]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_jax.is_variable)
+    return {tuple(key_path): node for key_path, node in flat if _jax.is_variable(node)}
+
+
+def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) -> _paths.Parts:
+    """The names in a key path, without the `value` of an NNX Variable."""
+    for length in range(len(key_path)):
+        if tuple(key_path[:length]) in variables:
+            return _paths.parts_of((*key_path[:length], *key_path[length + 1 :]))
+    return _paths.parts_of(key_path)
+
+
+def _shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return tuple(leaf.shape), leaf.dtype
+    if isinstance(leaf, bool | int | float | complex):
+        return (), jax.dtypes.result_type(leaf)
+    raise LayoutError(
+        f"plan: {path!r} is not an array",
+        given=f"{leaf!r} of type {type(leaf).__name__}",
+        expected="arrays or jax.ShapeDtypeStruct leaves",
+        fix="filter the tree first, for example with equinox.filter(tree, equinox.is_array)",
+    )
+
+
+def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in_nnx: bool) -> Role:
+    if _jax.is_key_dtype(dtype):
+        return "rng"
+    role = _jax.variable_role(variable) if variable is not None else ("statistic" if in_nnx else "parameter")
+    if role != "parameter" or variable is None:
+        is_integer = jax.numpy.issubdtype(dtype, jax.numpy.integer) or jax.numpy.issubdtype(dtype, jax.numpy.bool_)
+        if role != "rng" and shape == () and is_integer:
+            return "counter"
+    if collection not in ("", "params"):
+        return "statistic"
+    return role  # type: ignore[return-value]
+
+
+def _linen_collections(tree: Any) -> tuple[str, ...]:
+    """The collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
+    if _jax.is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
+        return ()
+    return tuple(str(name) for name, subtree in tree.items() if isinstance(subtree, Mapping))
+
+
+def _with_aliases(
+    specs: list[VariableSpec], leaves: list[Any], tied: Sequence[Sequence[str]], collections: Sequence[str]
+) -> list[VariableSpec]:
+    paths_by_array: dict[int, list[str]] = {}
+    for spec, leaf in zip(specs, leaves, strict=True):
+        if isinstance(leaf, jax.Array | np.ndarray):
+            paths_by_array.setdefault(id(leaf), []).append(spec.path)
+    result = []
+    for spec, leaf in zip(specs, leaves, strict=True):
+        known = [*_tied_names(spec.path, tied), *paths_by_array.get(id(leaf), ())]
+        collection, _, rest = spec.path.partition("/")
+        if collection in collections and spec.role == "statistic":
+            known.append(rest)
+        unique = tuple(dict.fromkeys(path for path in known if path != spec.path))
+        result.append(dataclasses.replace(spec, aliases=unique))
+    return result
+
+
+def _tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:
+    """Every name of `path` that follows from exchanging tied prefixes, itself included."""
+    names = [path]
+    for name in names:
+        for group in tied:
+            for prefix in group:
+                if name == prefix or name.startswith(prefix + "/"):
+                    others = [other + name[len(prefix) :] for other in group]
+                    names.extend(other for other in others if other not in names)
+    return names
+
+
+def _with_neighbours(specs: Sequence[VariableSpec]) -> list[VariableSpec]:
+    parameters: dict[tuple[str, tuple[int, ...]], list[VariableSpec]] = {}
+    for spec in specs:
+        if spec.role == "parameter":
+            parameters.setdefault((_parent(spec.path), spec.shape), []).append(spec)
+    result = []
+    for spec in specs:
+        if spec.role == "statistic":
+            parents = dict.fromkeys(_parent(name) for name in (spec.path, *spec.aliases))
+            beside = [parameter for parent in parents for parameter in parameters.get((parent, spec.shape), ())]
+            spec = dataclasses.replace(spec, beside=tuple(beside))
+        result.append(spec)
+    return result
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

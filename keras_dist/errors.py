@@ -1,0 +1,113 @@
+"""The exception tree, and the one form in which keras_dist reports a mistake.
+
+Every error says four things: what is wrong, what was given, what was expected, and the way out::
+
+    LayoutError: cannot shard dim 1 of 'decoder/dense/kernel'
+      given:    shape (1024, 30), layout (None, 'model'), rule 'decoder/.*kernel'
+      expected: dim 1 divisible by axis 'model' = 8 of mesh {data: 4, model: 8}
+      fix:      pad the dim to 32, or map this path to (None, None)
+
+The parts stay on the exception (``error.given``), so that callers read fields and not text. Each class also
+inherits the built-in that Keras raises in the same place, so ``except ValueError`` goes on working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KerasDistError(Exception):
+    """Base of everything keras_dist raises on purpose.
+
+    Args:
+        summary: what is wrong, naming the variable or argument.
+        given: what the caller passed.
+        expected: what would have been accepted.
+        fix: the way out.
+    """
+
+    def __init__(self, summary: str, *, given: str = "", expected: str = "", fix: str = "") -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.given = given
+        self.expected = expected
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.summary]
+        for label, text in (("given:", self.given), ("expected:", self.expected), ("fix:", self.fix)):
+            if text:
+                lines.append(f"  {label:<9} {text}")
+        return "\n".join(lines)
+
+
+class DeviceError(KerasDistError, ValueError):
+    """A device does not exist, or the devices can no longer be configured."""
+
+
+class ClusterError(KerasDistError, ValueError):
+    """The description of the processes of a job does not add up."""
+
+
+class MeshError(KerasDistError, ValueError):
+    """A `DeviceMesh` cannot be made of what was given."""
+
+
+class LayoutError(KerasDistError, ValueError):
+    """A layout or a layout rule cannot be applied.
+
+    ``problems`` holds one entry for each thing found when a whole plan was checked, else it is empty.
+    """
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        given: str = "",
+        expected: str = "",
+        fix: str = "",
+        problems: tuple[object, ...] = (),
+    ) -> None:
+        super().__init__(summary, given=given, expected=expected, fix=fix)
+        self.problems = problems
+
+
+class DistributionError(KerasDistError, ValueError):
+    """A `Distribution` is incomplete, or is not the one a model was built under."""
+
+
+class ConfigError(KerasDistError, ValueError):
+    """A config file cannot be read or says something that is not allowed."""
+
+
+class UnknownNameError(KerasDistError, ValueError):
+    """A string identifier (optimizer, loss, metric) names nothing."""
+
+
+class ModelError(KerasDistError, ValueError):
+    """A model was used out of order, or does not return what its use needs."""
+
+
+class DataError(KerasDistError, ValueError):
+    """Data cannot be turned into batches for this model and mesh."""
+
+
+class EquivalenceError(KerasDistError, AssertionError):
+    """Two distributions do not give the same model."""
+
+
+class LayoutWarning(UserWarning):
+    """Layout rules had no effect. One warning for each plan lists all of them."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
+    near = nearest(name, options)
+    return f" (did you mean {near!r}?)" if near is not None else ""
+
+
+def nearest(name: str, options: Iterable[str]) -> str | None:
+    """The option most like ``name``, or None when none is like it."""
+    matches = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
+    return matches[0] if matches else None

@@ -1,0 +1,6 @@
+"""The Keras face: models that delegate to the rooms below and own no arithmetic."""
+
+from keras_dist.models.model import Model
+from keras_dist.models.variable import ModelVariable
+
+__all__ = ["Model", "ModelVariable"]

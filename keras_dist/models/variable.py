@@ -1,0 +1,87 @@
+"""`ModelVariable`: a handle on one variable of a model, valid for as long as the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.plan import Row
+from keras_dist.errors import ModelError
+
+if TYPE_CHECKING:
+    from keras_dist.training.cell import StateCell
+
+
+class ModelVariable:
+    """A handle on one variable of a model. It holds no array: it reads and writes the model's current state.
+
+    Attributes:
+        path: its name, such as `d1/kernel`.
+        shape: its dims.
+        dtype: its element type.
+        layout: its `TensorLayout`.
+        trainable: whether it is trained.
+    """
+
+    def __init__(self, row: Row, cell: StateCell) -> None:
+        self._row = row
+        self._cell = cell
+        self.path = row.path
+        self.shape = row.shape
+        self.dtype = row.dtype
+        self.trainable = cell.is_trained(row.path)
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Where its dims lie."""
+        return TensorLayout(self._cell.row(self.path).axes, self._cell.mesh)
+
+    @property
+    def value(self) -> jax.Array:
+        """Its current value: a copy, which later training does not change or delete."""
+        return place_copy(self._cell.read(self.path), self.layout.backend_layout)
+
+    def numpy(self) -> np.ndarray:
+        """Its current value on the host."""
+        return np.array(self._cell.read(self.path))
+
+    def assign(self, value: Any) -> None:
+        """Set its value, from the next step on. Layout and dtype stay as they are.
+
+        Args:
+            value: an array of its shape.
+
+        Raises:
+            ModelError: the shape differs.
+        """
+        self._cell.write(self.path, checked_value(value, self._row))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, axes={self.layout.axes}>"
+        )
+
+
+def checked_value(value: Any, row: Row) -> Any:
+    """`value` in the dtype of `row`.
+
+    Raises:
+        ModelError: it has another shape.
+    """
+    if np.shape(value) != row.shape:
+        raise ModelError(
+            f"cannot assign to {row.path!r}: the shape differs",
+            given=f"shape {np.shape(value)}",
+            expected=f"shape {row.shape}",
+            fix="reshape the value, or assign to another variable",
+        )
+    if getattr(value, "dtype", None) == row.dtype:
+        return value
+    return jax.numpy.asarray(value, row.dtype)

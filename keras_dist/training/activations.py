@@ -1,0 +1,98 @@
+"""Layout rules for activations and inputs: `rules["d2/output"]`, `rules["input/image"]`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from keras_dist import _paths
+from keras_dist.distribution import lint
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tensor import distribute_tensor
+from keras_dist.distribution.variables import VariableSpec, leaf_paths
+
+LONE_INPUT = "input/x"
+"""The name in rules of an input that is one array."""
+
+
+def input_names(x: Any) -> list[str]:
+    """The names in rules of the arrays in `x`: `input/image` for `{"image": ...}`, `input/x` for a lone array."""
+    return [f"input/{path}" if path else LONE_INPUT for path in leaf_paths(x)]
+
+
+def input_layout(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout:
+    """The layout of one input: by its rule, else with the batch dim over the batch axis."""
+    return _checked(name, shape, distribution) or distribution.get_data_layout(shape)
+
+
+def constrain_inputs(x: Any, distribution: Distribution) -> Any:
+    """`x` with the layout of each rule `input/...` (traced)."""
+    leaves, treedef = jax.tree.flatten(x)
+    return treedef.unflatten(
+        [_constrain(name, leaf, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
+    )
+
+
+def constrain_outputs(module: Any, distribution: Distribution) -> None:
+    """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
+    if distribution.layout_map is None:
+        return
+    for parts, node in list(nnx.iter_graph(module)):
+        name = _paths.join((*parts, "output"))
+        if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
+            node.__class__ = _constrained_class(type(node), name, distribution)
+
+
+def check_tensor_rules(
+    specs: Sequence[VariableSpec], module_paths: Sequence[str], x: Any, distribution: Distribution
+) -> None:
+    """Warn of rules for activations and inputs that name none; raise under `strict`.
+
+    Raises:
+        LayoutError: under `strict`, a rule without effect.
+    """
+    rules = distribution.layout_map
+    if rules is None or not any(lint.names_tensor(rule) for rule in rules):
+        return
+    tensors = [*(_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
+    dead = [problem for problem in lint.check_rules(rules, specs, tensors) if lint.names_tensor(problem.path)]
+    lint.report([], dead, distribution.device_mesh, strict=distribution.strict)
+
+
+@functools.lru_cache(maxsize=1024)
+def _constrained_class(cls: type, name: str, distribution: Distribution) -> type:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = cls.__call__(self, *args, **kwargs)
+        return jax.tree.map(lambda output: _constrain(name, output, distribution), outputs)
+
+    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+
+
+def _constrain(name: str, value: Any, distribution: Distribution) -> Any:
+    layout = _checked(name, np.shape(value), distribution)
+    if layout is None:
+        return value
+    mesh = distribution.device_mesh
+    if np.shape(value)[0] % mesh.axis_size(layout.axes[0]) == 0:
+        return distribute_tensor(value, layout)
+    # the last, shorter batch: JAX constrains only what divides, and XLA shards the rest as it sees fit
+    spec = jax.sharding.PartitionSpec(jax.sharding.PartitionSpec.UNCONSTRAINED, *layout.axes[1:])
+    return distribute_tensor(value, jax.sharding.NamedSharding(mesh.backend_mesh, spec))
+
+
+def _checked(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout | None:
+    """The layout by rule, checked against `shape`; the batch dim may be any length."""
+    layout = distribution.get_tensor_layout(name)
+    if layout is None:
+        return None
+    layout = layout.because(name)
+    mesh = distribution.device_mesh
+    padded = (mesh.axis_size(layout.axes[0]), *shape[1:]) if shape and layout.axes else shape
+    lint.report(lint.check_layout(name, padded, layout, mesh), [], mesh, strict=False)
+    return layout

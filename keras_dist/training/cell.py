@@ -1,0 +1,123 @@
+"""`StateCell`: the one owner of a model's arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.optimization import Optimizer
+from keras_dist.training.state import TrainState
+
+
+class StateCell:
+    """The one owner of a model's arrays. The loop swaps its state after each dispatch; all others read copies.
+
+    Attributes:
+        graph: the module without its arrays.
+        plan: where the variables live.
+        state_plan: where everything in the state lives.
+        state: the current arrays. Consumed by the next train step: never hand it out.
+    """
+
+    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: Any) -> None:
+        self.graph = graph
+        self.plan = plan
+        trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
+        self.state_plan = self._plan_of_state({})
+        step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
+        self.state = TrainState(trainable, rest, {}, step)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices."""
+        return self.plan.mesh
+
+    def row(self, path: str) -> Row:
+        """The plan's row of a variable."""
+        return self.plan.row(path)
+
+    def is_trained(self, path: str) -> bool:
+        """Whether the variable is trained."""
+        return self.graph.trained[self._index(path)]
+
+    def read(self, path: str) -> jax.Array:
+        """The array of a variable; it lives until the next step."""
+        return self.leaves()[self._index(path)]
+
+    def leaves(self) -> list[Any]:
+        """The arrays of all variables; they live until the next step."""
+        return self.graph.flatten(self.state.trainable, self.state.rest)
+
+    def write(self, path: str, value: Any) -> None:
+        """Put a copy of `value` in the place of a variable."""
+        self.write_all({self._index(path): value})
+
+    def write_all(self, values: dict[int, Any]) -> None:
+        """Put copies in the places of several variables, by index."""
+        leaves = self.leaves()
+        shardings = jax.tree.leaves(self.plan.shardings)
+        for index, value in values.items():
+            leaves[index] = place_copy(value, shardings[index])
+        trainable, rest = self.graph.nest(leaves)
+        self.state = self.state.replace(trainable=trainable, rest=rest)
+
+    def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
+        """Give birth to the slots of these optimizers, in place of those before, and start counting steps anew."""
+        plans, slots = {}, {}
+        for name, optimizer in optimizers.items():
+            params = optimizer.select(self.state.trainable)
+            shapes = jax.eval_shape(optimizer.transformation.init, params)
+            plan = self.trainable_plan(optimizer).follow(shapes)
+            slots[name] = plan.init(optimizer.transformation.init, params)
+            plans[name] = plan.prefixed(name)
+        self.state_plan = self._plan_of_state(plans)
+        step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
+        self.state = self.state.replace(slots=slots, step=step)
+
+    def trainable_plan(self, optimizer: Optimizer | None = None) -> LayoutPlan:
+        """The plan for the trained variables, or those that one optimizer updates, as nested dicts."""
+        paths, _ = self.graph.nest([spec.path for spec in self.graph.specs])
+        return self.plan.arrange(paths if optimizer is None else optimizer.select(paths))
+
+    def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
+        """Bring everything to the layouts of another distribution.
+
+        Raises:
+            LayoutError: its rules cannot be applied; nothing has moved then.
+        """
+        plan = distribution.plan_variables(self.graph.specs, self.graph.treedef)
+        moved = StateCell(self.graph, plan, self.graph.treedef.unflatten(self.leaves()))
+        moved.state_plan = moved._plan_of_state(
+            {
+                name: moved.trainable_plan(optimizer).follow(self.state.slots[name]).prefixed(name)
+                for name, optimizer in optimizers.items()
+            }
+        )
+        self.state = moved.state_plan.place(self.state)
+        self.plan, self.state_plan = moved.plan, moved.state_plan
+
+    def module(self) -> Any:
+        """The NNX module with copies of the current values."""
+        copies = self.plan.place(self.graph.treedef.unflatten(self.leaves()))
+        trainable, rest = self.graph.nest(jax.tree.leaves(copies))
+        return self.graph.merge(trainable, rest)
+
+    def _plan_of_state(self, slot_plans: dict[str, LayoutPlan]) -> LayoutPlan:
+        trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
+        step = LayoutPlan.replicated_scalar("step", jnp.int32, self.plan.mesh)
+        return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
+
+    def _index(self, path: str) -> int:
+        row = self.plan.row(path)
+        return self._indices[row.path]
+
+    @property
+    def _indices(self) -> dict[str, int]:
+        return {spec.path: index for index, spec in enumerate(self.graph.specs)}

@@ -1,0 +1,179 @@
+"""Steps compiled for a plan: shardings, donation, accumulated logs, and the exact treatment of short batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.data.arrays import Batch
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ModelError
+from keras_dist.metrics import Mean
+from keras_dist.training.activations import LONE_INPUT, input_layout, input_names
+from keras_dist.training.state import TrainState
+from keras_dist.training.step import Forward, TrainStep, check_train_step
+
+Logs = dict[str, Mean]
+"""Open means by name, on the device."""
+
+
+def rows_multiple(x: Any, distribution: Distribution) -> int:
+    """The number that the rows of a batch of inputs like `x` must be a multiple of to be placed evenly."""
+    mesh = distribution.device_mesh
+    leaves = jax.tree.leaves(x)
+    layouts = [input_layout(name, leaf.shape, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
+    return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), _batch_shards(distribution))
+
+
+class CompiledSteps:
+    """The compiled programs of a model: one for each kind of step, number of real rows, and shape of batch.
+
+    A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
+    the program, so that every module and loss sees exactly the rows that exist.
+
+    Args:
+        plan: plan of the whole `TrainState`.
+        forward: the module and its seed.
+        distribution: gives the layouts of data.
+    """
+
+    def __init__(self, plan: LayoutPlan, forward: Forward, distribution: Distribution) -> None:
+        self._forward = forward
+        self._distribution = distribution
+        self._state_shardings = plan.shardings
+        self._replicated = _replicated(plan.mesh)
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    def train(self, step: TrainStep, state: TrainState, logs: Logs, batch: Batch) -> tuple[TrainState, Logs]:
+        """`state` after `step`, and `logs` with the batch added. Consumes `state`."""
+        program = self._program("train", step, batch, lambda: self._compile_train(step, batch))
+        return program(state, logs, batch.arrays)
+
+    def test(self, step: Callable[..., Any], state: TrainState, logs: Logs, batch: Batch) -> Logs:
+        """`logs` with the batch added."""
+        program = self._program("test", step, batch, lambda: self._compile_test(step, batch))
+        return program(state, logs, batch.arrays)
+
+    def predict(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> Any:
+        """The outputs for the batch, with the padding of the batch."""
+        program = self._program("predict", step, batch, lambda: self._compile_predict(step, batch))
+        return program(state, batch.arrays[0])
+
+    def log_names(self, step: TrainStep, state: TrainState, batch: Batch) -> list[str]:
+        """The names that a train step logs."""
+        _, logs = jax.eval_shape(
+            lambda state, arrays: step(state, _real_rows(arrays, batch.rows), self._forward.rngs(state.step)),
+            state,
+            batch.arrays,
+        )
+        return list(logs)
+
+    def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
+        """The lowered train program, for reports on its memory and collectives."""
+        return self._compile_train(step, batch).lower(state, logs, batch.arrays)
+
+    def _program(self, kind: str, step: Any, batch: Batch, compile_: Callable[[], Any]) -> Callable[..., Any]:
+        leaves, treedef = jax.tree.flatten(batch.arrays)
+        key = (kind, step, batch.rows, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = compile_()
+        return program
+
+    def _compile_train(self, step: TrainStep, batch: Batch) -> Any:
+        def train(state: TrainState, logs: Logs, arrays: Any) -> tuple[TrainState, Logs]:
+            new, found = step(state, _real_rows(arrays, batch.rows), self._forward.rngs(state.step))
+            check_train_step(state, new, found)
+            return new.replace(step=state.step + 1), _accumulate(logs, found, batch.rows)
+
+        return jax.jit(
+            train,
+            in_shardings=(self._state_shardings, self._replicated, self._batch_shardings(batch)),
+            out_shardings=(self._state_shardings, self._replicated),
+            donate_argnums=0,
+        )
+
+    def _compile_test(self, step: Callable[..., Any], batch: Batch) -> Any:
+        def test(state: TrainState, logs: Logs, arrays: Any) -> Logs:
+            return _accumulate(logs, step(state, _real_rows(arrays, batch.rows)), batch.rows)
+
+        return jax.jit(
+            test,
+            in_shardings=(self._state_shardings, self._replicated, self._batch_shardings(batch)),
+            out_shardings=self._replicated,
+        )
+
+    def _compile_predict(self, step: Callable[..., Any], batch: Batch) -> Any:
+        padded = len(jax.tree.leaves(batch.arrays[0])[0])
+
+        def predict(state: TrainState, x: Any) -> Any:
+            return _pad_rows(step(state, _real_rows(x, batch.rows)), batch.rows, padded, self._distribution)
+
+        return jax.jit(predict, in_shardings=(self._state_shardings, self._batch_shardings(batch)[0]))
+
+    def _batch_shardings(self, batch: Batch) -> Any:
+        x, *others = batch.arrays
+        leaves, treedef = jax.tree.flatten(x)
+        names = input_names(x)
+        inputs = [
+            input_layout(name, leaf.shape, self._distribution).backend_layout
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+        rest = jax.tree.map(lambda leaf: self._distribution.get_data_layout(leaf.shape).backend_layout, others)
+        return (treedef.unflatten(inputs), *rest)
+
+
+def zero_logs(names: list[str], mesh: DeviceMesh) -> Logs:
+    """Open means of nothing yet, on every device."""
+    return jax.device_put({name: Mean.zero() for name in names}, _replicated(mesh))
+
+
+def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
+
+
+def _batch_shards(distribution: Distribution) -> int:
+    return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
+
+
+def _real_rows(arrays: Any, rows: int) -> Any:
+    return jax.tree.map(lambda array: array if len(array) == rows else array[:rows], arrays)
+
+
+def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
+    """Each mean with a batch added: open means as they are, plain values weighted by the rows of the batch."""
+    if set(found) != set(logs):
+        raise ModelError(
+            "train_step logs other names than before",
+            given=f"{sorted(found)}",
+            expected=f"{sorted(logs)}",
+            fix="return the same names from every step",
+        )
+    return {
+        name: mean + (found[name] if isinstance(found[name], Mean) else Mean.of(jnp.mean(found[name]), rows))
+        for name, mean in logs.items()
+    }
+
+
+def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) -> Any:
+    def pad(path: Any, output: Any) -> Any:
+        if jnp.ndim(output) == 0 or output.shape[0] != rows:
+            raise ModelError(
+                f"predict: output {jax.tree_util.keystr(path) or 'of the model'} has no row for each example",
+                given=f"shape {jnp.shape(output)} for {rows} rows",
+                expected=f"shape ({rows}, ...)",
+                fix="return outputs with the batch along the first dim, or leave the others out with `call=`",
+            )
+        output = jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
+        return jax.lax.with_sharding_constraint(output, distribution.get_data_layout(output.shape).backend_layout)
+
+    return jax.tree_util.tree_map_with_path(pad, outputs)
+
+
+__all__ = ["LONE_INPUT", "CompiledSteps", "Logs", "rows_multiple", "zero_logs"]

@@ -1,0 +1,175 @@
+"""`check_equivalence`: do two distributions give the same model?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import losses, random
+from keras_dist.data.arrays import ArraySource
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import EquivalenceError, ModelError
+from keras_dist.training.compiled import rows_multiple
+from keras_dist.training.graph import trace_factory
+from keras_dist.training.step import Forward, Objective, default_call
+
+
+@dataclasses.dataclass(frozen=True)
+class EquivalenceReport:
+    """How far the distributions are apart; the first of them is the reference.
+
+    Attributes:
+        distributions: what was compared.
+        losses: the loss of one step on each.
+        largest_gradient_difference: over all variables and distributions, relative to the largest gradient.
+    """
+
+    distributions: tuple[Distribution, ...]
+    losses: tuple[float, ...]
+    largest_gradient_difference: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    values: dict[str, np.ndarray]
+    loss: float
+    gradients: dict[str, np.ndarray]
+
+
+def check_equivalence(
+    factory: Callable[..., Any],
+    batch: tuple[Any, ...],
+    loss: Any,
+    distributions: Sequence[Distribution],
+    *,
+    call: Callable[..., Any] | None = None,
+    seed: int = 0,
+    tolerance: float = 1e-5,
+) -> EquivalenceReport:
+    """Check that a model is the same on every distribution: initial values, the loss of one step, its gradients.
+
+    Args:
+        factory: `factory(rngs=rngs)` that makes an NNX module.
+        batch: `(x, y)` or `(x, y, sample_weight)`.
+        loss: as for `Model.compile`.
+        distributions: two or more; the first is the reference.
+        call: as for `Model.from_nnx`.
+        seed: fixes initial values and Dropout.
+        tolerance: for the loss, relative to it, and for gradients, relative to the largest gradient of the reference.
+            Initial values must be bitwise equal.
+
+    Raises:
+        EquivalenceError: something differs; names the first variable that does, and both distributions.
+        ModelError: fewer than two distributions.
+    """
+    if len(distributions) < 2:
+        raise ModelError(
+            "check_equivalence has nothing to compare",
+            given=f"{len(distributions)} distribution(s)",
+            expected="two or more",
+            fix="put the one-device distribution first: DataParallel(devices=list_devices()[:1])",
+        )
+    seed = random.check_seed(seed)
+    objective = Objective(losses.get(loss), ())
+    reference, *others = (_run(factory, batch, objective, d, call or default_call, seed) for d in distributions)
+    largest = max((float(np.max(np.abs(g), initial=0)) for g in reference.gradients.values()), default=0.0)
+    worst = 0.0
+    for distribution, other in zip(distributions[1:], others, strict=True):
+        names = (distributions[0], distribution)
+        _compare_values(reference, other, names)
+        _compare_loss(reference.loss, other.loss, tolerance, names)
+        worst = max(worst, _compare_gradients(reference, other, largest, tolerance, names))
+    return EquivalenceReport(tuple(distributions), (reference.loss, *(o.loss for o in others)), worst)
+
+
+def _run(
+    factory: Callable[..., Any],
+    batch: tuple[Any, ...],
+    objective: Objective,
+    distribution: Distribution,
+    call: Callable[..., Any],
+    seed: int,
+) -> _Outcome:
+    with distribution.scope():
+        graph, init = trace_factory(factory, seed, None)
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
+        leaves = jax.tree.leaves(plan.init(init))
+        forward = Forward(graph, call, distribution, seed)
+        source = ArraySource(*batch)
+        rows = source.whole(rows_multiple(source.x, distribution))
+
+        def loss_of(trainable: Any, rest: Any, arrays: Any) -> jax.Array:
+            x, y, sample_weight = jax.tree.map(lambda array: array[: rows.rows], arrays)
+            y_pred, _ = forward(trainable, rest, 0, x, True)
+            return objective.value(y, y_pred, sample_weight)
+
+        arrays = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, distribution.get_data_layout(leaf.shape).backend_layout), rows.arrays
+        )
+        value, gradients = jax.jit(jax.value_and_grad(loss_of))(*graph.nest(leaves), arrays)
+    paths = [spec.path for spec in graph.specs]
+    gradient_paths = jax.tree.leaves(graph.nest(paths)[0])
+    return _Outcome(
+        {path: _host(leaf) for path, leaf in zip(paths, leaves, strict=True)},
+        float(value),
+        {path: _host(leaf) for path, leaf in zip(gradient_paths, jax.tree.leaves(gradients), strict=True)},
+    )
+
+
+def _host(leaf: Any) -> np.ndarray:
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _compare_values(reference: _Outcome, other: _Outcome, names: tuple[Distribution, Distribution]) -> None:
+    for path, value in reference.values.items():
+        found = other.values.get(path)
+        if found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
+            raise EquivalenceError(
+                f"the initial value of {path!r} differs",
+                given=f"{_describe(found)} on {names[1]}",
+                expected=f"{_describe(value)} as on {names[0]}, bit for bit",
+                fix="make initial values from `rngs` and shapes only, not from devices, the mesh or the process",
+            )
+
+
+def _compare_loss(reference: float, other: float, tolerance: float, names: tuple[Distribution, Distribution]) -> None:
+    if not abs(other - reference) <= tolerance * max(1.0, abs(reference)):
+        raise EquivalenceError(
+            "the loss of one step differs",
+            given=f"{other!r} on {names[1]}",
+            expected=f"{reference!r} as on {names[0]}, within {tolerance}",
+            fix="look for code that depends on devices, the mesh or the process",
+        )
+
+
+def _compare_gradients(
+    reference: _Outcome,
+    other: _Outcome,
+    largest: float,
+    tolerance: float,
+    names: tuple[Distribution, Distribution],
+) -> float:
+    worst = 0.0
+    for path, gradient in reference.gradients.items():
+        difference = float(np.max(np.abs(other.gradients[path] - gradient), initial=0)) / (largest or 1.0)
+        if not difference <= tolerance:
+            raise EquivalenceError(
+                f"the gradient of {path!r} differs",
+                given=f"by {difference:.2e} of the largest gradient on {names[1]}",
+                expected=f"that on {names[0]}, within {tolerance}",
+                fix="look for code that depends on devices, the mesh or the process",
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+def _describe(value: np.ndarray | None) -> str:
+    if value is None:
+        return "none"
+    flat = value.reshape(-1)
+    return f"shape {value.shape}, first element {flat[0] if flat.size else 'none'}"

@@ -1,0 +1,188 @@
+"""An NNX module as pure functions of its arrays: taken apart once, put together inside each traced step."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx, traverse_util
+
+from keras_dist import _jax, _paths
+from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
+from keras_dist.errors import ModelError, nearest
+
+Trainable = Any
+"""Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModuleGraph:
+    """The part of an NNX module that is not arrays, with the names of its arrays.
+
+    Arrays travel as two nested dicts keyed by attribute names, `trainable` and `rest`, so that optax masks and labels
+    can be written against them.
+
+    Attributes:
+        graphdef: Flax's static description of the module.
+        treedef: structure of the module's NNX state.
+        specs: the variables, in flattening order of that state.
+        parts: for each the names that lead to it.
+        trained: for each whether it is trained.
+        module_paths: paths of all submodules.
+    """
+
+    graphdef: Any
+    treedef: Any
+    specs: tuple[VariableSpec, ...]
+    parts: tuple[_paths.Parts, ...]
+    trained: tuple[bool, ...]
+    module_paths: tuple[str, ...]
+
+    def nest(self, leaves: Sequence[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """A value for each variable, as the nested dicts `(trainable, rest)`."""
+        by_kind: tuple[dict[_paths.Parts, Any], dict[_paths.Parts, Any]] = ({}, {})
+        for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
+            by_kind[not trained][parts] = leaf
+        return traverse_util.unflatten_dict(by_kind[0]), traverse_util.unflatten_dict(by_kind[1])
+
+    def flatten(self, trainable: Any, rest: Any) -> list[Any]:
+        """The inverse of `nest`."""
+        flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(rest)}
+        return [flat[parts] for parts in self.parts]
+
+    def merge(self, trainable: Any, rest: Any) -> Any:
+        """The module with these values. Free to be changed: it shares nothing with another."""
+        with _jax.without_eager_sharding():
+            return nnx.merge(self.graphdef, self.treedef.unflatten(self.flatten(trainable, rest)), copy=True)
+
+    def split(self, module: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """The values in `module`, as `(trainable, rest)`. Variables it has gained (`sow`) are left out.
+
+        Raises:
+            ModelError: the module has lost a variable.
+        """
+        state = nnx.state(module)
+        found = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
+        lost = [_paths.join(parts) for parts in self.parts if parts not in found]
+        if lost:
+            raise ModelError(
+                f"the module lost variables: {', '.join(map(repr, lost))}",
+                given=f"a {type(module).__name__} without them",
+                expected="the variables it was built with",
+                fix="change the values of variables, never remove them",
+            )
+        return self.nest([found[parts] for parts in self.parts])
+
+
+def trace_factory(
+    factory: Callable[..., Any], seed: int, trainable: Trainable
+) -> tuple[ModuleGraph, Callable[[], Any]]:
+    """The graph of the module that `factory(rngs=rngs)` makes, and the function that computes its state.
+
+    Nothing is allocated.
+
+    Raises:
+        ModelError: the factory does not take `rngs`, or does not return an NNX module.
+    """
+    _check_signature(factory)
+    seen: dict[str, Any] = {}
+
+    def init() -> Any:
+        with _jax.without_eager_sharding():
+            module = factory(rngs=nnx.Rngs(seed))
+            _check_module(module, "the factory's result")
+            _jax.adopt_traced_buffers(module)
+            seen["module"] = module
+            seen["graphdef"], state = nnx.split(module)
+        return state
+
+    state = jax.eval_shape(init)
+    module = seen.pop("module")
+    return _graph_of(module, seen["graphdef"], state, trainable), init
+
+
+def split_module(module: Any, trainable: Trainable) -> tuple[ModuleGraph, Any]:
+    """The graph of a ready module, and its state.
+
+    Raises:
+        ModelError: the module holds shapes instead of arrays.
+    """
+    graphdef, state = nnx.split(module)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+        raise ModelError(
+            "from_nnx: the module holds shapes, not arrays",
+            given=f"an abstract {type(module).__name__}, as nnx.eval_shape makes it",
+            expected="a module with values, or a factory",
+            fix="pass the factory: Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
+        )
+    return _graph_of(module, graphdef, state, trainable), state
+
+
+def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> ModuleGraph:
+    specs, treedef = describe_variables(state, _jax.tied_paths(module))
+    parts = leaf_parts(state)
+    owners = _owners(state)
+    module_paths = [_paths.join(path) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
+    return ModuleGraph(
+        graphdef, treedef, tuple(specs), tuple(parts), _trained(specs, parts, owners, trainable), tuple(module_paths)
+    )
+
+
+def _owners(state: Any) -> list[Any]:
+    """For each array of `state` its Variable; a raw array is its own."""
+    nodes = jax.tree.leaves(state, is_leaf=_jax.is_variable)
+    return [node for node in nodes for _ in jax.tree.leaves(node)]
+
+
+def _trained(
+    specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any], trainable: Trainable
+) -> tuple[bool, ...]:
+    if isinstance(trainable, str):
+        predicate = nnx.filterlib.to_predicate(nnx.Param)
+        pattern = re.compile(trainable)
+        chosen = [
+            bool(predicate(p, owner)) and any(pattern.fullmatch(name) for name in (spec.path, *spec.aliases))
+            for spec, p, owner in zip(specs, parts, owners, strict=True)
+        ]
+    else:
+        predicate = nnx.filterlib.to_predicate(nnx.Param if trainable is None else trainable)
+        chosen = [bool(predicate(p, owner)) for p, owner in zip(parts, owners, strict=True)]
+    if trainable is not None and not any(chosen):
+        paths = [spec.path for spec in specs if spec.role == "parameter"]
+        near = nearest(str(trainable), paths)
+        raise ModelError(
+            "`trainable` selects no variable",
+            given=f"trainable={trainable!r}",
+            expected=f"a filter or whole-path regular expression for some of {paths[:6]}",
+            fix=f"the nearest path is {near!r}" if near else "print model.variables for the paths",
+        )
+    inexact = [jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact) for spec in specs]
+    return tuple(want and can for want, can in zip(chosen, inexact, strict=True))
+
+
+def _check_signature(factory: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(factory).bind(rngs=None)
+    except TypeError:
+        raise ModelError(
+            "from_nnx: the factory cannot be called as factory(rngs=rngs)",
+            given=f"{factory!r} with signature {inspect.signature(factory)}",
+            expected="a callable with one required argument, `rngs`",
+            fix="wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))",
+        ) from None
+    except ValueError:
+        return  # a builtin without a signature: calling it will tell
+
+
+def _check_module(module: Any, what: str) -> None:
+    if not isinstance(module, nnx.Module):
+        raise ModelError(
+            f"from_nnx: {what} is not a flax.nnx.Module",
+            given=f"{type(module).__name__}",
+            expected="a flax.nnx.Module",
+            fix="wrap Linen in flax.nnx.bridge.ToNNX; for other code use your distribution's plan() and jax.jit",
+        )

@@ -1,0 +1,124 @@
+"""Several named optimizers, each with the variables it updates."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import optax
+from flax import traverse_util
+
+from keras_dist import _paths, optimizers
+from keras_dist.errors import ModelError, did_you_mean, nearest
+from keras_dist.training.state import TrainState
+
+DEFAULT = "optimizer"
+"""The name of the only optimizer of an ordinary model."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Optimizer:
+    """An optax transformation and the names of the variables it updates."""
+
+    transformation: optax.GradientTransformationExtraArgs
+    parts: frozenset[_paths.Parts]
+
+    def select(self, trainable: Any) -> Any:
+        """The variables it updates, as nested dicts."""
+        flat = traverse_util.flatten_dict(trainable)
+        return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
+
+
+def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
+    """The optimizers of `compile(optimizer=...)` by name.
+
+    Args:
+        given: one optimizer for everything; or a dict from names to optimizers. In a dict each entry updates the
+            variables below the attribute of its name, or, given as `(optimizer, rule)`, those whose whole path the
+            regular expression `rule` matches.
+        trainable: the trained variables, as nested dicts.
+
+    Raises:
+        ModelError: an entry updates no variable.
+    """
+    parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
+    if not isinstance(given, Mapping):
+        return {DEFAULT: Optimizer(optimizers.get(given), frozenset(parts))}
+    if not given:
+        raise ModelError(
+            "`optimizer` is an empty dict",
+            given="optimizer={}",
+            expected="at least one named optimizer",
+            fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
+        )
+    return {name: _named(name, entry, parts) for name, entry in given.items()}
+
+
+def apply_gradients(
+    state: TrainState,
+    named: Mapping[str, Optimizer],
+    grads: Any,
+    name: str | None = None,
+    **extra: Any,
+) -> TrainState:
+    """`state` after one update by the optimizer `name`, or by all of them.
+
+    Args:
+        state: values, slots and step before.
+        named: the model's optimizers.
+        grads: gradients of all trained variables, or of those that the optimizer updates.
+        name: which optimizer; None for all of them.
+        **extra: passed to optax (`value`, `grad`, `value_fn`).
+
+    Raises:
+        ModelError: there is no such optimizer, or gradients are missing.
+    """
+    if name is not None and name not in named:
+        raise ModelError(
+            f"there is no optimizer {name!r}{did_you_mean(name, named)}",
+            given=f"optimizer={name!r}",
+            expected=f"one of {list(named)}",
+            fix="name an optimizer that compile() got",
+        )
+    trainable, slots = state.trainable, dict(state.slots)
+    for key in [name] if name is not None else list(named):
+        trainable, slots[key] = _update(named[key], trainable, slots[key], grads, extra)
+    return state.replace(trainable=trainable, slots=slots)
+
+
+def _update(optimizer: Optimizer, trainable: Any, slots: Any, grads: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+    flat_grads = traverse_util.flatten_dict(grads)
+    missing = [_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
+    if missing:
+        raise ModelError(
+            "apply_gradients: gradients are missing",
+            given=f"no gradient for {sorted(missing)[:5]}",
+            expected="a gradient for every variable the optimizer updates",
+            fix="differentiate with respect to all of state.trainable, or the part the optimizer updates",
+        )
+    params = optimizer.select(trainable)
+    updates, slots = optimizer.transformation.update(optimizer.select(grads), slots, params, **extra)
+    new = traverse_util.flatten_dict(optax.apply_updates(params, updates))
+    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(trainable), **new}), slots
+
+
+def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
+        transformation, rule = optimizers.get(entry[0]), entry[1]
+        chosen = [p for p in parts if re.fullmatch(rule, _paths.join(p))]
+    else:
+        transformation, rule = optimizers.get(entry), f"{name}/.*"
+        chosen = [p for p in parts if p[0] == name]
+    if not chosen:
+        paths = [_paths.join(p) for p in parts]
+        near = nearest(rule, paths)
+        raise ModelError(
+            f"optimizer {name!r} updates no variable",
+            given=f"variables {rule!r}",
+            expected=f"a rule for some of {paths[:6]}",
+            fix=f"write optimizer={{{name!r}: (optimizer, 'a regular expression')}}"
+            + (f"; the nearest path is {near!r}" if near else ""),
+        )
+    return Optimizer(transformation, frozenset(chosen))

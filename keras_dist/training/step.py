@@ -1,0 +1,154 @@
+"""The three steps as pure functions: train, test, predict. Here is the arithmetic of training, and no device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist import _paths, losses
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ModelError
+from keras_dist.metrics import Mean, Metric
+from keras_dist.training.activations import constrain_inputs, constrain_outputs
+from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.optimization import Optimizer, apply_gradients
+from keras_dist.training.state import TrainState
+
+Batch = tuple[Any, Any, Any]
+"""`(x, y, sample_weight)`; the latter two may be None."""
+
+TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, Any]]]
+"""`train_step(state, batch, rngs) -> (state, logs)`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Forward:
+    """The module, how it is called, and where its activations live.
+
+    Attributes:
+        graph: the module without its arrays.
+        call: `call(module, x, training, rngs) -> y_pred`.
+        distribution: gives the layouts of inputs and activations.
+        seed: fixes the random numbers of every step.
+    """
+
+    graph: ModuleGraph
+    call: Callable[[Any, Any, bool, nnx.Rngs], Any]
+    distribution: Distribution
+    seed: int
+
+    def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
+        """The output for `x`, and `rest` afterwards."""
+        module = self.graph.merge(trainable, rest)
+        constrain_outputs(module, self.distribution)
+        x = constrain_inputs(x, self.distribution)
+        y_pred = self.call(module, x, training, self.rngs(step))
+        return y_pred, self.graph.split(module)[1]
+
+    def rngs(self, step: Any) -> nnx.Rngs:
+        """Random streams of one step."""
+        return nnx.Rngs(jax.random.fold_in(jax.random.key(self.seed), step))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Objective:
+    """What is minimised, and what is measured beside it."""
+
+    loss: Callable[[Any, Any], Any]
+    metrics: Sequence[Metric]
+
+    def value(self, y_true: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
+        """The loss of a batch, a scalar."""
+        values = jnp.asarray(self.loss(y_true, y_pred))
+        return losses.reduce_mean(values, sample_weight)
+
+    def logs(self, value: jax.Array, y_true: Any, y_pred: Any) -> dict[str, Any]:
+        """The loss and the metrics of a batch."""
+        measured = {metric.name: Mean.of(metric.fn(y_true, y_pred)) for metric in self.metrics}
+        return {"loss": value, **measured}
+
+
+def default_call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
+    """`module(x)` in training or evaluation mode."""
+    del rngs  # an NNX module carries its own streams
+    if training:
+        module.train()
+    else:
+        module.eval()
+    return module(x)
+
+
+def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> TrainStep:
+    """One step of gradient descent on the mean loss of a batch."""
+
+    def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
+        del rngs  # drawn inside, where the gradient is traced
+        x, y, sample_weight = batch
+
+        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+            y_pred, rest = forward(trainable, state.rest, state.step, x, True)
+            return objective.value(y, y_pred, sample_weight), (y_pred, rest)
+
+        (value, (y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+        new = apply_gradients(
+            state, optimizers, grads, value=value, grad=grads, value_fn=lambda trainable: loss_of(trainable)[0]
+        )
+        return new.replace(rest=rest), objective.logs(value, y, y_pred)
+
+    return train_step
+
+
+def make_test_step(forward: Forward, objective: Objective) -> Callable[[TrainState, Batch], dict[str, Any]]:
+    """Loss and metrics of a batch."""
+
+    def test_step(state: TrainState, batch: Batch) -> dict[str, Any]:
+        x, y, sample_weight = batch
+        y_pred, _ = forward(state.trainable, state.rest, state.step, x, False)
+        return objective.logs(objective.value(y, y_pred, sample_weight), y, y_pred)
+
+    return test_step
+
+
+def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], Any]:
+    """The output for a batch of inputs."""
+
+    def predict_step(state: TrainState, x: Any) -> Any:
+        return forward(state.trainable, state.rest, state.step, x, False)[0]
+
+    return predict_step
+
+
+def check_train_step(before: TrainState, after: Any, logs: Any) -> None:
+    """Check what a user's train step returned, while it is traced.
+
+    Raises:
+        ModelError: it is not `(state, logs)`, or the state has another structure, shape or dtype.
+    """
+    if not isinstance(after, TrainState) or not isinstance(logs, Mapping):
+        raise ModelError(
+            "train_step did not return (state, logs)",
+            given=f"({type(after).__name__}, {type(logs).__name__})",
+            expected="(TrainState, dict of scalars)",
+            fix="return state.replace(...), {'loss': loss}",
+        )
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ModelError(
+            "train_step returned a state of another structure",
+            given=f"{jax.tree.structure(after)}",
+            expected=f"{jax.tree.structure(before)}",
+            fix="change the values in the state, not its structure",
+        )
+    leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, old), new in leaves:
+        if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
+            raise ModelError(
+                f"train_step changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
+                given=f"{jnp.shape(new)} {jnp.result_type(new)}",
+                expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
+                fix="cast the new value to the dtype of the old one",
+            )
