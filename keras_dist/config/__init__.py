@@ -1,0 +1,31 @@
+"""Config files of runs: their schema and their reading. Imports no JAX.
+
+`load` reads a file into a `RunConfig`; `parse_mesh_shape` alone reads `"data=2,model=4"` and does not load pydantic.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from keras_dist.config.mesh_shape import parse_mesh_shape
+
+if TYPE_CHECKING:
+    from keras_dist.config.loader import load
+    from keras_dist.config.schema import DistributionConfig, MeshConfig, RunConfig
+
+__all__ = ["DistributionConfig", "MeshConfig", "RunConfig", "load", "parse_mesh_shape"]
+
+_ROOMS = {"load": "loader", "DistributionConfig": "schema", "MeshConfig": "schema", "RunConfig": "schema"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,191 @@
+"""Reading TOML, YAML and JSON files into plain tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from keras_dist.config.problems import show
+from keras_dist.errors import ConfigError, did_you_mean, nearest
+
+
+def read_table(file: Path) -> dict[Any, Any]:
+    """The table in a TOML, YAML or JSON file; an empty YAML file is an empty table.
+
+    Args:
+        file: its suffix tells the format.
+
+    Returns:
+        What the file holds.
+
+    Raises:
+        ConfigError: the suffix is not one of the three formats', the file cannot be read, is not in its format
+            (with line and column), has a key twice, or does not hold a table.
+    """
+    if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
+        raise ConfigError(
+            f"{file}: not a config file by its name",
+            given=f"suffix {file.suffix!r}",
+            expected="a file .toml, .yaml (or .yml) or .json",
+            fix="rename the file to the format that it is in",
+        )
+    text = _read_text(file)
+    try:
+        table = _PARSERS[file.suffix.lower()](text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise _syntax_error(file, text, error) from error
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{file}: the file is not a table",
+            given=show(table, with_type=True),
+            expected="keys with values, such as mesh and distribution, at the top level",
+            fix="put everything under the key it belongs to",
+        )
+    return cast("dict[Any, Any]", table)
+
+
+def _read_text(file: Path) -> str:
+    if os.path.isdir(file):
+        raise ConfigError(f"{file}: is a directory", given=repr(str(file)), expected="a file", fix="name a file in it")
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise _missing(file) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file}: not text in UTF-8",
+            given=f"byte {error.object[error.start]:#04x} at offset {error.start}",
+            expected="text in UTF-8",
+            fix="save the file again as UTF-8",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}",
+            given=repr(str(file)),
+            expected="a file that this user may read",
+            fix="check the path and the permissions",
+        ) from error
+
+
+def _missing(file: Path) -> ConfigError:
+    try:
+        beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in _PARSERS)
+    except OSError:
+        beside = []
+    fix = (
+        "check the path"
+        if os.path.isdir(file.parent)
+        else f"check the path: there is no directory {str(file.parent)!r}"
+    )
+    if near := nearest(file.name, beside):
+        fix = f"use {str(file.with_name(near))!r}"
+    return ConfigError(
+        f"{file}: there is no such file{did_you_mean(file.name, beside)}",
+        given=f"{str(file)!r}, which is {str(file.absolute())!r}",
+        expected=f"a config file; beside it are: {', '.join(beside[:10]) or 'none'}",
+        fix=fix,
+    )
+
+
+def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
+    what, line, column = _position(text, error)
+    given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
+    style = ".yaml" if file.suffix.lower() == ".yml" else file.suffix.lower()
+    correct = f"correct line {line} ({_HINTS[style]})" if line else "correct it"
+    return ConfigError(
+        f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
+        given=given,
+        expected=f"a {style[1:].upper()} file with each key once",
+        fix="keep one of the two" if isinstance(error, _GivenTwiceError) else correct,
+    )
+
+
+_HINTS = {
+    ".toml": 'text, and keys with "/" in them, need quotes',
+    ".yaml": 'text such as "-" needs quotes',
+    ".json": "keys and text need double quotes, the last item has no comma",
+}
+
+
+def _position(text: str, error: Exception) -> tuple[str, int, int]:
+    """What a parser found, and the line and column (from 1) where; line 0 when it does not say."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg, error.lineno, error.colno
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return error.problem or "not YAML", error.problem_mark.line + 1, error.problem_mark.column + 1
+    if isinstance(error, yaml.reader.ReaderError):
+        return error.reason, *_line_and_column(text, error.position)
+    if isinstance(error, _GivenTwiceError):
+        return str(error), *error.place
+    if isinstance(error, tomllib.TOMLDecodeError):
+        if found := re.search(r" \(at line (\d+), column (\d+)\)$", str(error)):
+            return str(error)[: found.start()], int(found[1]), int(found[2])
+        return str(error), *_line_and_column(text, len(text))
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error), 0, 0
+
+
+def _line_and_column(text: str, offset: int) -> tuple[int, int]:
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+class _GivenTwiceError(ValueError):
+    """A table has a key twice."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.place = (line, column)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, and says where a value is that cannot be made."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    mark = key.start_mark
+                    raise _GivenTwiceError(f"the key {key.value!r} is given twice", mark.line + 1, mark.column + 1)
+                seen.add((key.tag, key.value))
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return cast("Any", super()).construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            what = f"not a valid {node.tag.rpartition(':')[2]}: {error}"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
+
+
+def _parse_yaml(text: str) -> Any:
+    table = yaml.load(text, _Loader)  # a SafeLoader: makes plain values only
+    return {} if table is None else table
+
+
+def _parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique_keys)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise _GivenTwiceError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
+        table[key] = value
+    return table
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+    ".json": _parse_json,
+}

@@ -1,0 +1,73 @@
+"""`parse_mesh_shape`: the text form of a mesh shape, and what a shape may hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from keras_dist.errors import MeshError
+
+ALLOWED_NAME = "a name that is not '-' and has no ',', no '=' and no space around it"
+ALLOWED_SIZE = "an integer >= 1, or -1 for one axis: what the number of devices leaves for it"
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
+def parse_mesh_shape(text: str) -> dict[str, int]:
+    """The sizes of mesh axes by name, in the order in which `text` gives them.
+
+    Args:
+        text: `name=size` for each axis, joined by commas. Spaces around names and sizes do not count. One size may
+            be -1: what the number of devices leaves for it.
+
+    Returns:
+        Sizes by axis name.
+
+    Raises:
+        MeshError: `text` is empty, an item is not `name=size`, a name appears twice, a size is neither >= 1 nor -1,
+            or several are -1. The error names all of these that were found.
+
+    Example:
+        >>> parse_mesh_shape("data=4, model=2")
+        {'data': 4, 'model': 2}
+    """
+    problems: list[str] = []
+    shape: dict[str, int] = {}
+    for item in text.split(",") if text.strip() else ():
+        name, equals, size = (part.strip() for part in item.partition("="))
+        if not equals:
+            problems.append(f"{name!r} has no '='" if name else "nothing stands before or after a comma")
+            continue
+        if name in shape:
+            problems.append(f"axis {name!r} appears twice")
+        shape[name] = int(size) if _INTEGER.fullmatch(size) else 0
+        if problem := name_problem(name):
+            problems.append(problem)
+        if shape[name] < 1 and shape[name] != -1:
+            problems.append(f"axis {name!r} cannot have the size {size!r}")
+    if not problems and (problem := sizes_problem(shape.values())):
+        problems.append(problem)
+    if problems:
+        raise MeshError(
+            f"mesh shape {text!r}: {'; '.join(problems)}",
+            given=repr(text),
+            expected=f"name=size for each axis, joined by commas; a size is {ALLOWED_SIZE}",
+            fix='for example "data=2,model=4"',
+        )
+    return shape
+
+
+def name_problem(name: str) -> str:
+    """Why `name` cannot name a mesh axis, or an empty string."""
+    if not name.strip():
+        return "the name of an axis is empty"
+    usable = name == name.strip() and name != "-" and not set(name) & set(",=")
+    return "" if usable else f"an axis cannot be named {name!r}"
+
+
+def sizes_problem(sizes: Iterable[int]) -> str:
+    """Why the sizes do not go together, or an empty string."""
+    sizes = list(sizes)
+    if not sizes:
+        return "it has no axes"
+    return "several sizes are -1" if sizes.count(-1) > 1 else ""

@@ -1,0 +1,210 @@
+"""What the schema accepts and refuses, by itself and in files."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+import pytest
+
+from keras_dist.config import DistributionConfig, MeshConfig, RunConfig
+from keras_dist.config.checks import STRATEGIES
+from keras_dist.errors import ConfigError
+
+Load = Callable[..., RunConfig]
+Refused = Callable[..., ConfigError]
+
+MESH = {"shape": {"data": 2, "model": 4}}
+
+
+def text_with(distribution: dict[str, Any], mesh: Any = MESH) -> str:
+    return json.dumps({"mesh": mesh, "distribution": distribution})
+
+
+def test_the_default_is_data_parallel_on_the_first_axis() -> None:
+    config = RunConfig.model_validate({"mesh": MESH})
+    assert config.mesh.shape == {"data": 2, "model": 4}
+    assert config.distribution == DistributionConfig()
+    assert config.distribution.strategy == "data_parallel"
+    assert config.distribution.batch_axis is None
+    assert config.distribution.layout_axes() == {}
+
+
+def test_a_layout_makes_it_model_parallel() -> None:
+    assert DistributionConfig.model_validate({"layout": {"a": ["-"]}}).strategy == "model_parallel"
+    assert DistributionConfig.model_validate({"layout": {}}).strategy == "model_parallel"
+    assert DistributionConfig.model_validate({"layout": None, "strategy": None}).strategy == "data_parallel"
+    given = {"layout": {"a": ["-"]}, "strategy": "fully_sharded"}
+    assert DistributionConfig.model_validate(given).strategy == "fully_sharded"
+
+
+def test_layout_axes_are_ready_for_a_layout_map(loaded: Load) -> None:
+    layout = {"d1/kernel": ["-", "model"], "e/kernel": [["data", "model"], None], "b": [], ".*/bias": ["model"]}
+    config = loaded(text_with({"layout": layout}), ".json")
+    assert list(config.distribution.layout_axes().items()) == [
+        ("d1/kernel", (None, "model")),
+        ("e/kernel", (("data", "model"), None)),
+        ("b", ()),
+        (".*/bias", ("model",)),
+    ]
+
+
+def test_every_option_of_each_strategy(loaded: Load) -> None:
+    full = {"strategy": "fully_sharded", "axis": "data", "min_size_bytes": 0, "strict": True, "layout": {}}
+    config = loaded(text_with({**full, "batch_axis": ["data", "model"]}), ".json").distribution
+    assert (config.axis, config.min_size_bytes, config.strict) == ("data", 0, True)
+    assert config.batch_axis == ("data", "model")
+    config = loaded(text_with({"shard_optimizer": True, "batch_axis": "model"}), ".json").distribution
+    assert (config.strategy, config.shard_optimizer, config.batch_axis) == ("data_parallel", True, "model")
+    assert loaded(text_with({"strategy": "model_parallel", "strict": True}), ".json").distribution.strict
+
+
+def test_mesh_shape_may_be_text() -> None:
+    assert MeshConfig.model_validate({"shape": "model=4, data=-1"}).shape == {"model": 4, "data": -1}
+
+
+def test_models_are_frozen_and_keep_the_order_of_axes() -> None:
+    config = RunConfig.model_validate({"mesh": {"shape": {"model": 4, "data": 2}}})
+    assert list(config.mesh.shape) == ["model", "data"]
+    with pytest.raises(pydantic.ValidationError):
+        config.mesh = MeshConfig.model_validate(MESH)  # type: ignore[misc]
+
+
+def test_a_config_reads_back_from_its_dump() -> None:
+    distribution = {"layout": {"k": ["-", ["data", "model"]]}, "batch_axis": ["data", "model"], "strict": True}
+    sharded = RunConfig.model_validate({"mesh": MESH, "distribution": distribution})
+    for config in (sharded, RunConfig.model_validate({"mesh": MESH})):
+        assert RunConfig.model_validate(config.model_dump()) == config
+        assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
+
+
+def test_without_a_file_pydantic_raises_and_still_checks_across() -> None:
+    with pytest.raises(pydantic.ValidationError, match="no axis 'dta'"):
+        RunConfig.model_validate({"mesh": MESH, "distribution": {"batch_axis": "dta"}})
+    with pytest.raises(pydantic.ValidationError, match="not an option of strategy 'data_parallel'"):
+        DistributionConfig.model_validate({"axis": "data"})
+
+
+@pytest.mark.parametrize("size", ["4", True, 4.0, None, 0, -2, [4]])
+def test_sizes_are_strict(refused: Refused, size: object) -> None:
+    error = refused(text_with({}, {"shape": {"data": size}}), ".json")
+    assert error.summary.startswith("run.json: mesh.shape.data: an axis cannot have the size")
+    assert json.dumps(size) in error.given
+    assert error.expected.startswith("an integer >= 1, or -1 for one axis")
+    assert error.fix
+
+
+@pytest.mark.parametrize("name", ["", " ", "-", "a,b", "a=b", " data"])
+def test_axis_names_are_checked(refused: Refused, name: str) -> None:
+    error = refused(text_with({}, {"shape": {name: 2}}), ".json")
+    assert error.summary.startswith(f"run.json: mesh.shape.{json.dumps(name)}: ")
+    assert error.given == json.dumps(name)
+    assert "a name that is not '-'" in error.expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({}, "it has no axes"),
+        ({"data": -1, "model": -1}, "several sizes are -1"),
+        ("data=2,data=4", "axis 'data' appears twice"),
+        (8, "has the wrong type"),
+        ([["data", 8]], "has the wrong type"),
+    ],
+)
+def test_shapes_are_checked(refused: Refused, shape: object, said: str) -> None:
+    error = refused(text_with({}, {"shape": shape}), ".json")
+    assert error.summary.startswith("run.json: mesh.shape: ")
+    assert said in error.summary
+    assert json.dumps(shape) in error.given
+    assert "an integer >= 1, or -1 for one axis" in error.expected
+    assert error.fix.startswith("for example")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "place", "given", "allowed"),
+    [
+        ({"batch_axis": 3}, "batch_axis", "3", "an axis name, or a list of axis names"),
+        ({"batch_axis": []}, "batch_axis", "[]", "an axis name, or a list of axis names"),
+        ({"batch_axis": ["data", "data"]}, "batch_axis", '["data", "data"]', "each once"),
+        ({"strict": "yes", "layout": {}}, "strict", '"yes" (a string)', "true or false"),
+        ({"shard_optimizer": 1}, "shard_optimizer", "1 (an integer)", "true or false"),
+        ({"strategy": "fully_sharded", "min_size_bytes": -1}, "min_size_bytes", "-1", "an integer >= 0"),
+        ({"strategy": "fully_sharded", "min_size_bytes": 2.5}, "min_size_bytes", "2.5 (a float)", "an integer >= 0"),
+        ({"strategy": "fully_sharded", "min_size_bytes": True}, "min_size_bytes", "true (a boolean)", "an integer"),
+        ({"strategy": "fully_sharded", "axis": ["data"]}, "axis", '["data"] (a list)', "an axis name"),
+        ({"layout": ["data"]}, "layout", '["data"] (a list)', "a table"),
+        ({"layout": {"d1/kernel": "model"}}, 'layout."d1/kernel"', '"model"', "an entry for each dim"),
+        ({"layout": {"d1/kernel": ["-", 3]}}, 'layout."d1/kernel"[1]', "3", '"-" (in quotes) or null'),
+        ({"layout": {"d1/kernel": [[]]}}, 'layout."d1/kernel"[0]', "[]", "a list of axis names"),
+        ({"layout": {"k": [["data", "-"]]}}, "layout.k[0]", '["data", "-"]', "a list of axis names"),
+        ({"layout": {"k": [["data", None]]}}, "layout.k[0]", '["data", null]', "a list of axis names"),
+        ({"layout": {"k": ["data", ["model", "data"]]}}, "layout.k", '["model", "data"]', "on one dim at most"),
+        ({"layout": {"d(1": ["-"]}}, 'layout."d(1"', '"d(1"', "a regular expression for whole paths"),
+    ],
+)
+def test_refusal_gives_place_given_and_allowed(
+    refused: Refused, distribution: dict[str, Any], place: str, given: str, allowed: str
+) -> None:
+    error = refused(text_with(distribution), ".json")
+    assert error.summary.startswith(f"run.json: distribution.{place}: ")
+    assert given in error.given
+    assert allowed in error.expected
+    assert error.fix
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "takers"),
+    [
+        ("layout", {"k": ["-"]}, {"model_parallel", "fully_sharded"}),
+        ("strict", True, {"model_parallel", "fully_sharded"}),
+        ("axis", "data", {"fully_sharded"}),
+        ("min_size_bytes", 0, {"fully_sharded"}),
+        ("shard_optimizer", True, {"data_parallel"}),
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_options_belong_to_strategies(
+    loaded: Load, refused: Refused, strategy: str, option: str, value: object, takers: set[str]
+) -> None:
+    text = text_with({"strategy": strategy, option: value})
+    if strategy in takers:
+        assert loaded(text, ".json").distribution.strategy == strategy
+        return
+    error = refused(text, ".json")
+    assert error.summary == f"run.json: distribution.{option}: is not an option of strategy '{strategy}'"
+    assert f'strategy "{strategy}"' in error.given
+    for taker in takers:
+        assert repr(taker) in error.expected
+        assert repr(taker) in error.fix
+
+
+def test_an_option_for_the_default_strategy_says_so(refused: Refused) -> None:
+    error = refused(text_with({"axis": "data"}), ".json")
+    assert "is not an option of strategy 'data_parallel'" in error.summary
+    assert error.given == '"data", strategy "data_parallel" (the default)'
+
+
+@pytest.mark.parametrize(
+    ("distribution", "place"),
+    [
+        ({"batch_axis": "dta"}, "batch_axis"),
+        ({"batch_axis": ["model", "dta"]}, "batch_axis[1]"),
+        ({"strategy": "fully_sharded", "axis": "dta"}, "axis"),
+        ({"layout": {"d1/kernel": ["-", "dta"]}}, 'layout."d1/kernel"[1]'),
+        ({"layout": {"d1/kernel": [["model", "dta"], None]}}, 'layout."d1/kernel"[0][1]'),
+    ],
+)
+def test_axis_names_must_be_in_the_mesh(refused: Refused, distribution: dict[str, Any], place: str) -> None:
+    error = refused(text_with(distribution), ".json")
+    assert error.summary == f"run.json: distribution.{place}: the mesh has no axis 'dta' (did you mean 'data'?)"
+    assert error.given == '"dta"'
+    assert error.expected == 'an axis of the mesh: "data", "model" (from mesh.shape)'
+    assert error.fix == 'write "data"'
+
+
+def test_an_axis_like_no_other(refused: Refused) -> None:
+    error = refused(text_with({"batch_axis": "xyz"}), ".json")
+    assert "did you mean" not in str(error)
+    assert error.fix == 'write one of these, or add "xyz" to the mesh'
+    assert refused(text_with({"batch_axis": "-"}), ".json").fix == "write one of these"
