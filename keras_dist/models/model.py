@@ -175,8 +175,8 @@ class Model:
         """
         table = summary_table(self._cell.plan, self._cell.state_plan)
         if print_fn is None:
-            console = Console()
-            console.print(table, width=None if console.is_terminal else TABLE_WIDTH)
+            terminal = Console()
+            (terminal if terminal.is_terminal else Console(width=TABLE_WIDTH)).print(table)
         else:
             print_fn(render_text(table))
 
