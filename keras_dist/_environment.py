@@ -7,8 +7,10 @@ is aborted. `PJRT_NPROC` sizes the pool; it is read once, when the backend start
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 
 _XLA_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _THREADS_PER_DEVICE = 2
@@ -36,3 +38,15 @@ def size_thread_pool(device_count: int) -> None:
     current = os.environ.get("PJRT_NPROC", "")
     if device_count > 1 and not (current.isdigit() and int(current) >= needed):
         os.environ["PJRT_NPROC"] = str(needed)
+
+
+def release_freed_memory() -> None:
+    """Give freed memory back to the operating system, where the C library can do so (glibc).
+
+    XLA's CPU client allocates with `malloc`, which keeps freed blocks of up to 32 MiB. Temporaries that were freed
+    around arrays that live on would otherwise stay part of the process for as long as those arrays.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from keras_dist import _jax
+from keras_dist import _environment, _jax
 
 _SMALL_BYTES = 1 << 20
 
@@ -40,6 +40,8 @@ class CompiledInit:
         leaves: list[Any] = [None] * self._treedef.num_leaves
         for group, program in zip(self._groups, self.programs, strict=True):
             values = jax.block_until_ready(program(*flat_args))
+            if len(self.programs) > 1:
+                _environment.release_freed_memory()
             for index, value in zip(group, values, strict=True):
                 leaves[index] = value
         return self._treedef.unflatten(leaves)
