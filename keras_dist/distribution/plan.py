@@ -211,7 +211,7 @@ class LayoutPlan:
         Raises:
             LayoutError: structure or a shape differs; names the first array that does.
         """
-        planned, given = [row.path for row in self.rows], leaf_paths(tree)
+        planned, given = leaf_paths(self.treedef.unflatten(self.rows)), leaf_paths(tree)
         if given != planned:
             missing = [path for path in planned if path not in given]
             extra = [path for path in given if path not in planned]

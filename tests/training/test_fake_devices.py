@@ -1,0 +1,60 @@
+"""Collectives on more fake devices than cores neither deadlock nor abort the process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+STEPS = 2000
+
+PROGRAM = f"""
+import os, sys
+devices, cores, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+import keras_dist as kd
+if how == "use_cpu_devices":
+    kd.use_cpu_devices(devices)
+import jax, numpy as np
+from flax import nnx
+assert jax.device_count() == devices
+kd.set_distribution(kd.DataParallel())
+model = kd.Model.from_nnx(lambda rngs: nnx.Linear(4, 4, rngs=rngs), seed=0)
+model.compile("sgd", "mse")
+x = np.ones((devices, 4), "float32")
+assert "all-reduce" in model.lower_train_step(x, x).compile().as_text()
+steps = np.ones((devices * {STEPS}, 4), "float32")
+model.fit(steps, steps, batch_size=devices, verbose=0)
+print("steps", int(model.state.step))
+"""
+
+
+def environment(devices, how):
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC", "NPROC")}
+    # a deadlock shows after 15 seconds instead of 60
+    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=15"
+    if how == "XLA_FLAGS":
+        flags += f" --xla_force_host_platform_device_count={devices}"
+    return {**kept, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "how"),
+    [
+        (8, 2, "use_cpu_devices"),
+        (8, 1, "XLA_FLAGS"),
+        (32, 2, "XLA_FLAGS"),
+        (32, 1, "use_cpu_devices"),
+    ],
+)
+def test_2000_all_reduce_steps_finish(devices, cores, how):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(devices), str(cores), how],
+        env=environment(devices, how),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == f"steps {STEPS}"
