@@ -1,0 +1,89 @@
+"""The compiled train step communicates what the textbook says, and nothing else."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests.training.collectives import collectives_of, of_kind
+
+ROWS, WIDTH, HIDDEN = 16, 64, 128
+X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs, use_bias=True):
+        self.up = nnx.Linear(WIDTH, HIDDEN, use_bias=use_bias, rngs=rngs)
+        self.down = nnx.Linear(HIDDEN, WIDTH, use_bias=use_bias, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+class TwoBlocks(nnx.Module):
+    def __init__(self, rngs):
+        self.first = MLP(rngs, use_bias=False)
+        self.second = MLP(rngs, use_bias=False)
+
+    def __call__(self, x):
+        return self.second(self.first(x))
+
+
+def megatron(mesh):
+    """Columns of the first kernel and rows of the second over the model axis."""
+    rules = kd.LayoutMap(kd.DeviceMesh(mesh))
+    rules[".*up/kernel"] = (None, "model")
+    rules[".*down/kernel"] = ("model", None)
+    return kd.ModelParallel(rules, "data")
+
+
+def train_step_collectives(distribution, factory, x=X):
+    with distribution.scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+        model.compile("adam", "mse")
+        return collectives_of(model.lower_train_step(x, x))
+
+
+def test_data_parallel_reduces_all_gradients_at_once():
+    found = train_step_collectives(kd.DataParallel(), lambda rngs: MLP(rngs))
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    reduced = [shapes for shapes in of_kind(found, "all-reduce") if any(shapes)]
+    assert len(reduced) == 1
+    assert sorted(shape for shape in reduced[0] if shape) == sorted(
+        [(WIDTH, HIDDEN), (HIDDEN,), (HIDDEN, WIDTH), (WIDTH,)]
+    )
+
+
+def test_column_and_row_parallel_mlp_reduces_its_activation_once():
+    found = train_step_collectives(megatron("data=1,model=8"), lambda rngs: MLP(rngs, use_bias=False))
+    assert found == [("all-reduce", [(ROWS, WIDTH)])]
+
+
+def test_two_blocks_reduce_twice_forward_and_once_backward():
+    # the input of the first block needs no gradient; with it there would be four
+    found = train_step_collectives(megatron("data=1,model=8"), TwoBlocks)
+    assert found == [("all-reduce", [(ROWS, WIDTH)])] * 3
+
+
+def test_two_blocks_with_data_parallelism_add_one_gradient_reduction():
+    found = train_step_collectives(megatron("data=2,model=4"), TwoBlocks)
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    activations = [shapes for shapes in of_kind(found, "all-reduce") if shapes == [(ROWS // 2, WIDTH)]]
+    gradients = [shapes for shapes in of_kind(found, "all-reduce") if (WIDTH, HIDDEN // 4) in shapes]
+    assert len(activations) == 3
+    assert len(gradients) == 1
+    assert sorted(shape for shape in gradients[0] if shape) == sorted([(WIDTH, HIDDEN // 4), (HIDDEN // 4, WIDTH)] * 2)
+
+
+@pytest.mark.parametrize("mesh", ["data=1,model=8", "data=2,model=4", "data=4,model=2"])
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 3])
+def test_no_step_gathers_a_whole_sharded_weight(mesh, rows):
+    found = train_step_collectives(megatron(mesh), TwoBlocks, X[:rows])
+    gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
+    assert not {(WIDTH, HIDDEN), (HIDDEN, WIDTH)} & set(gathered)
+
+
+def test_zero_1_gathers_each_update_once():
+    found = train_step_collectives(kd.DataParallel(shard_optimizer=True), lambda rngs: MLP(rngs))
+    gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
+    assert sorted(gathered) == sorted([(WIDTH, HIDDEN), (HIDDEN,), (HIDDEN, WIDTH), (WIDTH,)])
