@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +11,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
-
-if TYPE_CHECKING:
-    from keras_dist.training.cell import StateCell
+from keras_dist.training.cell import StateCell, host_copy
 
 
 class ModelVariable:
@@ -46,8 +44,8 @@ class ModelVariable:
         return place_copy(self._cell.read(self.path), self.layout.backend_layout)
 
     def numpy(self) -> np.ndarray:
-        """Its current value on the host."""
-        return np.array(self._cell.read(self.path))
+        """Its current value on the host; of a PRNG key its data."""
+        return host_copy(self._cell.read(self.path))
 
     def assign(self, value: Any) -> None:
         """Set its value, from the next step on. Layout and dtype stay as they are.

@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from keras_dist import _jax
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -121,3 +123,8 @@ class StateCell:
     @property
     def _indices(self) -> dict[str, int]:
         return {spec.path: index for index, spec in enumerate(self.graph.specs)}
+
+
+def host_copy(array: jax.Array) -> np.ndarray:
+    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype."""
+    return np.array(jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array)

@@ -13,6 +13,7 @@ from keras_dist import losses, random
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import EquivalenceError, ModelError
+from keras_dist.training.cell import host_copy
 from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.graph import trace_factory
 from keras_dist.training.step import Forward, Objective, default_call
@@ -114,15 +115,10 @@ def _run(
     paths = [spec.path for spec in graph.specs]
     gradient_paths = jax.tree.leaves(graph.nest(paths)[0])
     return _Outcome(
-        {path: _host(leaf) for path, leaf in zip(paths, leaves, strict=True)},
+        {path: host_copy(leaf) for path, leaf in zip(paths, leaves, strict=True)},
         float(value),
-        {path: _host(leaf) for path, leaf in zip(gradient_paths, jax.tree.leaves(gradients), strict=True)},
+        {path: host_copy(leaf) for path, leaf in zip(gradient_paths, jax.tree.leaves(gradients), strict=True)},
     )
-
-
-def _host(leaf: Any) -> np.ndarray:
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _compare_values(reference: _Outcome, other: _Outcome, names: tuple[Distribution, Distribution]) -> None:

@@ -1,0 +1,30 @@
+"""The distributions that tests compare: one device, a (data, model) mesh with rules, fully sharded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras_dist as kd
+
+RULES: dict[str, tuple[Any, ...]] = {"d1/kernel": (None, "model"), "d2/kernel": ("model", None)}
+"""Column, then row parallel: for `networks.Plain`, `Noisy` and `ForeignNorm`."""
+
+MESHES = ["data=8,model=1", "data=4,model=2", "data=2,model=4", "data=1,model=8"]
+FULLY_SHARDED = ["fully data=8", "fully data=2,model=4"]
+ALL = ["one device", *MESHES, *FULLY_SHARDED]
+
+
+def one_device() -> kd.Distribution:
+    return kd.DataParallel(devices=kd.list_devices()[:1])
+
+
+def on(name: str, rules: Mapping[str, tuple[Any, ...]] = RULES) -> kd.Distribution:
+    """The distribution called `name`, one of `ALL`."""
+    if name == "one device":
+        return one_device()
+    if name == "fully data=8":
+        return kd.FullySharded(kd.DeviceMesh("data=8"))
+    layout_map = kd.LayoutMap(kd.DeviceMesh(name.removeprefix("fully ")))
+    layout_map.update(rules)
+    if name.startswith("fully"):
+        return kd.FullySharded(layout_map.device_mesh, axis="data", layout_map=layout_map, strict=True)
+    return kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)

@@ -1,0 +1,215 @@
+"""`Model.from_nnx`: factories and ready modules, `call=`, pytrees, modules of every shape."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests import layouts, networks
+from tests.networks import Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def values_of(model):
+    return {variable.path: variable.numpy() for variable in model.variables}
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [Plain, lambda rngs: Plain(rngs), lambda *, rngs: Plain(rngs=rngs), functools.partial(Plain)],
+    ids=["class", "positional lambda", "keyword lambda", "partial"],
+)
+def test_a_factory_gives_what_it_gives_without_keras_dist(factory):
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(factory, seed=3)
+    expected = Plain(nnx.Rngs(3))
+    for path, value in values_of(model).items():
+        layer, name = path.split("/")
+        np.testing.assert_array_equal(value, np.asarray(getattr(getattr(expected, layer), name)[...]), err_msg=path)
+
+
+def test_a_ready_module_is_placed_by_the_rules_with_its_values():
+    module = Noisy(nnx.Rngs(3))
+    with layouts.on("data=2,model=4").scope():
+        born, placed = kd.Model.from_nnx(Noisy, seed=3), kd.Model.from_nnx(module, seed=3)
+    for path, value in values_of(born).items():
+        assert value.tobytes() == values_of(placed)[path].tobytes(), path
+    assert [v.value.sharding for v in placed.variables] == [v.value.sharding for v in born.variables]
+
+
+def test_variables_live_where_the_plan_says():
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    shapes = {v.path: {shard.data.shape for shard in v.value.addressable_shards} for v in model.variables}
+    assert shapes == {"d1/bias": {(16,)}, "d1/kernel": {(8, 4)}, "d2/bias": {(4,)}, "d2/kernel": {(4, 4)}}
+    assert model.layout_plan.row("d1/kernel").axes == (None, "model")
+
+
+def test_without_a_distribution_a_model_lives_on_the_first_device():
+    model = kd.Model.from_nnx(Plain)
+    assert set().union(*(v.value.sharding.device_set for v in model.variables)) == {jax.devices()[0]}
+
+
+PATHS = {
+    Tied: ["encoder/kernel"],
+    Buffered: ["d1/bias", "d1/kernel", "order", "scale"],
+    Sower: ["d1/bias", "d1/kernel"],
+    Stack: [f"{layer}/{name}" for layer in ("head", "layers/0", "layers/1") for name in ("bias", "kernel")],
+    Scanned: ["blocks/dense/bias", "blocks/dense/kernel", "blocks/drop/rngs/count", "blocks/drop/rngs/key"]
+    + ["head/bias", "head/kernel"],
+    networks.Annotated: ["d1/bias", "d1/kernel"],
+    MuNu: ["mu/bias", "mu/kernel", "nu/bias", "nu/kernel"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")
+@pytest.mark.parametrize("factory", PATHS, ids=lambda factory: factory.__name__)
+def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factory):
+    with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    assert [v.path for v in model.variables] == PATHS[factory]
+    x, y = blobs(64)
+    model.compile("adam", loss="mse" if factory is Tied else LOSS)
+    model.optimizer.learning_rate = 0.02
+    loss = model.fit(x, x if factory is Tied else y, batch_size=32, epochs=5, verbose=0).history["loss"]
+    assert loss[-1] < 0.8 * loss[0]
+    module = model.module
+    module.eval()
+    np.testing.assert_allclose(model.predict(x, verbose=0), module(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["encoder/kernel", "tied_kernel"])
+def test_a_tied_weight_is_one_variable_under_either_name(path):
+    rules = kd.LayoutMap(kd.DeviceMesh("data=8"))
+    rules[path] = ("data", None)
+    with kd.ModelParallel(rules, strict=True).scope():
+        model = kd.Model.from_nnx(Tied, seed=0)
+    (variable,) = model.variables
+    assert variable.layout.axes == ("data", None)
+    model.compile("sgd", loss="mse")
+    model.train_on_batch(*[blobs(8)[0]] * 2)
+    module = model.module
+    assert module.encoder.kernel is module.tied_kernel
+
+
+def test_slots_of_modules_called_mu_and_nu_belong_to_their_own_parameters():
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    rules["mu/kernel"], rules["nu/kernel"] = (None, "model"), ("model", None)
+    with kd.ModelParallel(rules, strict=True).scope():
+        model = kd.Model.from_nnx(MuNu, seed=0)
+        model.compile("adam", loss=LOSS)
+    (adam,) = [n for n in jax.tree.leaves(model.state.slots, is_leaf=is_adam) if is_adam(n)]
+    for slots in (adam.mu, adam.nu):
+        assert slots["mu"]["kernel"].sharding.spec == jax.sharding.PartitionSpec(None, "model")
+        assert slots["nu"]["kernel"].sharding.spec == jax.sharding.PartitionSpec("model", None)
+
+
+def is_adam(node):
+    return hasattr(node, "mu") and hasattr(node, "nu")
+
+
+def test_dicts_in_and_dicts_out():
+    with kd.DataParallel().scope():
+        model = kd.Model.from_nnx(TwoInputs, seed=0)
+    random = np.random.default_rng(0)
+    x = {"a": random.normal(size=(20, 8)).astype("f4"), "b": random.normal(size=(20, 2)).astype("f4")}
+    y = {"total": np.zeros((20, 3), "f4")}
+
+    def loss(y_true, y_pred):
+        return ((y_pred["sum"] - y_true["total"]) ** 2).mean(-1)
+
+    model.compile("sgd", loss=loss)
+    history = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+    found = model.predict(x, batch_size=16, verbose=0)
+    expected = model.module(x)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
+
+
+class TestCall:
+    def test_it_gets_the_module_the_batch_the_mode_and_streams(self):
+        seen = []
+
+        def call(module, x, training, rngs):
+            seen.append((type(module), x.shape, training, type(rngs)))
+            return module(x)
+
+        model = kd.Model.from_nnx(Plain, call)
+        model.compile("sgd", loss=LOSS)
+        x, y = blobs(4)
+        model.train_on_batch(x, y)
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+        assert [entry[2] for entry in seen] == [True, False, False]
+        assert {entry[:2] + entry[3:] for entry in seen} == {(Plain, (4, 8), nnx.Rngs)}
+
+    def test_dropout_can_draw_from_its_streams_anew_in_each_step(self):
+        class NeedsRngs(nnx.Module):
+            def __init__(self, rngs):
+                self.drop = nnx.Dropout(0.5)
+                self.scale = nnx.Param(jax.numpy.ones(()))
+
+            def __call__(self, x, training, rngs):
+                return self.scale * self.drop(x, deterministic=not training, rngs=rngs)
+
+        model = kd.Model.from_nnx(NeedsRngs, lambda m, x, training, rngs: m(x, training, rngs), seed=0)
+        model.compile(kd.optimizers.get("sgd", 0.0), loss=lambda y_true, y_pred: y_pred.mean(-1))
+        x = np.ones((4, 64), "f4")
+        first, second = model.train_on_batch(x), model.train_on_batch(x)
+        assert first != second
+        assert first != 1.0
+        assert model.test_on_batch(x) == 1.0
+
+    def test_without_it_the_module_is_in_training_or_evaluation_mode(self):
+        modes = []
+
+        class Watching(nnx.Module):
+            def __init__(self, rngs):
+                self.drop = nnx.Dropout(0.5, rngs=rngs)
+                self.d1 = nnx.Linear(8, 4, rngs=rngs)
+
+            def __call__(self, x):
+                modes.append(self.drop.deterministic)
+                return self.d1(x)
+
+        model = kd.Model.from_nnx(Watching)
+        model.compile("sgd", loss=LOSS)
+        x, y = blobs(4)
+        model.train_on_batch(x, y)
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+        assert modes == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: Plain(nnx.Rngs(0)), r"factory\(rngs=rngs\)"),
+        (lambda rngs, width: Plain(rngs), r"cannot be called as factory\(rngs=rngs\)"),
+        (lambda rngs: {"kernel": 1}, "the factory's result is not a flax.nnx.Module"),
+        ({"kernel": np.ones(3)}, "neither a module nor a factory"),
+        (None, "neither a module nor a factory"),
+    ],
+    ids=["no rngs", "second argument", "dict made", "dict given", "none"],
+)
+def test_what_is_not_a_module_is_refused_with_the_remedy(given, message):
+    with pytest.raises(kd.errors.ModelError, match=message) as caught:
+        kd.Model.from_nnx(given)
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_an_abstract_module_is_refused():
+    module = nnx.eval_shape(lambda: Plain(nnx.Rngs(0)))
+    with pytest.raises(kd.errors.ModelError, match="holds shapes, not arrays"):
+        kd.Model.from_nnx(module)
+
+
+def test_a_model_is_not_made_by_calling_the_class():
+    with pytest.raises(kd.errors.ModelError, match="from_nnx"):
+        kd.Model(Plain(nnx.Rngs(0)))

@@ -1,0 +1,95 @@
+"""One seed owns initial values and Dropout; that of fit shuffles only."""
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from tests.networks import Noisy, Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture(autouse=True)
+def forget_seed(monkeypatch):
+    monkeypatch.setattr(kd.random, "_seed", None)
+
+
+def initial(**options):
+    return {v.path: v.numpy().tobytes() for v in kd.Model.from_nnx(Noisy, **options).variables}
+
+
+def test_set_random_seed_fixes_models_built_later():
+    kd.set_random_seed(5)
+    first, second = initial(), initial()
+    assert first == second == initial(seed=5)
+
+
+def test_it_is_at_kerass_place_too():
+    kd.utils.set_random_seed(6)
+    assert initial() == initial(seed=6)
+
+
+def test_seed_wins_over_set_random_seed():
+    kd.set_random_seed(5)
+    assert initial(seed=1) != initial()
+
+
+def test_without_a_seed_two_models_differ():
+    assert initial() != initial()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", True, None])
+def test_what_is_no_seed_is_refused(seed):
+    with pytest.raises(kd.errors.ModelError, match="seed") as caught:
+        kd.set_random_seed(seed)
+    assert repr(seed) in caught.value.given
+
+
+def losses(model_seed, factory=Noisy, **options):
+    model = kd.Model.from_nnx(factory, seed=model_seed)
+    model.compile("sgd", loss=LOSS)
+    return model.fit(*blobs(24), batch_size=8, epochs=2, verbose=0, **options).history["loss"]
+
+
+def test_dropout_follows_the_models_seed():
+    class SameWeights(Noisy):
+        def __init__(self, rngs):
+            super().__init__(rngs)
+            for layer in (self.d1, self.d2):
+                layer.kernel[...] = np.full(layer.kernel.shape, 0.1, "f4")
+
+    assert losses(1, SameWeights, shuffle=False) != losses(2, SameWeights, shuffle=False)
+    assert losses(1, SameWeights, shuffle=False) == losses(1, SameWeights, shuffle=False)
+
+
+def test_fits_seed_changes_neither_initial_values_nor_dropout():
+    assert losses(1, seed=10, shuffle=False) == losses(1, seed=11, shuffle=False)
+
+
+def test_fits_seed_fixes_the_order_of_rows():
+    assert losses(1, Plain, seed=10) == losses(1, Plain, seed=10)
+    assert losses(1, Plain, seed=10) != losses(1, Plain, seed=11)
+
+
+def test_the_order_follows_from_the_models_seed_and_changes_from_epoch_to_epoch_and_fit_to_fit():
+    orders = []
+
+    def recording_model():
+        model = kd.Model.from_nnx(Plain, seed=1)
+        model.compile("sgd", loss=lambda y_true, y_pred: y_pred.mean(-1) * 0 + y_true)
+        return model
+
+    class Order(kd.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            orders.append([])
+
+        def on_train_batch_end(self, batch, logs=None):
+            orders[-1].append(round(logs["loss"] * (batch + 1)))
+
+    x, y = blobs(12)[0], 2.0 ** np.arange(12)
+    for model in (recording_model(), recording_model()):
+        for _ in range(2):
+            model.fit(x, y.astype("f4"), batch_size=1, epochs=2, verbose=0, callbacks=[Order()])
+    assert len({tuple(order) for order in orders[:4]}) == 4
+    assert orders[:4] == orders[4:]
+    assert all(order[-1] == 2**12 - 1 for order in orders), "every row once"
