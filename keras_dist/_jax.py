@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core
 import numpy as np
 from flax import nnx
@@ -32,7 +33,7 @@ def is_variable(node: Any) -> bool:
 
 def is_key_dtype(dtype: Any) -> bool:
     """Whether `dtype` is that of typed PRNG keys (`key<fry>`)."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def itemsize(dtype: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 Parts = tuple[str | int, ...]
@@ -13,7 +13,7 @@ def parts_of(key_path: Sequence[Any]) -> Parts:
     return tuple(_name(key) for key in key_path)
 
 
-def join(parts: Iterable[str | int]) -> str:
+def join(parts: Iterable[Hashable]) -> str:
     """`("layers", 0, "kernel")` -> `"layers/0/kernel"`."""
     return "/".join(str(part) for part in parts)
 

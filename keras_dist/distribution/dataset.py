@@ -50,7 +50,8 @@ def shard_dataset(
 
 
 def _batch_size(dataset: Any, tensorflow: Any) -> int:
-    from tensorflow.python.data.experimental.ops import distribute  # noqa: PLC0415  (an optional extra)
+    # an optional extra, imported only for a data set that is one of its own
+    from tensorflow.python.data.experimental.ops import distribute  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
 
     specs = tensorflow.nest.flatten(dataset.element_spec)
     batched = all(hasattr(spec, "shape") and spec.shape.rank for spec in specs)

@@ -49,7 +49,7 @@ def device_name(device: Any) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def find_device(device: Any) -> jax.Device:
+def find_device(device: Any) -> Any:
     """The `jax.Device` called `device`.
 
     Raises:
@@ -117,7 +117,7 @@ def _confirm_cpu_devices(count: int) -> None:
         )
 
 
-def _devices_of(device_type: str | None) -> list[jax.Device]:
+def _devices_of(device_type: str | None) -> list[Any]:
     try:
         return jax.devices(device_type.lower() if device_type else None)
     except RuntimeError as error:

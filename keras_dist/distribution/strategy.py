@@ -163,7 +163,8 @@ class Distribution:
             if spec.role in PLANNED_BY_RULE:
                 layouts.append(self._decide(spec, errors))
             else:
-                layouts.append((TensorLayout.replicated(len(spec.shape), self.device_mesh).because(spec.role),) * 2)
+                replicated = TensorLayout.replicated(len(spec.shape), self.device_mesh).because(spec.role)
+                layouts.append((replicated, replicated))
         rules = self.layout_map
         without_effect = lint.check_rules(rules, specs) if rules is not None else []
         lint.report(errors, without_effect, self.device_mesh, strict=self.strict)

@@ -46,9 +46,7 @@ class VariableSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
 
 
-def describe_variables(
-    tree: Any, tied: Sequence[Sequence[str]] = ()
-) -> tuple[list[VariableSpec], jax.tree_util.PyTreeDef]:
+def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
     """The arrays of `tree` in flattening order, and its structure.
 
     Args:

@@ -39,6 +39,15 @@ class Model:
     Source: `keras.Model`.
     """
 
+    stop_training: bool
+    _seed: int
+    _call: Callable[[Any, Any, bool, nnx.Rngs], Any]
+    _fits: int
+    _cell: StateCell
+    _recipe: Recipe | None
+    _distribution: Distribution
+    _trainer: Trainer
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ModelError(
             "Model cannot be called directly",
@@ -83,7 +92,7 @@ class Model:
         self._seed = random.current_seed() if seed is None else random.check_seed(seed)
         self._call = call or default_call
         self._fits = 0
-        self._recipe: Recipe | None = None
+        self._recipe = None
         distribution = scope.distribution() or DataParallel(devices=devices.list_devices()[:1])
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)

@@ -40,7 +40,7 @@ def with_learning_rate(
     def init(params: Any) -> LearningRateState:
         return LearningRateState(jnp.asarray(learning_rate, jnp.float32), inner.init(params))
 
-    def update(updates: Any, state: LearningRateState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         updates, inner_state = inner.update(updates, state.inner, params, **extra)
         rate = state.learning_rate
         updates = jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates)

@@ -55,8 +55,8 @@ class Trainer:
         self._predict_step = steps.make_predict_step(forward)
         self._log_names: list[str] | None = None
         self._tensor_rules_checked = False
-        self._train_step: TrainStep | None = None
-        self._test_step: Callable[..., Any] | None = None
+        self._train_step: Any = None
+        self._test_step: Any = None
         self._test_names: list[str] = []
         if recipe is not None:
             self._use(recipe)
