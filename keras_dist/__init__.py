@@ -6,12 +6,46 @@ Names are loaded when they are first used: `import keras_dist` imports no JAX an
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_dist import _environment
 
+if TYPE_CHECKING:
+    from keras_dist import callbacks as callbacks
+    from keras_dist import config as config
+    from keras_dist import datasets as datasets
+    from keras_dist import distribution as distribution
+    from keras_dist import errors as errors
+    from keras_dist import layers as layers
+    from keras_dist import losses as losses
+    from keras_dist import metrics as metrics
+    from keras_dist import optimizers as optimizers
+    from keras_dist import random as random
+    from keras_dist import training as training
+    from keras_dist import utils as utils
+    from keras_dist.assembly import distribution_from_config as distribution_from_config
+    from keras_dist.callbacks import History as History
+    from keras_dist.distribution import DataParallel as DataParallel
+    from keras_dist.distribution import DeviceMesh as DeviceMesh
+    from keras_dist.distribution import Distribution as Distribution
+    from keras_dist.distribution import FullySharded as FullySharded
+    from keras_dist.distribution import LayoutMap as LayoutMap
+    from keras_dist.distribution import LayoutPlan as LayoutPlan
+    from keras_dist.distribution import ModelParallel as ModelParallel
+    from keras_dist.distribution import TensorLayout as TensorLayout
+    from keras_dist.distribution import distribute_tensor as distribute_tensor
+    from keras_dist.distribution import get_device_count as get_device_count
+    from keras_dist.distribution import initialize as initialize
+    from keras_dist.distribution import list_devices as list_devices
+    from keras_dist.distribution import set_distribution as set_distribution
+    from keras_dist.distribution import use_cpu_devices as use_cpu_devices
+    from keras_dist.models import Model as Model
+    from keras_dist.random import set_random_seed as set_random_seed
+    from keras_dist.training import check_equivalence as check_equivalence
+
 __version__ = "0.1.0"
 
+# XLA reads the size of its thread pool when the first device is touched, so it must be right before that
 _environment.size_thread_pool(_environment.fake_device_count())
 
 _PACKAGES = (
@@ -25,43 +59,43 @@ _PACKAGES = (
     "metrics",
     "optimizers",
     "random",
+    "training",
     "utils",
 )
-
-_NAMES = {
+_PACKAGE_OF = {
     "DataParallel": "distribution",
     "DeviceMesh": "distribution",
     "Distribution": "distribution",
     "FullySharded": "distribution",
+    "History": "callbacks",
     "LayoutMap": "distribution",
     "LayoutPlan": "distribution",
+    "Model": "models",
     "ModelParallel": "distribution",
     "TensorLayout": "distribution",
+    "check_equivalence": "training",
     "distribute_tensor": "distribution",
+    "distribution_from_config": "assembly",
     "get_device_count": "distribution",
     "initialize": "distribution",
     "list_devices": "distribution",
     "set_distribution": "distribution",
-    "use_cpu_devices": "distribution",
-    "Model": "models",
-    "History": "callbacks",
-    "check_equivalence": "training",
-    "distribution_from_config": "assembly",
     "set_random_seed": "random",
+    "use_cpu_devices": "distribution",
 }
 
-__all__ = sorted([*_PACKAGES, *_NAMES, "__version__"])
+__all__ = [*_PACKAGES, *_PACKAGE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"keras_dist.{name}")
-    if name in _NAMES:
-        value = getattr(importlib.import_module(f"keras_dist.{_NAMES[name]}"), name)
+    if name in _PACKAGE_OF:
+        value = getattr(importlib.import_module(f"keras_dist.{_PACKAGE_OF[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'keras_dist' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, "__version__"])

@@ -42,10 +42,10 @@ def get_device_count(device_type: str | None = None) -> int:
 
 
 def device_name(device: Any) -> str:
-    """`"cpu:0"` for a `jax.Device`; a string is returned in its full form (`"cpu"` is `"cpu:0"`)."""
+    """`"cpu:0"` for a `jax.Device`; a string is returned in its full form (`"CPU"` is `"cpu:0"`)."""
     if isinstance(device, jax.Device):
         return f"{device.platform}:{device.id}"
-    name = str(device)
+    name = str(device).lower()
     return name if ":" in name else f"{name}:0"
 
 
@@ -59,7 +59,7 @@ def find_device(device: Any) -> Any:
         return device
     name = device_name(device)
     device_type, _, device_id = name.partition(":")
-    candidates = _devices_of(device_type.lower())
+    candidates = _devices_of(device_type)
     for candidate in candidates:
         if str(candidate.id) == device_id:
             return candidate

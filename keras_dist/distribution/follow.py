@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
+import numpy as np
 
-from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist.distribution.layout import Axis
 
 
-def map_followers(treedef: Any, parameters: Sequence[Any], tree: Any, assign: Callable[[Any, Any], Any]) -> Any:
-    """`tree` with each leaf replaced by `assign(parameter or None, leaf)`.
+class Parameter(Protocol):
+    """What a parameter's followers must know of it."""
 
-    A leaf belongs to a parameter when it lies in the topmost subtree that has the parameters' tree as a prefix. Names
-    play no part, so a module called `mu` cannot be mistaken for a slot.
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+P = TypeVar("P", bound=Parameter)
+Owned = list[tuple[P | None, Any]]
+
+
+def owners(treedef: Any, parameters: Sequence[P], tree: Any) -> Owned[P]:
+    """The parameter each leaf of `tree` belongs to, or None, beside the leaf; in flattening order.
+
+    Leaves belong to parameters where a subtree has the parameters' tree as a prefix. Names play no part, so a module
+    called `mu` cannot be mistaken for a slot. Where a subtree and one inside it both have it (parameters `(w, b)`,
+    and optax's tuple of two states), the one whose shapes agree better counts.
 
     Args:
         treedef: structure of the parameters.
         parameters: one object for each leaf of `treedef`.
         tree: any pytree: an optimizer state, gradients, an average of the parameters.
-        assign: called once for each leaf of `tree`.
     """
 
-    def visit(node: Any) -> Any:
+    def explain(node: Any) -> Owned[P]:
+        children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
+        is_leaf = len(children) == 1 and children[0] is node
+        inside: Owned[P] = [(None, node)] if is_leaf else [pair for child in children for pair in explain(child)]
         try:
             subtrees = treedef.flatten_up_to(node)
         except (ValueError, TypeError, KeyError):
-            children, structure = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
-            if len(children) == 1 and children[0] is node:
-                return assign(None, node)
-            return structure.unflatten([visit(child) for child in children])
-        return treedef.unflatten(
-            [
-                jax.tree.map(lambda leaf, parameter=parameter: assign(parameter, leaf), subtree)
-                for parameter, subtree in zip(parameters, subtrees, strict=True)
-            ]
-        )
+            return inside
+        here: Owned[P] = [
+            (parameter, leaf)
+            for parameter, subtree in zip(parameters, subtrees, strict=True)
+            for leaf in jax.tree.leaves(subtree)
+        ]
+        is_owned_inside = any(parameter is not None for parameter, _ in inside)
+        return inside if is_owned_inside and _agreement(inside) >= _agreement(here) else here
 
     if treedef.num_leaves == 0:
-        return jax.tree.map(lambda leaf: assign(None, leaf), tree)
-    return visit(tree)
+        return [(None, leaf) for leaf in jax.tree.leaves(tree)]
+    return explain(tree)
+
+
+def _agreement(owned: Owned[Any]) -> tuple[int, int]:
+    """How many leaves have their parameter's shape, and how many have one that follows from it."""
+    shapes = [(np.shape(leaf), parameter.shape) for parameter, leaf in owned if parameter is not None]
+    related = [follower_axes(shape, whole, (None,) * len(whole)) for shape, whole in shapes]
+    return sum(shape == whole for shape, whole in shapes), sum(axes is not None for axes in related)
 
 
 def follower_axes(
-    shape: tuple[int, ...], parameter_shape: tuple[int, ...], layout: TensorLayout, name: str = ""
+    shape: tuple[int, ...], parameter_shape: tuple[int, ...], axes: tuple[Axis, ...], slot: str = ""
 ) -> tuple[Axis, ...] | None:
     """The axes of an array of `shape` that follows a parameter, or None when it has none of its dims.
 
@@ -56,10 +79,10 @@ def follower_axes(
     Args:
         shape: dims of the follower.
         parameter_shape: dims of the parameter.
-        layout: layout of the parameter.
-        name: path of the follower; tells `v_row` from `v_col` where both dims have the same size.
+        axes: axes of the parameter.
+        slot: path of the follower up to the parameter's own path; tells `v_row` from `v_col` where dims have the same
+            size.
     """
-    axes = layout.axes
     rank, parameter_rank = len(shape), len(parameter_shape)
     if shape == parameter_shape:
         return axes
@@ -68,13 +91,21 @@ def follower_axes(
         if all(same or size == 1 for same, size in zip(kept, shape, strict=True)) and any(kept):
             return tuple(axis if same else None for axis, same in zip(axes, kept, strict=True))
     if rank == parameter_rank - 1 and rank > 0:
-        removable = [d for d in range(parameter_rank) if parameter_shape[:d] + parameter_shape[d + 1 :] == shape]
-        survivors = [axes[:d] + axes[d + 1 :] for d in removable]
-        if len(set(survivors)) > 1:
-            # equal sizes: optax reduces rows over the last such dim and columns over the one before
-            survivors = [survivors[-2]] if "col" in name else [survivors[-1]] if "row" in name else []
+        survivors = {
+            dim: axes[:dim] + axes[dim + 1 :]
+            for dim in range(parameter_rank)
+            if parameter_shape[:dim] + parameter_shape[dim + 1 :] == shape
+        }
+        if len(set(survivors.values())) > 1:
+            survivors = {dim: survivors[dim] for dim in _factored_away(parameter_shape, slot) if dim in survivors}
         if survivors:
-            return survivors[0]
+            return next(iter(survivors.values()))
     if rank > parameter_rank > 0 and shape[rank - parameter_rank :] == parameter_shape:
         return (None,) * (rank - parameter_rank) + axes
     return None
+
+
+def _factored_away(parameter_shape: tuple[int, ...], slot: str) -> list[int]:
+    """The dim that optax averages away in `v_row` (the largest) or `v_col` (the second largest)."""
+    second, largest = np.argsort(parameter_shape)[-2:]
+    return [int(dim) for name, dim in (("v_row", largest), ("v_col", second)) if name in slot.split("/")]

@@ -96,6 +96,14 @@ class TensorLayout:
         """Whether any dim lies along a mesh axis."""
         return any(axis_tuple(axis) for axis in self._axes)
 
+    def on(self, device_mesh: DeviceMesh) -> TensorLayout:
+        """The same layout, on `device_mesh` if it has no mesh yet."""
+        if self._device_mesh is not None:
+            return self
+        copy = TensorLayout(self._axes, device_mesh)
+        copy.reason = self.reason
+        return copy
+
     def because(self, reason: str) -> TensorLayout:
         """The same layout, carrying the rule that chose it for the layout table."""
         copy = TensorLayout(self._axes, self._device_mesh)
@@ -105,7 +113,7 @@ class TensorLayout:
     def shard_largest_dim(self, shape: Sequence[int], axes: str | tuple[str, ...]) -> TensorLayout | None:
         """This layout with the largest unsharded dim that divides also sharded over `axes`; None if there is none."""
         mesh = self._device_mesh
-        if mesh is None or len(shape) != len(self._axes):
+        if mesh is None or len(shape) != len(self._axes) or not set(axis_tuple(axes)) <= set(mesh.axis_names):
             return None
         used = {name for axis in self._axes for name in axis_tuple(axis)}
         if used & set(axis_tuple(axes)):
@@ -140,6 +148,13 @@ class TensorLayout:
             )
         if self._device_mesh is None:
             return
+        if not isinstance(self._device_mesh, DeviceMesh):
+            raise LayoutError(
+                "TensorLayout: `device_mesh` is not a DeviceMesh",
+                given=f"{self._device_mesh!r} of type {type(self._device_mesh).__name__}",
+                expected="a keras_dist.DeviceMesh, or None",
+                fix='for example DeviceMesh((2, 4), ("data", "model"))',
+            )
         valid = list(self._device_mesh.axis_names)
         unknown = [name for name in names if name not in valid]
         if unknown:

@@ -99,7 +99,7 @@ def check_rules(
 
 def names_tensor(rule: str) -> bool:
     """Whether `rule` is for an activation (`d2/output`) or an input (`input/image`) and not for a variable."""
-    return rule.endswith("output") or rule.startswith("input")
+    return re.search(r"\boutput$|^input\b", rule) is not None
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:

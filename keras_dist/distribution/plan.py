@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist.distribution.birth import CompiledInit
-from keras_dist.distribution.follow import follower_axes, map_followers
+from keras_dist.distribution.follow import follower_axes, owners
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -78,7 +78,8 @@ class LayoutPlan:
         self.treedef = treedef
         self.problems = tuple(problems)
         self.rules = tuple(rules)
-        self._rows_by_path = {name: row for row in self.rows for name in (*row.aliases, row.path)}
+        by_alias = {alias: row for row in self.rows for alias in row.aliases}
+        self._rows_by_path = by_alias | {row.path: row for row in self.rows}
 
     @property
     def shardings(self) -> Any:
@@ -172,14 +173,11 @@ class LayoutPlan:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
             reduced to 1, keeps the layout of the others; everything else is replicated, and its row says so.
         """
-        paths = iter(leaf_paths(tree))
-        rows: list[Row] = []
-
-        def assign(parameter: Row | None, leaf: Any) -> int:
-            rows.append(self._follower(parameter, leaf, next(paths), role))
-            return len(rows) - 1
-
-        map_followers(self.treedef, self.rows, tree, assign)
+        owned = owners(self.treedef, self.rows, tree)
+        rows = [
+            self._follower(parameter, leaf, path, role)
+            for (parameter, leaf), path in zip(owned, leaf_paths(tree), strict=True)
+        ]
         return LayoutPlan(self.mesh, rows, jax.tree.structure(tree))
 
     @staticmethod
@@ -267,7 +265,7 @@ class LayoutPlan:
         if parameter is None:
             return make_row(path, shape, dtype, role, TensorLayout.replicated(len(shape), self.mesh), "no parameter")
         axes, rule = (parameter.slot_axes, parameter.slot_rule) if role == "slot" else (parameter.axes, None)
-        found = follower_axes(shape, parameter.shape, TensorLayout(axes, self.mesh), path)
+        found = follower_axes(shape, parameter.shape, axes, path.removesuffix(parameter.path))
         layout = TensorLayout(found or (None,) * len(shape), self.mesh)
         if found is None:
             rule = f"replicated: has no dim of {parameter.path}"

@@ -103,15 +103,15 @@ class Distribution:
         """The layout of input data of `data_shape`."""
         raise NotImplementedError
 
-    def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout of `variable`, which has at least `path` and `shape`."""
+    def get_variable_layout(self, variable: Any) -> TensorLayout | None:
+        """The layout of `variable`, which has at least `path` and `shape`; None for replicated."""
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """The layout of the activation or input called `path`; None to let XLA choose."""
         raise NotImplementedError
 
-    def get_slot_layout(self, variable: Any) -> TensorLayout:
+    def get_slot_layout(self, variable: Any) -> TensorLayout | None:
         """The layout of the optimizer slots of `variable`; by default that of the variable."""
         return self.get_variable_layout(variable)
 
@@ -192,11 +192,28 @@ class Distribution:
         try:
             layout, slot_layout = self.get_variable_layout(spec), self.get_slot_layout(spec)
         except LayoutError as error:
-            errors.append(lint.Problem("ambiguous", spec.path, error.summary, error.given, error.expected, error.fix))
+            given = f"{spec.path!r} of shape {spec.shape}, mesh {self.device_mesh.describe()}; {error.given}"
+            errors.append(lint.Problem("ambiguous", spec.path, error.summary, given, error.expected, error.fix))
             return replicated, replicated
+        layout, slot_layout = (self._layout_or_replicated(spec, decided) for decided in (layout, slot_layout))
         found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh)
-        errors.extend(found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots"))
-        return (replicated, replicated) if found else (layout, slot_layout)
+        found = found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots")
+        errors.extend(found)
+        if found:
+            return replicated, replicated
+        return layout.on(self.device_mesh), slot_layout.on(self.device_mesh)
+
+    def _layout_or_replicated(self, spec: VariableSpec, layout: Any) -> TensorLayout:
+        if layout is None:
+            return TensorLayout.replicated(len(spec.shape), self.device_mesh)
+        if not isinstance(layout, TensorLayout):
+            raise DistributionError(
+                f"{type(self).__name__}: the layout of {spec.path!r} is not a TensorLayout",
+                given=f"{layout!r} of type {type(layout).__name__}",
+                expected="a TensorLayout, or None for replicated",
+                fix="return TensorLayout(axes, self.device_mesh)",
+            )
+        return layout
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
         """Batch dim over `batch_dim_name`, all other dims unsharded."""
