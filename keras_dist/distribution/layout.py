@@ -27,8 +27,8 @@ class TensorLayout:
     Example:
         >>> import keras_dist as kd
         >>> mesh = kd.DeviceMesh((2, 4), ("data", "model"))
-        >>> kd.TensorLayout((None, "model"), mesh).backend_layout.spec
-        PartitionSpec(None, 'model')
+        >>> kd.TensorLayout((None, "model"), mesh).backend_layout.shard_shape((16, 8))
+        (16, 2)
 
     Differs from Keras: a dim may lie along several axes; comparison by value.
 
