@@ -95,7 +95,8 @@ def check_batch_size(batch_size: Any) -> int:
 
 
 def _as_arrays(value: Any, argument: str) -> Any:
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
+    # JAX is about to refuse iterators inside a tree with an error of its own
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: isinstance(node, Iterator))
     return treedef.unflatten([_as_array(leaf, _name(argument, path)) for path, leaf in leaves])
 
 

@@ -50,7 +50,7 @@ def accuracy(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         y_pred: scores (batch, classes), or one probability for each example (batch, 1).
 
     Returns:
-        Shape of `y_pred` without its last dim.
+        A value for each prediction: the shape of `y_pred` without its classes.
 
     Source: `keras.metrics.Accuracy` by the name "accuracy": binary, categorical or sparse by the shapes.
     """

@@ -59,8 +59,11 @@ PATHS = {
     Buffered: ["d1/bias", "d1/kernel", "order", "scale"],
     Sower: ["d1/bias", "d1/kernel"],
     Stack: [f"{layer}/{name}" for layer in ("head", "layers/0", "layers/1") for name in ("bias", "kernel")],
-    Scanned: ["blocks/dense/bias", "blocks/dense/kernel", "blocks/drop/rngs/count", "blocks/drop/rngs/key"]
-    + ["head/bias", "head/kernel"],
+    Scanned: [
+        *(f"blocks/{name}" for name in ("dense/bias", "dense/kernel", "drop/rngs/count", "drop/rngs/key")),
+        "head/bias",
+        "head/kernel",
+    ],
     networks.Annotated: ["d1/bias", "d1/kernel"],
     MuNu: ["mu/bias", "mu/kernel", "nu/bias", "nu/kernel"],
 }

@@ -1,0 +1,121 @@
+"""Batches from arrays: every row once, padded to what the mesh divides, never the caller's memory."""
+
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_dist.data import ArraySource
+from keras_dist.data.arrays import check_batch_size
+from keras_dist.errors import DataError
+
+X = np.arange(40, dtype="f4").reshape(20, 2)
+
+
+@hypothesis.given(
+    rows=st.integers(1, 50),
+    batch_size=st.integers(1, 60),
+    multiple=st.integers(1, 9),
+    key=st.none() | st.integers(0, 9),
+)
+def test_every_row_is_in_one_batch_and_padding_repeats_the_last(rows, batch_size, multiple, key):
+    source = ArraySource(np.arange(rows), {"y": np.arange(rows) * 2})
+    batches = list(source.batches(batch_size, multiple, None if key is None else (key,)))
+    real = np.concatenate([batch.arrays[0][: batch.rows] for batch in batches])
+    assert (sorted(real) if key is not None else list(real)) == list(range(rows))
+    for batch in batches:
+        x, y, weight = batch.arrays
+        assert weight is None
+        np.testing.assert_array_equal(y["y"], 2 * x)
+        assert len(x) % multiple == 0 and len(x) - batch.rows < multiple
+        assert set(x[batch.rows :]) <= {x[batch.rows - 1]}
+    assert {batch.rows for batch in batches[:-1]} <= {batch_size}
+
+
+def test_the_order_follows_from_the_key():
+    def order(key):
+        return [batch.arrays[0].tolist() for batch in ArraySource(np.arange(100)).batches(10, 1, key)]
+
+    assert order((1, 2)) == order((1, 2))
+    assert order((1, 2)) != order((1, 3))
+
+
+@pytest.mark.parametrize("key", [None, (1,)])
+def test_batches_never_share_the_callers_memory(key):
+    source = ArraySource(X)
+    batches = [*source.batches(20, 1, key), source.whole(1), source.whole(8)]
+    assert not any(np.shares_memory(batch.arrays[0], X) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X.astype(bool), X.astype("i8"), X.astype("u1"), X.astype("f8"), X.astype("f2"), X.astype(ml_dtypes.bfloat16),
+        X.astype("c8"), jnp.asarray(X), X[::2], X[:, ::-1], np.asfortranarray(X),
+    ],
+    ids="bool int64 uint8 float64 float16 bfloat16 complex jax strided reversed fortran".split(),
+)  # fmt: skip
+def test_numbers_of_every_kind(x):
+    (batch,) = ArraySource(x).batches(100, 1)
+    assert batch.arrays[0].dtype == x.dtype
+    np.testing.assert_array_equal(batch.arrays[0], np.asarray(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "name", "given"),
+    [
+        (np.array([1, "a"], object), "x cannot be batched", "dtype object"),
+        (np.array(["a", "b"]), "x cannot be batched", "<U1"),
+        (np.array(["2026-01-01"], "datetime64[D]"), "x cannot be batched", "datetime64"),
+        (np.float32(3), "x cannot be batched", r"shape \(\)"),
+        ({"image": X, "name": np.array(["a"] * 20)}, r"x\['name'\] cannot be batched", "<U1"),
+        ([[1.0, 2.0], [3.0, 4.0]], r"x\[0\]\[0\] is not an array", "1.0 of type float"),
+        ("digits.csv", "x is not an array", "digits.csv"),
+        ((row for row in X), "x is not an array", "generator"),
+        (None, "x holds no array", "None"),
+        ({}, "x holds no array", "{}"),
+        (X[:0], "the data set is empty", "x with 0 rows"),
+    ],
+    ids=["object", "string", "date", "scalar", "leaf", "lists", "path", "generator", "none", "no leaves", "empty"],
+)
+def test_what_cannot_be_batched_is_refused_by_name(x, name, given):
+    with pytest.raises(DataError, match=name) as caught:
+        ArraySource(x)
+    assert re.search(given, caught.value.given)
+    assert caught.value.expected and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("arrays", "names"),
+    [
+        ((X, X[:19]), "x and y have different lengths"),
+        ((X, X, np.ones(21)), "x and sample_weight have different lengths"),
+        ((X, {"a": X, "b": X[:3]}), r"x and y\['b'\] have different lengths"),
+        (({"u": X, "v": X[1:]},), r"x\['u'\] and x\['v'\] have different lengths"),
+    ],
+)
+def test_lengths_that_differ_are_named_with_both_numbers(arrays, names):
+    with pytest.raises(DataError, match=names) as caught:
+        ArraySource(*arrays)
+    assert "20 rows" in caught.value.given
+
+
+def test_validation_data_is_called_so():
+    with pytest.raises(DataError, match="validation x and validation y have different lengths"):
+        ArraySource(X, X[:1], name="validation ")
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.0, "32", True, np.float32(8)])
+def test_a_batch_size_that_is_none_is_refused(given):
+    with pytest.raises(DataError, match="`batch_size`") as caught:
+        check_batch_size(given)
+    assert repr(given) in caught.value.given
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 32), (5, 5), (np.int64(7), 7)])
+def test_batch_sizes(given, expected):
+    assert check_batch_size(given) == expected
