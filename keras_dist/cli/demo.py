@@ -14,6 +14,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist.datasets import digits
+from keras_dist.errors import KerasDistError
 
 CONFIG = pathlib.Path(__file__).with_suffix(".toml")
 DEVICES = 8
@@ -60,4 +61,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KerasDistError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

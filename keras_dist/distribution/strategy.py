@@ -108,8 +108,8 @@ class Distribution:
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """The layout of the activation or input called `path`; None to let XLA choose."""
-        raise NotImplementedError
+        """The layout of the activation or input called `path`; None, as here, lets XLA choose."""
+        return None
 
     def get_slot_layout(self, variable: Any) -> TensorLayout | None:
         """The layout of the optimizer slots of `variable`; by default that of the variable."""

@@ -41,8 +41,6 @@ def constrain_inputs(x: Any, distribution: Distribution) -> Any:
 
 def constrain_outputs(module: Any, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
-    if distribution.layout_map is None:
-        return
     for parts, node in list(nnx.iter_graph(module)):
         name = _paths.join((*parts, "output"))
         if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
