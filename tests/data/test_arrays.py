@@ -51,14 +51,22 @@ def test_batches_never_share_the_callers_memory(key):
     assert not any(np.shares_memory(batch.arrays[0], X) for batch in batches)
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        X.astype(bool), X.astype("i8"), X.astype("u1"), X.astype("f8"), X.astype("f2"), X.astype(ml_dtypes.bfloat16),
-        X.astype("c8"), jnp.asarray(X), X[::2], X[:, ::-1], np.asfortranarray(X),
-    ],
-    ids="bool int64 uint8 float64 float16 bfloat16 complex jax strided reversed fortran".split(),
-)  # fmt: skip
+KINDS = {
+    "bool": X.astype(bool),
+    "int64": X.astype("i8"),
+    "uint8": X.astype("u1"),
+    "float64": X.astype("f8"),
+    "float16": X.astype("f2"),
+    "bfloat16": X.astype(ml_dtypes.bfloat16),
+    "complex": X.astype("c8"),
+    "jax": jnp.asarray(X),
+    "strided": X[::2],
+    "reversed": X[:, ::-1],
+    "fortran": np.asfortranarray(X),
+}
+
+
+@pytest.mark.parametrize("x", KINDS.values(), ids=KINDS)
 def test_numbers_of_every_kind(x):
     (batch,) = ArraySource(x).batches(100, 1)
     assert batch.arrays[0].dtype == x.dtype

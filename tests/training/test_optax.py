@@ -1,0 +1,156 @@
+"""Any optax transformation trains, and takes the steps of a loop written by hand."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests import by_hand, layouts
+from tests.networks import Noisy, Plain, blobs
+
+X, Y = blobs(96)
+
+
+def by_layer(params):
+    return {layer: jax.tree.map(lambda _: layer, subtree) for layer, subtree in params.items()}
+
+
+def kernels(params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+CHAINS = {
+    "adam": lambda: optax.adam(0.01),
+    "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.01, 6), weight_decay=0.1),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5, momentum=0.9, nesterov=True)),
+    "multi_transform": lambda: optax.multi_transform({"d1": optax.adam(0.01), "d2": optax.sgd(0.1)}, by_layer),
+    "frozen part": lambda: optax.multi_transform({"d1": optax.set_to_zero(), "d2": optax.sgd(0.1)}, by_layer),
+    "masked": lambda: optax.chain(optax.masked(optax.add_decayed_weights(0.1), kernels), optax.sgd(0.1)),
+    "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=4),
+    "MultiSteps": lambda: optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
+    "ema": lambda: optax.chain(optax.adam(0.01), optax.ema(0.9)),
+    "noise": lambda: optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(3)), optax.sgd(0.05)),
+    "lbfgs": lambda: optax.lbfgs(),
+    "polyak": lambda: optax.polyak_sgd(max_learning_rate=0.1),
+    "plateau": lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)),
+}
+
+
+@functools.cache
+def expected(name):
+    module = Plain(nnx.Rngs(4))
+    transformation = CHAINS[name]()
+    if isinstance(transformation, optax.MultiSteps):
+        transformation = transformation.gradient_transformation()
+    losses = by_hand.train(module, transformation, by_hand.batches_in_order(32, X, Y))
+    return losses, {path: np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+
+
+class Losses(kd.callbacks.Callback):
+    """The loss of each step, from the means so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.totals = [0.0]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.totals.append(logs["loss"] * (batch + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *((name, "data=2,model=4") for name in CHAINS),
+        *((name, "fully data=8") for name in ("clipped", "adafactor", "MultiSteps", "lbfgs")),
+    ],
+)
+def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
+    losses, values = expected(name)
+    with layouts.on(layout).scope():
+        model = kd.Model.from_nnx(Plain, seed=4)
+    model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
+    recorded = Losses()
+    model.fit(X, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[recorded])
+    np.testing.assert_allclose(np.diff(recorded.totals), losses, atol=2e-5)
+    for path, value in values.items():
+        found = next(v for v in model.variables if v.path == "/".join(path))
+        np.testing.assert_allclose(found.numpy(), value, atol=1e-4, err_msg=found.path)
+
+
+@pytest.mark.parametrize("layout", ["one device", "data=4,model=2"])
+def test_statistics_and_dropout_are_carried_as_by_hand(layout):
+    module = Noisy(nnx.Rngs(4))
+    losses = by_hand.train(module, optax.sgd(0.1), by_hand.batches_in_order(32, X, Y) * 2)
+    with layouts.on(layout).scope():
+        model = kd.Model.from_nnx(Noisy, seed=4)
+    model.compile(optax.sgd(0.1), loss=by_hand.cross_entropy)
+    recorded = Losses()
+    model.fit(X, Y, batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[recorded])
+    np.testing.assert_allclose(np.diff(recorded.totals), losses[:3], atol=3e-6)
+    assert [model.train_on_batch(*batch) for batch in by_hand.batches_in_order(32, X, Y)] == pytest.approx(
+        losses[3:], abs=3e-6
+    )
+    trained = model.module
+    np.testing.assert_allclose(trained.norm.mean[...], module.norm.mean[...], atol=1e-5)
+    np.testing.assert_allclose(trained.norm.var[...], module.norm.var[...], atol=1e-5)
+    assert trained.drop.rngs.count[...] == module.drop.rngs.count[...] == 6
+    module.eval()
+    np.testing.assert_allclose(model.predict(X, verbose=0), module(X), atol=1e-4)
+
+
+def test_evaluation_changes_no_statistic_and_draws_no_random_number():
+    model = kd.Model.from_nnx(Noisy, seed=4)
+    model.compile("sgd", loss=by_hand.cross_entropy)
+    before = [v.numpy().tobytes() for v in model.variables]
+    scores = [model.evaluate(X, Y, verbose=0) for _ in range(2)]
+    model.predict(X, verbose=0)
+    assert scores[0] == scores[1]
+    assert [v.numpy().tobytes() for v in model.variables] == before
+
+
+@pytest.mark.parametrize("name", ["MultiSteps", "adafactor", "lbfgs", "multi_transform"])
+def test_everything_in_the_state_is_planned_and_lives_where_planned(name):
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(Plain, seed=4)
+    model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
+    model.train_on_batch(X, Y)
+    state = model._cell.state
+    shardings = model.state_plan.shardings
+    assert jax.tree.structure(shardings) == jax.tree.structure(state)
+    for leaf, sharding, row in zip(
+        jax.tree.leaves(state), jax.tree.leaves(shardings), model.state_plan.rows, strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim), row.path
+        assert (leaf.shape, leaf.dtype) == (row.shape, row.dtype), row.path
+        assert leaf.addressable_shards[0].data.nbytes == row.nbytes_per_device, row.path
+
+
+class TestZero1:
+    """`DataParallel(shard_optimizer=True)`."""
+
+    @staticmethod
+    def trained(**options):
+        with kd.DataParallel(**options).scope():
+            model = kd.Model.from_nnx(Noisy, seed=4)
+        model.compile("adam", loss=by_hand.cross_entropy)
+        history = model.fit(X, Y, batch_size=20, epochs=3, verbose=0).history["loss"]
+        return model, history
+
+    def test_it_gives_the_same_numbers_from_sharded_slots(self):
+        model, history = self.trained(shard_optimizer=True)
+        _, expected = self.trained()
+        np.testing.assert_allclose(history, expected, atol=1e-5)
+        state = model._cell.state
+        by_kind = {
+            kind: {len(leaf.addressable_shards) * leaf.addressable_shards[0].data.size // leaf.size for leaf in leaves}
+            for kind, leaves in {
+                "weights": jax.tree.leaves(state.trainable),
+                "slots": [leaf for leaf in jax.tree.leaves(state.slots) if leaf.size % 8 == 0],
+            }.items()
+        }
+        assert by_kind == {"weights": {8}, "slots": {1}}, "copies of each array"
