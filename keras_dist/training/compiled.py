@@ -87,10 +87,12 @@ class CompiledSteps:
         return program
 
     def _compile_train(self, step: TrainStep, batch: Batch) -> Any:
+        rows = batch.rows  # the programs outlive the batch, and must not keep its arrays
+
         def train(state: TrainState, logs: Logs, arrays: Any) -> tuple[TrainState, Logs]:
-            new, found = step(state, _real_rows(arrays, batch.rows), self._forward.rngs(state.step))
+            new, found = step(state, _real_rows(arrays, rows), self._forward.rngs(state.step))
             check_train_step(state, new, found)
-            return new.replace(step=state.step + 1), _accumulate(logs, found, batch.rows)
+            return new.replace(step=state.step + 1), _accumulate(logs, found, rows)
 
         return jax.jit(
             train,
@@ -100,8 +102,10 @@ class CompiledSteps:
         )
 
     def _compile_test(self, step: Callable[..., Any], batch: Batch) -> Any:
+        rows = batch.rows
+
         def test(state: TrainState, logs: Logs, arrays: Any) -> Logs:
-            return _accumulate(logs, step(state, _real_rows(arrays, batch.rows)), batch.rows)
+            return _accumulate(logs, step(state, _real_rows(arrays, rows)), rows)
 
         return jax.jit(
             test,
@@ -110,10 +114,10 @@ class CompiledSteps:
         )
 
     def _compile_predict(self, step: Callable[..., Any], batch: Batch) -> Any:
-        padded = len(jax.tree.leaves(batch.arrays[0])[0])
+        rows, padded = batch.rows, len(jax.tree.leaves(batch.arrays[0])[0])
 
         def predict(state: TrainState, x: Any) -> Any:
-            return _pad_rows(step(state, _real_rows(x, batch.rows)), batch.rows, padded, self._distribution)
+            return _pad_rows(step(state, _real_rows(x, rows)), rows, padded, self._distribution)
 
         return jax.jit(predict, in_shardings=(self._state_shardings, self._batch_shardings(batch)[0]))
 
