@@ -16,7 +16,7 @@ X, Y = blobs(96)
 
 
 def by_layer(params):
-    return {layer: jax.tree.map(lambda _: layer, subtree) for layer, subtree in params.items()}
+    return {layer: jax.tree.map(lambda _, layer=layer: layer, subtree) for layer, subtree in params.items()}
 
 
 def kernels(params):

@@ -1,0 +1,267 @@
+"""fit, evaluate and predict: what goes in, what comes out, and in which order it may be called."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests import by_hand, layouts
+from tests.networks import Noisy, Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+
+
+def built(factory=Plain, optimizer="sgd", metrics=(), name="data=4,model=2", **options):
+    with layouts.on(name).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    model.compile(optimizer, loss=options.pop("loss", LOSS), metrics=list(metrics), **options)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Compiled once; tests that use it do not care what it has learned."""
+    return built(metrics=["accuracy"])
+
+
+@pytest.fixture
+def initial(model):
+    """Its values, restored afterwards."""
+    state = model.module
+    yield state
+    model.module = state
+
+
+class TestHistory:
+    def test_it_has_a_value_of_every_name_for_every_epoch(self, model):
+        history = model.fit(X, Y, epochs=3, validation_data=(X, Y), verbose=0)
+        assert isinstance(history, kd.History)
+        assert list(history.history) == ["loss", "accuracy", "val_loss", "val_accuracy"]
+        assert history.epoch == [0, 1, 2]
+        assert all(len(v) == 3 and all(type(x) is float for x in v) for v in history.history.values())
+
+    def test_it_knows_the_model(self, model):
+        assert model.fit(X, Y, verbose=0).model is model
+
+    def test_validation_is_what_evaluate_says(self, model):
+        history = model.fit(X, Y, validation_data=(X[:20], Y[:20]), verbose=0).history
+        loss, accuracy = model.evaluate(X[:20], Y[:20], verbose=0)
+        assert (history["val_loss"], history["val_accuracy"]) == ([loss], [accuracy])
+
+    def test_initial_epoch_counts_on(self, model):
+        assert model.fit(X, Y, initial_epoch=3, epochs=5, verbose=0).epoch == [3, 4]
+
+    @pytest.mark.parametrize("epochs", [{"epochs": 0}, {"epochs": 2, "initial_epoch": 2}])
+    def test_no_epochs_train_nothing(self, model, initial, epochs):
+        history = model.fit(X, Y, verbose=0, **epochs)
+        assert (history.history, history.epoch) == ({}, [])
+        np.testing.assert_array_equal(model.module.d1.kernel[...], initial.d1.kernel[...])
+
+
+class TestResults:
+    def test_evaluate_gives_loss_and_metrics(self, model):
+        both = model.evaluate(X, Y, verbose=0)
+        module = model.module
+        assert both[0] == pytest.approx(float(by_hand.cross_entropy(Y, module(X)).mean()), abs=1e-6)
+        assert both[1] == pytest.approx(float((np.argmax(module(X), -1) == Y).mean()))
+        assert model.evaluate(X, Y, verbose=0, return_dict=True) == dict(zip(["loss", "accuracy"], both, strict=True))
+        assert model.test_on_batch(X, Y) == pytest.approx(both, abs=1e-6)
+        assert list(model.test_on_batch(X, Y, return_dict=True)) == ["loss", "accuracy"]
+
+    def test_without_metrics_the_loss_alone_is_a_float(self):
+        model = built()
+        assert type(model.evaluate(X, Y, verbose=0)) is float
+        assert type(model.train_on_batch(X, Y)) is float
+        assert type(model.test_on_batch(X, Y)) is float
+
+    def test_train_on_batch_gives_the_values_before_its_step(self, model):
+        before = model.test_on_batch(X, Y)
+        assert model.train_on_batch(X, Y) == pytest.approx(before, abs=1e-6)
+        assert list(model.train_on_batch(X, Y, return_dict=True)) == ["loss", "accuracy"]
+        assert model.test_on_batch(X, Y)[0] < before[0]
+
+    def test_predictions_are_the_modules(self, model):
+        expected = np.asarray(model.module(X))
+        np.testing.assert_allclose(model.predict(X, verbose=0), expected, atol=1e-5)
+        np.testing.assert_allclose(model.predict(X, batch_size=5, verbose=0), expected, atol=1e-5)
+        np.testing.assert_allclose(model.predict_on_batch(X[:3]), expected[:3], atol=1e-5)
+
+
+class TestInputs:
+    @pytest.mark.parametrize(
+        "convert",
+        [jnp.asarray, lambda a: a.astype("f8"), lambda a: a[::-1][::-1], np.asfortranarray],
+        ids=["jax", "float64", "strided", "fortran"],
+    )
+    def test_the_same_numbers_in_another_array_are_the_same_data(self, model, convert):
+        expected = model.evaluate(X, Y, verbose=0)
+        assert model.evaluate(convert(X), Y.astype("i8"), verbose=0) == pytest.approx(expected, abs=1e-6)
+        np.testing.assert_allclose(model.predict(convert(X), verbose=0), model.predict(X, verbose=0), atol=1e-6)
+
+    def test_a_jax_array_on_the_mesh_is_data_too_and_survives(self, model):
+        x = jax.device_put(X, model.distribution.get_data_layout(X.shape).backend_layout)
+        model.fit(x, Y, verbose=0)
+        assert np.asarray(x).tobytes() == X.tobytes()
+
+    @pytest.mark.parametrize("dtype", [bool, "i4", "u1", "f8", ml_dtypes.bfloat16], ids=str)
+    def test_numbers_of_every_kind_train(self, dtype):
+        class Widening(Plain):
+            def __call__(self, x):
+                seen.append(x.dtype)
+                return super().__call__(x.astype(jnp.float32))
+
+        seen = []
+        model = built(Widening)
+        x = (X > 0).astype(dtype)
+        assert np.isfinite(model.fit(x, Y, batch_size=32, verbose=0).history["loss"]).all()
+        assert seen[0] == (np.dtype("f4") if dtype == "f8" else np.dtype(dtype))
+
+    def test_several_inputs_and_targets(self):
+        class Sum(Plain):
+            def __call__(self, inputs):
+                return super().__call__(inputs["a"] + inputs["b"][0])
+
+        def loss(y_true, y_pred):
+            return LOSS(y_true[1], y_pred) + y_true[0]["bonus"]
+
+        model = built(Sum, loss=loss)
+        x = {"a": X, "b": [X]}
+        expected = built().evaluate(2 * X, Y, verbose=0) + 1
+        assert model.evaluate(x, ({"bonus": np.ones(32, "f4")}, Y), verbose=0) == pytest.approx(expected, abs=1e-6)
+        assert model.predict(x, batch_size=10, verbose=0).shape == (32, 4)
+
+    def test_sample_weights_count_in_training_and_validation(self, model):
+        weight = np.random.default_rng(0).uniform(0, 3, 32).astype("f4")
+        values = np.asarray(by_hand.cross_entropy(Y, model.module(X)))
+        found = model.evaluate(X, Y, sample_weight=weight, verbose=0)
+        assert found[0] == pytest.approx((weight * values).mean(), abs=1e-6)
+        history = model.fit(X, Y, sample_weight=0 * weight, validation_data=(X, Y, weight), verbose=0).history
+        assert history["loss"] == [0.0]
+        assert history["val_loss"][0] == pytest.approx(found[0], abs=1e-6), "weights of zero train nothing"
+
+    def test_a_loss_needs_no_targets(self):
+        model = built(loss=lambda y_true, y_pred: (y_pred**2).mean(-1))
+        history = model.fit(X, epochs=3, verbose=0).history["loss"]
+        assert history[-1] < history[0]
+
+
+class TestLosses:
+    @pytest.mark.parametrize(
+        "loss",
+        [LOSS, by_hand.cross_entropy, lambda y, z: by_hand.cross_entropy(y, z).mean()],
+        ids=["object", "for each example", "scalar"],
+    )
+    def test_callables_with_values_for_each_example_or_one(self, loss):
+        model = built(loss=loss)
+        expected = float(by_hand.cross_entropy(Y, model.module(X)).mean())
+        assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, abs=1e-6)
+        assert model.fit(X, Y, verbose=0).history["loss"] == pytest.approx([expected], abs=1e-6)
+
+    def test_names(self):
+        model = built(loss="mse", metrics=["mse"])
+        y = np.eye(4, dtype="f4")[Y]
+        expected = float(((model.module(X) - y) ** 2).mean())
+        assert model.evaluate(X, y, verbose=0) == pytest.approx([expected] * 2, abs=1e-6)
+
+    def test_a_loss_of_probabilities_or_of_logits(self):
+        class Softmax(Plain):
+            def __call__(self, x):
+                return nnx.softmax(super().__call__(x))
+
+        by_name = built(Softmax, loss="sparse_categorical_crossentropy").evaluate(X, Y, verbose=0)
+        assert by_name == pytest.approx(built().evaluate(X, Y, verbose=0), abs=1e-5)
+
+    def test_a_loss_of_nan_trains_on(self):
+        x = X.copy()
+        x[3] = np.nan
+        history = built().fit(x, Y, epochs=2, verbose=0).history["loss"]
+        assert len(history) == 2 and np.isnan(history).all()
+
+
+class TestOrder:
+    def test_predict_needs_no_compile(self):
+        model = kd.Model.from_nnx(Plain, seed=0)
+        before = model.predict(X, verbose=0)
+        model.compile("sgd", loss=LOSS)
+        np.testing.assert_array_equal(model.predict(X, verbose=0), before)
+
+    def test_compiling_again_keeps_the_weights_and_starts_the_optimizer_anew(self):
+        model = built(optimizer="adam")
+        model.train_on_batch(X, Y)
+        weights = [v.numpy() for v in model.variables]
+        model.compile("adam", loss=LOSS)
+        for before, after in zip(weights, model.variables, strict=True):
+            np.testing.assert_array_equal(before, after.numpy())
+        assert int(model.state.step) == 0
+        (slots,) = model.state.slots.values()
+        assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(slots.inner))
+
+    def test_fit_goes_on_where_it_was(self):
+        once, twice = built(optimizer="adam"), built(optimizer="adam")
+        once.fit(X, Y, epochs=2, batch_size=8, shuffle=False, verbose=0)
+        for _ in range(2):
+            twice.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+        assert int(once.state.step) == int(twice.state.step) == 8
+        for a, b in zip(once.variables, twice.variables, strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+
+    def test_evaluation_between_epochs_does_not_disturb_training(self):
+        plain, validated = built(Noisy), built(Noisy)
+        expected = plain.fit(X, Y, epochs=2, batch_size=16, verbose=0).history["loss"]
+        found = validated.fit(X, Y, epochs=2, batch_size=16, verbose=0, validation_data=(X, Y)).history["loss"]
+        assert found == expected
+
+
+def test_stop_training_ends_after_the_current_step(model):
+    class Stop(kd.callbacks.Callback):
+        steps = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.steps += 1
+            self.model.stop_training = self.steps == 3
+
+    stop = Stop()
+    history = model.fit(X, Y, batch_size=16, epochs=9, verbose=0, callbacks=stop)
+    assert (stop.steps, history.epoch) == (3, [0, 1])
+    assert model.fit(X, Y, epochs=2, verbose=0).epoch == [0, 1], "the next fit starts afresh"
+
+
+def test_training_from_another_thread(model):
+    found = []
+    distribution = model.distribution
+    kd.set_distribution(distribution)
+    thread = threading.Thread(target=lambda: found.append(model.fit(X, Y, verbose=0).history["loss"]))
+    thread.start()
+    thread.join()
+    assert len(found[0]) == 1 and np.isfinite(found[0][0])
+
+
+def test_two_models_train_in_two_threads_at_once():
+    models = [built(optimizer="adam"), built(optimizer="adam")]
+    threads = [
+        threading.Thread(target=lambda m=m: m.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0))
+        for m in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(*(model.variables for model in models), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+        assert np.isfinite(a.numpy()).all()
+
+
+def test_a_callback_may_evaluate_and_predict_while_fit_goes_on(model):
+    class Look(kd.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            found.append((self.model.evaluate(X, Y, verbose=0)[0], self.model.predict(X, verbose=0).shape))
+
+    found = []
+    model.fit(X, Y, batch_size=16, verbose=0, callbacks=[Look()])
+    assert len(found) == 2 and found[0][0] > found[1][0]
