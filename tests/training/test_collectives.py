@@ -29,6 +29,17 @@ class TwoBlocks(nnx.Module):
         return self.second(self.first(x))
 
 
+class ScaledTwoBlocks(TwoBlocks):
+    """Trains something in front of the blocks, so that the first one must hand a gradient back."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.scale = nnx.Param(np.ones(WIDTH, "float32"))
+
+    def __call__(self, x):
+        return super().__call__(x * self.scale)
+
+
 def megatron(mesh):
     """Columns of the first kernel and rows of the second over the model axis."""
     rules = kd.LayoutMap(kd.DeviceMesh(mesh))
@@ -60,9 +71,14 @@ def test_column_and_row_parallel_mlp_reduces_its_activation_once():
 
 
 def test_two_blocks_reduce_twice_forward_and_once_backward():
-    # the input of the first block needs no gradient; with it there would be four
+    # the input of the first block needs no gradient
     found = train_step_collectives(megatron("data=1,model=8"), TwoBlocks)
     assert found == [("all-reduce", [(ROWS, WIDTH)])] * 3
+
+
+def test_two_blocks_reduce_twice_backward_when_their_input_needs_a_gradient():
+    found = train_step_collectives(megatron("data=1,model=8"), ScaledTwoBlocks)
+    assert found == [("all-reduce", [(ROWS, WIDTH)])] * 4
 
 
 def test_two_blocks_with_data_parallelism_add_one_gradient_reduction():
