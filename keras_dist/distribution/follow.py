@@ -15,10 +15,14 @@ class Parameter(Protocol):
     """What a parameter's followers must know of it."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Its name."""
+        ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its dims."""
+        ...
 
 
 P = TypeVar("P", bound=Parameter)
