@@ -27,7 +27,7 @@ class CallbackList(Callback):
         super().__init__()
         self.callbacks = list(callbacks)
         for callback in self.callbacks:
-            if not hasattr(callback, "on_train_batch_end"):
+            if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
                 raise ModelError(
                     "`callbacks` holds something that is not a Callback",
                     given=f"{callback!r} of type {type(callback).__name__}",

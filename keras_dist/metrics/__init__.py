@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean
 from keras_dist.losses import align, mean_squared_error
 
-__all__ = ["Mean", "Metric", "accuracy", "get", "mean_squared_error"]
+__all__ = ["Mean", "Metric", "accuracy", "get", "get_all", "mean_squared_error"]
 
 
 class Mean(NamedTuple):
@@ -98,3 +98,24 @@ def get(identifier: Any) -> Metric:
         expected="a name or a callable (y_true, y_pred) -> values",
         fix='for example metrics=["accuracy"]',
     )
+
+
+def get_all(identifiers: Any) -> list[Metric]:
+    """The metrics of `compile(metrics=...)`: a list or tuple of what `get` takes, a single one, or None.
+
+    Raises:
+        UnknownNameError: no metric has one of the names.
+        ModelError: one is neither a name nor a callable, or two would be logged under one name.
+    """
+    several = isinstance(identifiers, list | tuple) and not isinstance(identifiers, Metric)
+    found = [get(identifier) for identifier in (identifiers if several else [identifiers]) if identifier is not None]
+    names = ["loss", *(metric.name for metric in found)]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ModelError(
+            f"`metrics`: two values would be logged as {repeated[0]!r}",
+            given=f"the names {names}",
+            expected="a name of its own for each metric, and none called 'loss'",
+            fix=f"keras_dist.metrics.Metric('another_{repeated[0]}', fn)",
+        )
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -149,10 +149,15 @@ class Model:
 
     @module.setter
     def module(self, module: Any) -> None:
-        _, state = nnx.split(module)
-        self._cell.plan.check_tree(state, "the module assigned to `model.module`")
-        rows = zip(jax.tree.leaves(state), self._cell.plan.rows, strict=True)
-        self._cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(rows)})
+        if not isinstance(module, nnx.Module):
+            raise ModelError(
+                "`model.module` is not a flax.nnx.Module",
+                given=f"{module!r:.60} of type {type(module).__name__}",
+                expected="a module with the variables of this model",
+                fix="change the one that `model.module` gives, and assign it",
+            )
+        values = zip(self._cell.graph.flatten(*self.split(module)), self._cell.plan.rows, strict=True)
+        self._cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
     @property
     def optimizers(self) -> dict[str, OptimizerHandle]:
@@ -214,7 +219,7 @@ class Model:
         self,
         optimizer: Any = "rmsprop",
         loss: Any = None,
-        metrics: Sequence[Any] | None = None,
+        metrics: Any = None,
         *,
         train_step: TrainStep | None = None,
     ) -> None:
@@ -226,7 +231,8 @@ class Model:
                 whose whole path the regular expression matches.
             loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), or a callable `(y_true, y_pred)` that returns a
                 value for each example, or a scalar.
-            metrics: names (`"accuracy"`, `"mse"`), or callables `(y_true, y_pred)` that return values for each example.
+            metrics: names (`"accuracy"`, `"mse"`), or callables `(y_true, y_pred)` that return values for each example;
+                a list of them, or one.
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
@@ -242,7 +248,7 @@ class Model:
                 expected="a loss, or a train_step of your own",
                 fix='for example model.compile("adam", loss="mse")',
             )
-        measured = [metrics_module.get(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics or ())]
+        measured = metrics_module.get_all(metrics)
         objective = None if loss is None else Objective(losses.get(loss), measured)
         optimizers = resolve_optimizers(optimizer, self._cell.state.trainable)
         self._cell.add_slots(optimizers)
@@ -291,7 +297,7 @@ class Model:
         """
         recipe = self._compiled("fit")
         self._check_current_distribution("fit")
-        batch_size = check_batch_size(batch_size)
+        batch_size, epoch_range = check_batch_size(batch_size), _epoch_range(initial_epoch, epochs)
         source = ArraySource(x, y, sample_weight)
         validation = None
         if validation_data is not None:
@@ -307,7 +313,7 @@ class Model:
         self._trainer.fit(
             source,
             batch_size,
-            range(initial_epoch, epochs),
+            epoch_range,
             shuffle_key if shuffle else None,
             validation,
             self._hooks(callbacks, verbose, source, batch_size, epochs, history),
@@ -479,6 +485,18 @@ def _validation_source(validation_data: Any) -> ArraySource:
             fix="fit(..., validation_data=(x_test, y_test))",
         )
     return ArraySource(*validation_data, name="validation ")
+
+
+def _epoch_range(initial_epoch: Any, epochs: Any) -> range:
+    try:
+        return range(initial_epoch, epochs)
+    except TypeError:
+        raise ModelError(
+            "`epochs` is not a number of epochs",
+            given=f"epochs={epochs!r}, initial_epoch={initial_epoch!r}",
+            expected="integers",
+            fix="for example epochs=3",
+        ) from None
 
 
 def _keras_result(values: dict[str, float], return_dict: bool) -> Any:

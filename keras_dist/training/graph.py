@@ -122,6 +122,27 @@ def split_module(module: Any, trainable: Trainable) -> tuple[ModuleGraph, Any]:
     return _graph_of(module, graphdef, state, trainable), state
 
 
+def compile_rule(rule: str, argument: str) -> re.Pattern[str]:
+    """`rule` as a regular expression for whole paths.
+
+    Args:
+        rule: what the user gave.
+        argument: how errors call it.
+
+    Raises:
+        ModelError: it is not a regular expression.
+    """
+    try:
+        return re.compile(rule)
+    except re.error as error:
+        raise ModelError(
+            f"`{argument}` is not a regular expression: {error}",
+            given=f"{rule!r}",
+            expected="a path, or a regular expression for whole paths",
+            fix=f"escape special characters: {re.escape(rule)!r}",
+        ) from error
+
+
 def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> ModuleGraph:
     specs, treedef = describe_variables(state, _jax.tied_paths(module))
     parts = leaf_parts(state)
@@ -143,7 +164,7 @@ def _trained(
 ) -> tuple[bool, ...]:
     if isinstance(trainable, str):
         predicate = nnx.filterlib.to_predicate(nnx.Param)
-        pattern = re.compile(trainable)
+        pattern = compile_rule(trainable, "trainable")
         chosen = [
             bool(predicate(p, owner)) and any(pattern.fullmatch(name) for name in (spec.path, *spec.aliases))
             for spec, p, owner in zip(specs, parts, owners, strict=True)

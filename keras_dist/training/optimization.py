@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from flax import traverse_util
 
 from keras_dist import _paths, optimizers
 from keras_dist.errors import ModelError, did_you_mean, nearest
+from keras_dist.training.graph import compile_rule
 from keras_dist.training.state import TrainState
 
 DEFAULT = "optimizer"
@@ -107,7 +107,8 @@ def _update(optimizer: Optimizer, trainable: Any, slots: Any, grads: Any, extra:
 def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
         transformation, rule = optimizers.get(entry[0]), entry[1]
-        chosen = [p for p in parts if re.fullmatch(rule, _paths.join(p))]
+        pattern = compile_rule(rule, f"optimizer[{name!r}]")
+        chosen = [p for p in parts if pattern.fullmatch(_paths.join(p))]
     else:
         transformation, rule = optimizers.get(entry), f"{name}/.*"
         chosen = [p for p in parts if p[0] == name]

@@ -1,0 +1,165 @@
+"""compile: what it takes, and what it refuses, saying what was given, what is expected and the way out."""
+
+import numpy as np
+import optax
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import DataError, DistributionError, LayoutError, ModelError, UnknownNameError
+from tests import layouts
+from tests.networks import Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+
+
+def built(**options):
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile(**{"optimizer": "sgd", "loss": LOSS, **options})
+    return model
+
+
+def compiled():
+    return built()
+
+
+def uncompiled():
+    return kd.Model.from_nnx(Plain, seed=0)
+
+
+def under_another_distribution():
+    model = built()
+    kd.set_distribution(kd.DataParallel())
+    return model
+
+
+def one_step(state, batch, rngs):
+    return state, {}
+
+
+MISUSE = {
+    "fit before compile": (lambda: uncompiled().fit(X, Y), ModelError, "fit needs it"),
+    "evaluate before compile": (lambda: uncompiled().evaluate(X, Y), ModelError, "evaluate needs it"),
+    "train_on_batch before compile": (lambda: uncompiled().train_on_batch(X, Y), ModelError, "train_on_batch needs it"),
+    "test_on_batch before compile": (lambda: uncompiled().test_on_batch(X, Y), ModelError, "test_on_batch needs it"),
+    "no loss": (lambda: built(loss=None), ModelError, "`loss` is missing"),
+    "loss typo": (lambda: built(loss="msee"), UnknownNameError, "unknown loss 'msee'.*'mse'"),
+    "loss of no kind": (lambda: built(loss=3), ModelError, "`loss`"),
+    "optimizer typo": (lambda: built(optimizer="adamm"), UnknownNameError, "unknown optimizer 'adamm'.*'adam'"),
+    "optimizer uncalled": (lambda: built(optimizer=optax.adam), ModelError, "`optimizer`"),
+    "no optimizers": (lambda: built(optimizer={}), ModelError, "`optimizer` is an empty dict"),
+    "optimizer of no expression": (lambda: built(optimizer={"a": ("sgd", "d1/(")}), ModelError, r"optimizer\['a'\]"),
+    "optimizer of nothing": (lambda: built(optimizer={"d3": "sgd"}), ModelError, "optimizer 'd3' updates no variable"),
+    "metric typo": (lambda: built(metrics=["acc", "accurcy"]), UnknownNameError, "unknown metric 'accurcy'"),
+    "metric of no kind": (lambda: built(metrics=[3]), ModelError, "metric"),
+    "two metrics of one name": (lambda: built(metrics=["mse", "mse"]), ModelError, "'mse'"),
+    "metric called loss": (lambda: built(metrics=[kd.metrics.Metric("loss", LOSS)]), ModelError, "'loss'"),
+    "empty data": (lambda: compiled().fit(X[:0], Y[:0]), DataError, "the data set is empty"),
+    "empty validation": (
+        lambda: compiled().fit(X, Y, validation_data=(X[:0], Y[:0])),
+        DataError,
+        "the validation data set is empty",
+    ),
+    "empty prediction": (lambda: compiled().predict(X[:0]), DataError, "the data set is empty"),
+    "labels of the wrong length": (lambda: compiled().fit(X, Y[:31]), DataError, "x and y have different lengths"),
+    "weights of the wrong length": (
+        lambda: compiled().fit(X, Y, sample_weight=np.ones(3)),
+        DataError,
+        "x and sample_weight have different lengths",
+    ),
+    "validation of the wrong length": (
+        lambda: compiled().fit(X, Y, validation_data=(X, Y[:1])),
+        DataError,
+        "validation x and validation y have different lengths",
+    ),
+    "labels of the wrong shape": (lambda: compiled().fit(X, np.eye(4)[Y]), ModelError, "`y_true` does not fit"),
+    "targets of the wrong shape": (lambda: built(loss="mse").fit(X, X), ModelError, "do not have the shape"),
+    "validation that is no pair": (lambda: compiled().fit(X, Y, validation_data=X), DataError, "`validation_data`"),
+    "validation of one": (lambda: compiled().fit(X, Y, validation_data=(X,)), DataError, "`validation_data`"),
+    "batch_size of zero": (lambda: compiled().fit(X, Y, batch_size=0), DataError, "`batch_size`"),
+    "epochs as text": (lambda: compiled().fit(X, Y, epochs="3"), ModelError, "`epochs`"),
+    "a generator": (lambda: compiled().fit(row for row in X), DataError, "x is not an array"),
+    "lists of numbers": (lambda: compiled().fit(X.tolist(), Y), DataError, r"x\[0\]\[0\] is not an array"),
+    "weights for a scalar loss": (
+        lambda: built(loss=lambda y, z: z.mean()).fit(X, Y, sample_weight=np.ones(32)),
+        ModelError,
+        "`sample_weight` does not fit the loss",
+    ),
+    "seed of fit": (lambda: compiled().fit(X, Y, seed="x"), ModelError, "`seed`"),
+    "no callback": (lambda: compiled().fit(X, Y, callbacks=[print]), ModelError, "`callbacks`"),
+    "callback class": (lambda: compiled().fit(X, Y, callbacks=[kd.callbacks.Callback]), ModelError, "`callbacks`"),
+    "distribution changed": (lambda: under_another_distribution().fit(X, Y), DistributionError, "fit: the current"),
+    "distribution changed, one batch": (
+        lambda: under_another_distribution().train_on_batch(X, Y),
+        DistributionError,
+        "train_on_batch: the current",
+    ),
+    "evaluate without a loss": (
+        lambda: built(loss=None, train_step=one_step).evaluate(X, Y),
+        ModelError,
+        "evaluate needs a loss",
+    ),
+    "validation without a loss": (
+        lambda: built(loss=None, train_step=one_step).fit(X, Y, validation_data=(X, Y)),
+        ModelError,
+        "needs a loss",
+    ),
+    "trainable of nothing": (
+        lambda: kd.Model.from_nnx(Plain, trainable="d1/kernl"),
+        ModelError,
+        "`trainable` selects no variable",
+    ),
+    "trainable that is no expression": (
+        lambda: kd.Model.from_nnx(Plain, trainable="d1/(kernel"),
+        ModelError,
+        "`trainable`",
+    ),
+    "seed of a model": (lambda: kd.Model.from_nnx(Plain, seed=-1), ModelError, "`seed`"),
+}
+
+
+@pytest.mark.parametrize(("misuse", "error", "message"), MISUSE.values(), ids=MISUSE)
+def test_misuse_ends_in_an_error_with_given_expected_and_remedy(misuse, error, message):
+    with pytest.raises(error, match=message) as caught:
+        misuse()
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_rules_that_cannot_be_applied_are_refused_when_the_model_is_built():
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    rules["d1/kernel"], rules["d1/bias"] = ("model",), (None, "model")
+    with kd.ModelParallel(rules).scope(), pytest.raises(LayoutError) as caught:
+        kd.Model.from_nnx(Plain)
+    assert {problem.path for problem in caught.value.problems} == {"d1/kernel", "d1/bias"}
+
+
+def test_a_refused_compile_leaves_the_model_as_it_was():
+    model = built(optimizer="adam")
+    model.train_on_batch(X, Y)
+    for options in ({"optimizer": "adamm"}, {"loss": "msee"}, {"metrics": ["accurcy"]}):
+        with pytest.raises(UnknownNameError):
+            model.compile(**{"optimizer": "sgd", "loss": LOSS, **options})
+    assert int(model.state.step) == 1
+    model.train_on_batch(X, Y)
+    assert int(model.state.step) == 2
+
+
+def test_a_refused_batch_leaves_the_state_usable():
+    with layouts.on("data=2,model=4").scope():
+        model = built()
+    with pytest.raises(ModelError):
+        model.train_on_batch(X, np.eye(4)[Y])
+    assert np.isfinite(model.train_on_batch(X, Y))
+
+
+def test_metrics_by_name_and_by_hand():
+    def largest(y_true, y_pred):
+        return y_pred.max(-1)
+
+    model = built(metrics=["accuracy", largest])
+    logs = model.evaluate(X, Y, verbose=0, return_dict=True)
+    scores = np.asarray(model.module(X))
+    assert logs["largest"] == pytest.approx(scores.max(-1).mean(), abs=1e-6)
+    assert logs["accuracy"] == pytest.approx((scores.argmax(-1) == Y).mean())
+    for metrics, name in (("accuracy", "accuracy"), (largest, "largest"), (kd.metrics.Metric("m", largest), "m")):
+        assert list(built(metrics=metrics).evaluate(X, Y, verbose=0, return_dict=True)) == ["loss", name]

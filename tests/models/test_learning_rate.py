@@ -1,0 +1,98 @@
+"""The learning rate of named optimizers is read and set without compiling a step again."""
+
+import numpy as np
+import optax
+import pytest
+
+import keras_dist as kd
+from tests import layouts
+from tests.networks import Noisy, Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+
+
+def built(optimizer="sgd", name="data=2,model=4", factory=Plain):
+    with layouts.on(name).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    model.compile(optimizer, loss=LOSS)
+    return model
+
+
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.01), ("adam", 0.001), ("adamw", 0.001), ("rmsprop", 0.001)])
+def test_it_is_kerass_default_at_first(name, rate):
+    assert built(name).optimizer.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.float64(0.125)])
+def test_setting_it_counts_from_the_next_step(value):
+    model, other = built("sgd"), built(optax.sgd(float(value)))
+    model.optimizer.learning_rate = value
+    assert model.optimizer.learning_rate == float(value)
+    for trained in (model, other):
+        trained.train_on_batch(X, Y)
+    for a, b in zip(model.variables, other.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-7)
+
+
+def test_zero_stops_and_another_rate_goes_on():
+    model = built("adam")
+    model.optimizer.learning_rate = 0.0
+    before = model.variables[1].numpy()
+    model.train_on_batch(X, Y)
+    np.testing.assert_array_equal(model.variables[1].numpy(), before)
+    model.optimizer.learning_rate = 0.1
+    model.train_on_batch(X, Y)
+    assert not np.array_equal(model.variables[1].numpy(), before)
+
+
+class SetRate(kd.callbacks.Callback):
+    """Another rate for every step, from within fit."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 / (batch + 1)
+
+
+@pytest.mark.parametrize("name", ["one device", "data=2,model=4"])
+def test_a_step_is_compiled_once_for_each_length_of_batch(compiled_names, name):
+    model = built("adam", name, factory=Noisy)
+    x, y = blobs(50)
+    model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[SetRate()])
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[SetRate()])
+    model.optimizer.learning_rate = 0.3
+    model.train_on_batch(x[:16], y[:16])
+    assert compiled_names.count("jit(train)") == 2, "16 rows, and the last 2"
+
+
+def test_a_rate_set_while_fit_runs_counts():
+    model, by_hand = built("sgd"), built("sgd")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[SetRate()])
+    for batch in range(4):
+        by_hand.optimizer.learning_rate = 0.1 / (batch + 1)
+        by_hand.train_on_batch(X[8 * batch : 8 * batch + 8], Y[8 * batch : 8 * batch + 8])
+    for a, b in zip(model.variables, by_hand.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.sgd(optax.cosine_decay_schedule(0.1, 5))])
+def test_one_that_is_not_in_state_is_refused_with_the_remedy(optimizer):
+    handle = built(optimizer).optimizer
+    with pytest.raises(kd.errors.ModelError, match="does not keep its learning rate in state") as caught:
+        handle.learning_rate = 0.1
+    assert "with_learning_rate" in caught.value.fix
+    with pytest.raises(kd.errors.ModelError):
+        _ = handle.learning_rate
+
+
+def test_each_of_several_optimizers_has_its_own():
+    model = built({"d1": "adam", "d2": kd.optimizers.get("sgd", 0.5)})
+    model.optimizers["d1"].learning_rate = 0.25
+    assert {name: handle.learning_rate for name, handle in model.optimizers.items()} == {"d1": 0.25, "d2": 0.5}
+    with pytest.raises(kd.errors.ModelError, match="several optimizers") as caught:
+        _ = model.optimizer
+    assert "model.optimizers['d1']" in caught.value.fix
+
+
+def test_there_is_none_before_compile():
+    with pytest.raises(kd.errors.ModelError, match="compile"):
+        _ = kd.Model.from_nnx(Plain).optimizer

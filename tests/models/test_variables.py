@@ -1,0 +1,175 @@
+"""Handles on variables: reading, assigning, and the module with the current values."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests import layouts
+from tests.networks import Noisy, Plain, Sower, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(Noisy, seed=0)
+    model.compile("sgd", loss=LOSS)
+    return model
+
+
+@pytest.fixture
+def by_path(model):
+    return {variable.path: variable for variable in model.variables}
+
+
+def test_a_handle_knows_path_shape_dtype_layout_and_value(by_path):
+    kernel = by_path["d1/kernel"]
+    assert (kernel.path, kernel.shape, kernel.dtype) == ("d1/kernel", (8, 16), np.float32)
+    assert kernel.layout.axes == (None, "model")
+    assert kernel.layout.device_mesh == kd.DeviceMesh("data=2,model=4")
+    assert kernel.value.sharding == kernel.layout.backend_layout
+    np.testing.assert_array_equal(kernel.numpy(), kernel.value)
+    np.testing.assert_array_equal(np.asarray(kernel), kernel.value)
+    assert np.asarray(kernel, "f8").dtype == np.float64
+    assert "d1/kernel" in repr(kernel) and "'model'" in repr(kernel)
+
+
+def test_trainable_variables_are_the_parameters(model):
+    assert [v.path for v in model.trainable_variables] == [
+        "d1/kernel", "d2/bias", "d2/kernel", "norm/bias", "norm/scale",
+    ]  # fmt: skip
+    assert {v.path for v in model.variables if not v.trainable} == {
+        "drop/rngs/count", "drop/rngs/key", "norm/mean", "norm/var",
+    }  # fmt: skip
+
+
+def test_every_variable_can_be_read_on_the_host(model, by_path):
+    shapes = {v.path: v.numpy().shape for v in model.variables}
+    assert {path: shape for path, shape in shapes.items() if path != "drop/rngs/key"} == {
+        path: v.shape for path, v in by_path.items() if path != "drop/rngs/key"
+    }
+    np.testing.assert_array_equal(by_path["drop/rngs/key"].numpy(), jax.random.key_data(by_path["drop/rngs/key"].value))
+
+
+class TestAssign:
+    @pytest.mark.parametrize(
+        "value",
+        [np.ones((8, 16)), np.ones((8, 16), "i4"), jax.numpy.ones((8, 16), "bfloat16"), [[1.0] * 16] * 8],
+        ids=["float64", "int", "bfloat16", "lists"],
+    )
+    def test_it_keeps_layout_and_dtype(self, by_path, value):
+        kernel = by_path["d1/kernel"]
+        before = kernel.value
+        kernel.assign(value)
+        after = kernel.value
+        assert after.dtype == before.dtype and after.sharding == before.sharding
+        assert {shard.data.shape for shard in after.addressable_shards} == {(8, 4)}
+        np.testing.assert_array_equal(after, np.ones((8, 16)))
+
+    def test_it_counts_from_the_next_step_and_from_the_next_prediction(self, model, by_path):
+        by_path["d2/kernel"].assign(np.zeros((16, 4)))
+        by_path["d2/bias"].assign(np.array([1.0, 2, 3, 4]))
+        np.testing.assert_allclose(model.predict(X, verbose=0), np.tile([1.0, 2, 3, 4], (32, 1)), atol=1e-6)
+        expected = float(LOSS(Y, np.tile(np.array([1.0, 2, 3, 4], "f4"), (32, 1))).mean())
+        assert model.train_on_batch(X, Y) == pytest.approx(expected, abs=1e-6)
+
+    def test_it_changes_no_other_variable(self, model, by_path):
+        before = {v.path: v.numpy().tobytes() for v in model.variables}
+        by_path["norm/mean"].assign(np.full(16, 9.0))
+        changed = [v.path for v in model.variables if v.numpy().tobytes() != before[v.path]]
+        assert changed == ["norm/mean"]
+
+    def test_from_within_a_callback_it_counts_from_the_next_step_of_the_epoch(self, model):
+        class Zero(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                totals.append(logs["loss"] * (batch + 1))
+                if batch == 1:
+                    for variable in self.model.trainable_variables:
+                        variable.assign(np.zeros(variable.shape))
+
+        totals = [0.0]
+        model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[Zero()])
+        losses = np.diff(totals)
+        assert losses[2] == pytest.approx(np.log(4), abs=1e-5), "uniform predictions"
+        assert losses[1] != pytest.approx(np.log(4), abs=1e-3)
+
+    def test_another_shape_is_refused(self, by_path):
+        with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd1/kernel'") as caught:
+            by_path["d1/kernel"].assign(np.ones((16, 8)))
+        assert caught.value.given == "shape (16, 8)" and caught.value.expected == "shape (8, 16)"
+
+    def test_it_compiles_no_step_again(self, model, by_path, compiled_names):
+        model.train_on_batch(X, Y)
+        del compiled_names[:]
+        by_path["d1/kernel"].assign(np.ones((8, 16)))
+        model.train_on_batch(X, Y)
+        assert "jit(train)" not in compiled_names
+
+
+class TestModule:
+    def test_it_has_the_current_values_where_they_live(self, model, by_path):
+        module = model.module
+        assert type(module) is Noisy
+        np.testing.assert_array_equal(module.d1.kernel[...], by_path["d1/kernel"].value)
+        assert module.d1.kernel[...].sharding == by_path["d1/kernel"].value.sharding
+
+    def test_changing_it_changes_nothing_until_it_is_assigned(self, model, by_path):
+        before = by_path["d2/bias"].numpy()
+        module = model.module
+        module.d2.bias[...] = before + 1
+        np.testing.assert_array_equal(by_path["d2/bias"].numpy(), before)
+        model.module = module
+        np.testing.assert_array_equal(by_path["d2/bias"].numpy(), before + 1)
+
+    def test_a_module_made_elsewhere_is_placed(self, model, by_path):
+        module = Noisy(nnx.Rngs(99))
+        model.module = module
+        np.testing.assert_array_equal(by_path["d1/kernel"].numpy(), module.d1.kernel[...])
+        assert by_path["d1/kernel"].value.sharding == by_path["d1/kernel"].layout.backend_layout
+        model.train_on_batch(X, Y)
+
+    def test_one_of_another_structure_or_shape_is_refused(self, model):
+        with pytest.raises(kd.errors.ModelError, match="lost variables: .*'norm/mean'"):
+            model.module = Plain(nnx.Rngs(0))
+        wide = Noisy(nnx.Rngs(0))
+        wide.d2 = nnx.Linear(16, 5, rngs=nnx.Rngs(0))
+        before = [v.numpy().tobytes() for v in model.variables]
+        with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd2/bias'"):
+            model.module = wide
+        assert [v.numpy().tobytes() for v in model.variables] == before
+
+    def test_what_is_no_module_is_refused(self, model):
+        with pytest.raises(kd.errors.ModelError, match="not a flax.nnx.Module") as caught:
+            model.module = {"d1": 1}
+        assert caught.value.given and caught.value.fix
+
+    @pytest.mark.filterwarnings("ignore:Using 'Module.sow")
+    def test_what_a_module_has_sown_is_left_out(self):
+        model = kd.Model.from_nnx(Sower, seed=0)
+        module = model.module
+        module(X)
+        model.module = module
+        assert [v.path for v in model.variables] == ["d1/bias", "d1/kernel"]
+
+
+def test_summary_shows_layouts_and_bytes(model, capsys):
+    model.summary()
+    printed = capsys.readouterr().out
+    lines = []
+    model.summary(print_fn=lines.append)
+    for text in (printed, "\n".join(lines)):
+        assert "d1/kernel" in text and "model" in text and "data" in text
+        assert "512" in text and "128" in text, "bytes and bytes per device of d1/kernel"
+        assert "total" in text
+
+
+def test_the_plan_of_the_state_names_variables_slots_and_the_step(model):
+    paths = [row.path for row in model.state_plan.rows]
+    assert {"d1/kernel", "drop/rngs/count", "step"} <= set(paths)
+    assert any(path.startswith("optimizer/") for path in paths)
+    assert len(set(paths)) == len(paths)
+    assert [row.path for row in model.layout_plan.rows] == [v.path for v in model.variables]
