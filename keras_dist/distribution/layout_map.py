@@ -32,8 +32,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> rules["encoder/dense_1/bias"] is None
         True
 
-    Differs from Keras: lists are accepted as layouts, a layout of another mesh is refused, and `in`, `get` and
-    `setdefault` do what a mapping's should.
+    Differs from Keras: lists are accepted as layouts, a layout of another mesh is refused, and `in`, `get`, `pop`
+    and `setdefault` do what a mapping's should.
 
     Source: `keras.distribution.LayoutMap`.
     """
@@ -73,6 +73,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if key not in self._layout_map:
             self[key] = default
         return self._layout_map[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove and return the layout under exactly `key`; `default`, if given, when there is none."""
+        return self._layout_map.pop(key, *default)
 
     def __setitem__(self, key: str, layout: TensorLayout | Sequence[Any]) -> None:
         """Add a rule.

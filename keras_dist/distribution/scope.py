@@ -37,7 +37,7 @@ def set_distribution(value: Distribution | None) -> None:
 
     Source: `keras.distribution.set_distribution`.
     """
-    if value is not None and not hasattr(value, "get_variable_layout"):
+    if value is not None and (isinstance(value, type) or not hasattr(value, "get_variable_layout")):
         raise DistributionError(
             "set_distribution: `value` is not a Distribution",
             given=f"{value!r} of type {type(value).__name__}",

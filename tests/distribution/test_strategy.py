@@ -1,0 +1,170 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import keras_dist as kd
+from keras_dist.distribution import cluster
+from keras_dist.errors import DataError, DistributionError, LayoutError
+from tests.distribution.shapes import axes_of, f32
+
+
+class Replicas(kd.Distribution):
+    """A strategy that only counts."""
+
+    def __init__(self, mesh: kd.DeviceMesh, replicas: int) -> None:
+        super().__init__(mesh)
+        self._replicas = replicas
+
+    @property
+    def num_model_replicas(self) -> int:
+        return self._replicas
+
+
+def processes(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
+    """Let this be process `index` of a job of `count`."""
+    monkeypatch.setattr(cluster, "num_processes", lambda: count)
+    monkeypatch.setattr(cluster, "process_id", lambda: index)
+
+
+def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.DeviceMesh) -> None:
+    base = kd.Distribution(mesh)
+    assert base.device_mesh is mesh
+    assert base.batch_dim_name is None
+    assert base.auto_shard_dataset is True
+    for ask in (
+        lambda: base.num_model_replicas,
+        lambda: base.get_data_layout((8, 2)),
+        lambda: base.get_variable_layout(f32(2)),
+    ):
+        with pytest.raises(NotImplementedError):
+            ask()
+    assert base.get_tensor_layout("d1/output") is None
+
+
+def test_attributes_are_those_of_keras(mesh: kd.DeviceMesh) -> None:
+    base = kd.Distribution(device_mesh=mesh, batch_dim_name="data", auto_shard_dataset=False)
+    assert base.batch_dim_name == "data"
+    assert base.auto_shard_dataset is False
+    base.auto_shard_dataset = True
+    assert base.auto_shard_dataset is True
+    assert (base.num_processes, base._process_id, base._is_multi_process) == (1, 0, False)
+    assert repr(base) == f"<Distribution device_mesh={mesh!r}>"
+
+
+@pytest.mark.parametrize("value", [None, "data=8", (2, 4)])
+def test_a_mesh_is_needed(value: Any) -> None:
+    with pytest.raises(DistributionError, match="Expect `mesh` to be an instance of `DeviceMesh`"):
+        kd.Distribution(value)
+
+
+@pytest.mark.parametrize("name", ["dta", ("data", "dta"), ("data", "data"), ()])
+def test_the_batch_dim_lies_on_axes_of_the_mesh(mesh: kd.DeviceMesh, name: Any) -> None:
+    with pytest.raises(DistributionError, match="`batch_dim_name` does not name axes of the mesh"):
+        kd.Distribution(mesh, name)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "process_count", "ids", "shards"),
+    [(8, 4, [0, 1, 2, 3], 4), (2, 4, [0, 0, 1, 1], 2), (4, 4, [0, 1, 2, 3], 4), (1, 2, [0, 0], 1)],
+)
+def test_the_part_of_the_data_that_each_process_reads(
+    mesh: kd.DeviceMesh,
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: int,
+    process_count: int,
+    ids: list[int],
+    shards: int,
+) -> None:
+    found = []
+    for index in range(process_count):
+        processes(monkeypatch, process_count, index)
+        distribution = Replicas(mesh, replicas)
+        assert distribution.num_data_shards == shards
+        found.append(distribution.data_shard_id)
+    assert found == ids
+
+
+def test_a_strategy_of_ones_own_plans(mesh: kd.DeviceMesh) -> None:
+    class LastDim(kd.Distribution):
+        def get_variable_layout(self, variable: Any) -> kd.TensorLayout | None:
+            return kd.TensorLayout((None, "model"), self.device_mesh) if len(variable.shape) == 2 else None
+
+    plan = LastDim(mesh).plan({"kernel": f32(4, 8), "bias": f32(8)})
+    assert axes_of(plan) == {"kernel": (None, "model"), "bias": (None,)}
+
+
+def test_a_layout_without_a_mesh_gets_that_of_the_strategy(mesh: kd.DeviceMesh) -> None:
+    class Unbound(kd.Distribution):
+        def get_variable_layout(self, variable: Any) -> kd.TensorLayout:
+            return kd.TensorLayout((None, "model"))
+
+    plan = Unbound(mesh).plan({"kernel": f32(4, 8)})
+    assert plan.shardings["kernel"].shard_shape((4, 8)) == (4, 2)
+
+
+@pytest.mark.parametrize("layout", [(None, "model"), "model"])
+def test_a_layout_is_a_layout(mesh: kd.DeviceMesh, layout: Any) -> None:
+    class Loose(kd.Distribution):
+        def get_variable_layout(self, variable: Any) -> Any:
+            return layout
+
+    with pytest.raises(DistributionError, match="Loose: the layout of 'kernel' is not a TensorLayout"):
+        Loose(mesh).plan({"kernel": f32(4, 8)})
+
+
+def test_a_layout_of_another_mesh_cannot_be_planned(mesh: kd.DeviceMesh) -> None:
+    class Elsewhere(kd.Distribution):
+        def get_variable_layout(self, variable: Any) -> kd.TensorLayout:
+            return kd.TensorLayout((None, "model"), kd.DeviceMesh("data=4,model=2"))
+
+    with pytest.raises(LayoutError, match="the layout of 'kernel' belongs to a different mesh"):
+        Elsewhere(mesh).plan({"kernel": f32(4, 8)})
+
+
+def test_slots_may_have_layouts_of_their_own(mesh: kd.DeviceMesh) -> None:
+    class SlotsApart(kd.Distribution):
+        def get_variable_layout(self, variable: Any) -> None:
+            return None
+
+        def get_slot_layout(self, variable: Any) -> kd.TensorLayout:
+            return kd.TensorLayout(("data",), self.device_mesh)
+
+    plan = SlotsApart(mesh).plan({"bias": f32(8)})
+    assert axes_of(plan) == {"bias": (None,)}
+    assert axes_of(plan.follow({"mu": {"bias": f32(8)}})) == {"mu/bias": ("data",)}
+    with pytest.raises(LayoutError, match="cannot shard dim 0 of 'bias'"):
+        SlotsApart(mesh).plan({"bias": f32(7)})
+
+
+def test_equal_by_value(mesh: kd.DeviceMesh) -> None:
+    def build(axes: tuple = (None, "model"), **options: Any) -> kd.ModelParallel:
+        rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+        rules["kernel"] = axes
+        return kd.ModelParallel(rules, **options)
+
+    assert build() == build()
+    assert hash(build()) == hash(build())
+    assert build() != build(axes=("data", None))
+    assert build() != build(batch_dim_name="model")
+    assert build() != build(strict=True)
+    assert kd.DataParallel() == kd.DataParallel(devices=kd.list_devices())
+    assert kd.DataParallel() != kd.DataParallel(shard_optimizer=True)
+    assert kd.FullySharded(mesh) != kd.FullySharded(mesh, min_size_bytes=1)
+    assert kd.FullySharded(kd.DeviceMesh("batch=8")) != kd.DataParallel()
+
+
+@pytest.mark.parametrize("dataset", [object(), [1, 2], (batch for batch in ())])
+def test_one_process_reads_the_whole_data_set(dataset: Any) -> None:
+    assert kd.DataParallel().distribute_dataset(dataset) is dataset
+
+
+def test_without_auto_sharding_each_process_gets_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes(monkeypatch, 2, 0)
+    dataset = SimpleNamespace()
+    assert kd.DataParallel(auto_shard_dataset=False).distribute_dataset(dataset) is dataset
+
+
+def test_data_without_a_batch_dim() -> None:
+    with pytest.raises(DataError, match="data without a batch dim"):
+        kd.DataParallel().get_data_layout(())
