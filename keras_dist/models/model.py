@@ -415,8 +415,16 @@ class Model:
         """Move the model, with everything it has learned, to another distribution.
 
         Raises:
+            DistributionError: `distribution` is not a distribution.
             LayoutError: its rules cannot be applied; the model stays where it was.
         """
+        if not isinstance(distribution, Distribution):
+            raise DistributionError(
+                "redistribute: `distribution` is not a Distribution",
+                given=f"{distribution!r} of type {type(distribution).__name__}",
+                expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
+                fix="for example model.redistribute(DataParallel())",
+            )
         self._cell.move(distribution, self._recipe.optimizers if self._recipe is not None else {})
         self._settle(distribution)
 

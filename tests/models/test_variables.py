@@ -133,7 +133,7 @@ class TestModule:
         model.train_on_batch(X, Y)
 
     def test_one_of_another_structure_or_shape_is_refused(self, model):
-        with pytest.raises(kd.errors.ModelError, match="lost variables: .*'norm/mean'"):
+        with pytest.raises(kd.errors.ModelError, match=r"lost variables: .*'norm/mean'"):
             model.module = Plain(nnx.Rngs(0))
         wide = Noisy(nnx.Rngs(0))
         wide.d2 = nnx.Linear(16, 5, rngs=nnx.Rngs(0))
@@ -143,7 +143,7 @@ class TestModule:
         assert [v.numpy().tobytes() for v in model.variables] == before
 
     def test_what_is_no_module_is_refused(self, model):
-        with pytest.raises(kd.errors.ModelError, match="not a flax.nnx.Module") as caught:
+        with pytest.raises(kd.errors.ModelError, match=r"not a flax\.nnx.Module") as caught:
             model.module = {"d1": 1}
         assert caught.value.given and caught.value.fix
 

@@ -1,0 +1,166 @@
+"""A model keeps its distribution until it is moved, and moving changes no number."""
+
+import jax
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from tests import layouts
+from tests.networks import Noisy, Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(48)
+
+
+def built(name, factory=Plain, optimizer="adam"):
+    with layouts.on(name).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    model.compile(optimizer, loss=LOSS)
+    return model
+
+
+def values(model):
+    return {v.path: v.numpy() for v in model.variables}
+
+
+class TestKeeps:
+    def test_it_trains_outside_of_the_scope_it_was_built_in(self):
+        model = built("data=2,model=4")
+        model.fit(X, Y, verbose=0)
+        assert model.distribution == layouts.on("data=2,model=4")
+        assert model.variables[1].value.sharding.mesh.shape == {"data": 2, "model": 4}
+
+    def test_it_trains_under_an_equal_distribution_made_anew(self):
+        """A notebook cell run twice."""
+        for _ in range(2):
+            kd.set_distribution(layouts.on("data=2,model=4"))
+            model = kd.Model.from_nnx(Plain, seed=0)
+            model.compile("adam", loss=LOSS)
+            losses = model.fit(X, Y, verbose=0).history["loss"]
+        kd.set_distribution(layouts.on("data=2,model=4"))
+        assert model.fit(X, Y, verbose=0).history["loss"] < losses
+
+    @pytest.mark.parametrize("train", [lambda m: m.fit(X, Y, verbose=0), lambda m: m.train_on_batch(X, Y)])
+    def test_another_current_distribution_is_refused_naming_both(self, train):
+        model = built("data=2,model=4")
+        before = values(model)
+        with layouts.on("data=4,model=2").scope(), pytest.raises(kd.errors.DistributionError) as caught:
+            train(model)
+        assert "shape=(4, 2)" in caught.value.given
+        assert "shape=(2, 4)" in caught.value.expected
+        assert "redistribute" in caught.value.fix
+        assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
+        train(model)
+
+    def test_one_of_another_kind_on_the_same_mesh_is_refused(self):
+        model = built("data=2,model=4")
+        with layouts.on("fully data=2,model=4").scope(), pytest.raises(kd.errors.DistributionError) as caught:
+            model.fit(X, Y, verbose=0)
+        assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
+
+    def test_rules_changed_after_the_build_are_refused_naming_both(self):
+        distribution = layouts.on("data=2,model=4", {"d1/kernel": (None, "model")})
+        kd.set_distribution(distribution)
+        model = kd.Model.from_nnx(Plain, seed=0)
+        model.compile("sgd", loss=LOSS)
+        distribution.layout_map["d2/kernel"] = ("model", None)
+        with pytest.raises(kd.errors.DistributionError) as caught:
+            model.fit(X, Y, verbose=0)
+        assert "d2/kernel" in caught.value.given and "d2/kernel" not in caught.value.expected
+        model.redistribute(distribution)
+        model.fit(X, Y, verbose=0)
+        assert model.layout_plan.row("d2/kernel").axes == ("model", None)
+
+    def test_prediction_and_evaluation_work_wherever_they_are_called(self):
+        model = built("data=2,model=4")
+        expected = model.predict(X, verbose=0), model.evaluate(X, Y, verbose=0)
+        with layouts.on("data=8,model=1").scope():
+            assert model.evaluate(X, Y, verbose=0) == expected[1]
+            np.testing.assert_array_equal(model.predict(X, verbose=0), expected[0])
+
+    def test_several_models_on_several_distributions_take_turns(self):
+        models = {name: built(name) for name in ("one device", "data=4,model=2", "fully data=8")}
+        losses = {name: [] for name in models}
+        for _ in range(3):
+            for name, model in models.items():
+                losses[name].append(model.train_on_batch(X, Y))
+        for found in losses.values():
+            np.testing.assert_allclose(found, losses["one device"], atol=3e-6)
+
+
+class TestMoves:
+    @pytest.mark.parametrize(
+        ("start", "end"),
+        [
+            ("one device", "data=2,model=4"),
+            ("data=2,model=4", "one device"),
+            ("data=2,model=4", "data=4,model=2"),
+            ("data=8,model=1", "fully data=8"),
+        ],
+    )
+    def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
+        moved, stayed = built(start, Noisy), built(end, Noisy)
+        for model in (moved, stayed):
+            model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
+        before = values(moved), moved.state
+        moved.redistribute(layouts.on(end))
+        assert all(np.array_equal(value, before[0][path]) for path, value in values(moved).items())
+        for old, new in zip(
+            jax.tree.leaves((before[1].slots, before[1].step)),
+            jax.tree.leaves((moved.state.slots, moved.state.step)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(old, new)
+        assert moved.distribution == stayed.distribution
+        assert [leaf.sharding for leaf in jax.tree.leaves(moved._cell.state)] == [
+            leaf.sharding for leaf in jax.tree.leaves(stayed._cell.state)
+        ]
+        with layouts.on(end).scope():
+            found = [model.fit(X, Y, batch_size=16, epochs=2, verbose=0).history["loss"] for model in (moved, stayed)]
+        np.testing.assert_allclose(*found, atol=1e-5)
+
+    def test_before_compile_too(self):
+        model = kd.Model.from_nnx(Plain, seed=0)
+        before = values(model)
+        model.redistribute(layouts.on("data=2,model=4"))
+        assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
+        model.compile("adam", loss=LOSS)
+        model.fit(X, Y, verbose=0)
+
+    def test_handles_show_the_new_layout(self):
+        model = built("one device")
+        kernel = next(v for v in model.variables if v.path == "d1/kernel")
+        before = kernel.numpy()
+        model.redistribute(layouts.on("data=2,model=4"))
+        assert kernel.layout.axes == (None, "model")
+        assert {shard.data.shape for shard in kernel.value.addressable_shards} == {(8, 4)}
+        np.testing.assert_array_equal(kernel.numpy(), before)
+        kernel.assign(before + 1)
+        np.testing.assert_array_equal(model.module.d1.kernel[...], before + 1)
+
+    def test_what_was_handed_out_before_survives(self):
+        model = built("data=2,model=4")
+        value = model.variables[1].value
+        model.redistribute(layouts.on("data=2,model=4"))
+        model.train_on_batch(X, Y)
+        assert np.isfinite(value).all()
+
+    def test_the_learning_rate_moves_along(self):
+        model = built("one device")
+        model.optimizer.learning_rate = 0.125
+        model.redistribute(layouts.on("fully data=8"))
+        assert model.optimizer.learning_rate == 0.125
+
+    def test_rules_that_cannot_be_applied_leave_it_where_it_was(self):
+        model = built("data=2,model=4")
+        rules = kd.LayoutMap(kd.DeviceMesh("data=8"))
+        rules["d2/bias"] = ("data",)
+        with pytest.raises(kd.errors.LayoutError, match="d2/bias"):
+            model.redistribute(kd.ModelParallel(rules))
+        assert model.distribution == layouts.on("data=2,model=4")
+        model.train_on_batch(X, Y)
+
+    def test_what_is_no_distribution_is_refused(self):
+        with pytest.raises(kd.errors.DistributionError) as caught:
+            built("one device").redistribute(kd.DeviceMesh("data=8"))
+        assert caught.value.given and caught.value.fix
