@@ -1,0 +1,97 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import DistributionError
+from tests.distribution.shapes import axes_of, f32
+
+FLAT = "data=8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((64, 128), (None, "data")),
+        ((128, 64), ("data", None)),
+        ((8, 8), ("data", None)),
+        ((100, 16), (None, "data")),
+        ((8,), ("data",)),
+        ((2, 16, 24), (None, None, "data")),
+        ((7, 9), (None, None)),
+        ((), ()),
+    ],
+)
+def test_the_largest_dim_that_divides_is_sharded(shape: tuple[int, ...], axes: tuple) -> None:
+    plan = kd.FullySharded(kd.DeviceMesh(FLAT)).plan({"kernel": f32(*shape)})
+    assert axes_of(plan) == {"kernel": axes}
+    assert axes_of(plan.follow({"kernel": f32(*shape)})) == {"kernel": axes}
+
+
+def test_the_map_comes_first(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
+    rules["up/kernel"] = (None, "model")
+    rules["down/kernel"] = ("model", None)
+    plan = kd.FullySharded(mesh, axis="data", layout_map=rules, batch_dim_name=("data", "model")).plan(
+        {"up": {"kernel": f32(8, 64), "bias": f32(64)}, "down": {"kernel": f32(64, 8)}}
+    )
+    assert axes_of(plan) == {"up/kernel": ("data", "model"), "up/bias": ("data",), "down/kernel": ("model", "data")}
+    assert plan.row("up/kernel").rule == "up/kernel, sharded over 'data'"
+    assert plan.row("up/bias").rule == "sharded over 'data'"
+
+
+def test_a_dim_that_the_map_put_on_the_axis_stays(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
+    rules["kernel"] = ("data", None)
+    assert axes_of(kd.FullySharded(mesh, "data", rules).plan({"kernel": f32(8, 64)})) == {"kernel": ("data", None)}
+
+
+def test_over_several_axes(mesh: kd.DeviceMesh) -> None:
+    distribution = kd.FullySharded(mesh, axis=("data", "model"))
+    plan = distribution.plan({"kernel": f32(12, 64), "odd": f32(12, 4)})
+    assert axes_of(plan) == {"kernel": (None, ("data", "model")), "odd": (None, None)}
+    assert distribution.num_model_replicas == 8
+    assert distribution.get_data_layout((8, 2)).axes == (("data", "model"), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [({}, "data"), ({"axis": "model"}, "model"), ({"axis": "model", "batch_dim_name": "data"}, "data")],
+)
+def test_the_batch_lies_over_the_axis_by_default(mesh: kd.DeviceMesh, options: dict[str, Any], batch: str) -> None:
+    assert kd.FullySharded(mesh, **options).get_data_layout((8, 2)).axes == (batch, None)
+
+
+def test_small_variables_stay(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
+    rules["by_rule"] = ("model",)
+    tree = {"at": f32(256), "below": f32(248), "by_rule": f32(248), "half": jax.ShapeDtypeStruct((256,), jnp.bfloat16)}
+    plan = kd.FullySharded(mesh, layout_map=rules, min_size_bytes=1024).plan(tree)
+    assert axes_of(plan) == {"at": ("data",), "below": (None,), "by_rule": ("model",), "half": (None,)}
+
+
+def test_rng_and_counters_are_replicated() -> None:
+    tree = {"key": jax.random.split(jax.random.key(0), 8), "step": jnp.int32(0), "kernel": f32(8)}
+    assert axes_of(kd.FullySharded(kd.DeviceMesh(FLAT)).plan(tree)) == {"key": (None,), "step": (), "kernel": ("data",)}
+
+
+def test_each_device_holds_its_part() -> None:
+    plan = kd.FullySharded(kd.DeviceMesh(FLAT)).plan({"kernel": f32(64, 128), "bias": f32(128)})
+    placed = plan.place({"kernel": jnp.ones((64, 128)), "bias": jnp.ones(128)})
+    assert placed["kernel"].addressable_shards[0].data.nbytes == 64 * 128 * 4 // 8
+    assert placed["bias"].addressable_shards[0].data.nbytes == 128 * 4 // 8
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda mesh: kd.FullySharded("data=8"), "`device_mesh` is not a DeviceMesh"),  # type: ignore[arg-type]
+        (lambda mesh: kd.FullySharded(mesh, axis="dta"), "has no `axis` 'dta' \\(did you mean 'data'\\?\\)"),
+        (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`batch_dim_name` does not name axes"),
+        (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` does not name axes"),
+        (lambda mesh: kd.FullySharded(mesh, layout_map={}), "not a LayoutMap of the same mesh"),  # type: ignore
+        (lambda mesh: kd.FullySharded(mesh, layout_map=kd.LayoutMap(kd.DeviceMesh(FLAT))), "of the same mesh"),
+    ],
+)
+def test_refuses_what_does_not_fit(mesh: kd.DeviceMesh, make: Any, words: str) -> None:
+    with pytest.raises(DistributionError, match=words):
+        make(mesh)
