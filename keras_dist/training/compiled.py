@@ -67,12 +67,13 @@ class CompiledSteps:
 
     def log_names(self, step: TrainStep, state: TrainState, batch: Batch) -> list[str]:
         """The names that a train step logs."""
-        _, logs = jax.eval_shape(
-            lambda state, arrays: step(state, _real_rows(arrays, batch.rows), self._forward.rngs(state.step)),
-            state,
-            batch.arrays,
-        )
-        return list(logs)
+        names: list[str] = []
+
+        def trace(state: TrainState, arrays: Any) -> None:
+            names.extend(self._stepped(step, state, arrays, batch.rows)[1])  # in the user's order: JAX would sort them
+
+        jax.eval_shape(trace, state, batch.arrays)
+        return names
 
     def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
@@ -86,12 +87,14 @@ class CompiledSteps:
             program = self._programs[key] = compile_()
         return program
 
+    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
+        return check_train_step(state, step(state, _real_rows(arrays, rows), self._forward.rngs(state.step)))
+
     def _compile_train(self, step: TrainStep, batch: Batch) -> Any:
         rows = batch.rows  # the programs outlive the batch, and must not keep its arrays
 
         def train(state: TrainState, logs: Logs, arrays: Any) -> tuple[TrainState, Logs]:
-            new, found = step(state, _real_rows(arrays, rows), self._forward.rngs(state.step))
-            check_train_step(state, new, found)
+            new, found = self._stepped(step, state, arrays, rows)
             return new.replace(step=state.step + 1), _accumulate(logs, found, rows)
 
         return jax.jit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
@@ -29,6 +29,12 @@ class Optimizer:
         """The variables it updates, as nested dicts."""
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
+
+    def put(self, trainable: Any, part: Any) -> Any:
+        """`trainable` with the variables in `part`, as `select` gives them, exchanged."""
+        return traverse_util.unflatten_dict(
+            {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
+        )
 
 
 def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
@@ -61,7 +67,9 @@ def apply_gradients(
     named: Mapping[str, Optimizer],
     grads: Any,
     name: str | None = None,
-    **extra: Any,
+    *,
+    value: Any = None,
+    value_fn: Callable[[Any], Any] | None = None,
 ) -> TrainState:
     """`state` after one update by the optimizer `name`, or by all of them.
 
@@ -70,7 +78,8 @@ def apply_gradients(
         named: the model's optimizers.
         grads: gradients of all trained variables, or of those that the optimizer updates.
         name: which optimizer; None for all of them.
-        **extra: passed to optax (`value`, `grad`, `value_fn`).
+        value: the loss before, for optimizers that search along a line (lbfgs).
+        value_fn: the loss as a function of all trained variables, likewise.
 
     Raises:
         ModelError: there is no such optimizer, or gradients are missing.
@@ -84,11 +93,23 @@ def apply_gradients(
         )
     trainable, slots = state.trainable, dict(state.slots)
     for key in [name] if name is not None else list(named):
-        trainable, slots[key] = _update(named[key], trainable, slots[key], grads, extra)
+        optimizer = named[key]
+        part = _gradients_of(optimizer, grads)
+        extra = {}
+        if value_fn is not None:
+            extra = {
+                "value": value,
+                "grad": part,
+                "value_fn": lambda params, optimizer=optimizer: value_fn(optimizer.put(state.trainable, params)),
+            }
+        params = optimizer.select(trainable)
+        updates, slots[key] = optimizer.transformation.update(part, slots[key], params, **extra)
+        trainable = optimizer.put(trainable, optax.apply_updates(params, updates))
     return state.replace(trainable=trainable, slots=slots)
 
 
-def _update(optimizer: Optimizer, trainable: Any, slots: Any, grads: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+def _gradients_of(optimizer: Optimizer, grads: Any) -> Any:
+    """The gradients of the variables that the optimizer updates."""
     flat_grads = traverse_util.flatten_dict(grads)
     missing = [_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
     if missing:
@@ -98,10 +119,7 @@ def _update(optimizer: Optimizer, trainable: Any, slots: Any, grads: Any, extra:
             expected="a gradient for every variable the optimizer updates",
             fix="differentiate with respect to all of state.trainable, or the part the optimizer updates",
         )
-    params = optimizer.select(trainable)
-    updates, slots = optimizer.transformation.update(optimizer.select(grads), slots, params, **extra)
-    new = traverse_util.flatten_dict(optax.apply_updates(params, updates))
-    return traverse_util.unflatten_dict({**traverse_util.flatten_dict(trainable), **new}), slots
+    return optimizer.select(grads)
 
 
 def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:

@@ -95,9 +95,7 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
             return objective.value(y, y_pred, sample_weight), (y_pred, rest)
 
         (value, (y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
-        new = apply_gradients(
-            state, optimizers, grads, value=value, grad=grads, value_fn=lambda trainable: loss_of(trainable)[0]
-        )
+        new = apply_gradients(state, optimizers, grads, value=value, value_fn=lambda trainable: loss_of(trainable)[0])
         return new.replace(rest=rest), objective.logs(value, y, y_pred)
 
     return train_step
@@ -123,16 +121,17 @@ def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], Any]:
     return predict_step
 
 
-def check_train_step(before: TrainState, after: Any, logs: Any) -> None:
-    """Check what a user's train step returned, while it is traced.
+def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Mapping[str, Any]]:
+    """What a train step returned, if it is `(state, logs)` with the state it was given, but for the values.
 
     Raises:
         ModelError: it is not `(state, logs)`, or the state has another structure, shape or dtype.
     """
+    after, logs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(after, TrainState) or not isinstance(logs, Mapping):
         raise ModelError(
             "train_step did not return (state, logs)",
-            given=f"({type(after).__name__}, {type(logs).__name__})",
+            given=f"{returned!r:.200} of type {type(returned).__name__}",
             expected="(TrainState, dict of scalars)",
             fix="return state.replace(...), {'loss': loss}",
         )
@@ -152,3 +151,4 @@ def check_train_step(before: TrainState, after: Any, logs: Any) -> None:
                 expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
                 fix="cast the new value to the dtype of the old one",
             )
+    return after, logs

@@ -1,0 +1,284 @@
+"""A train step of the user's own, several named optimizers, and which variables are trained."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist.training import TrainState
+from tests import layouts
+from tests.networks import Gan, Noisy, Plain, Tied, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+MESHES = ["one device", "data=4,model=2", "fully data=8"]
+
+
+def built(factory=Plain, name="one device", **options):
+    rules = {".*/kernel": (None, None)} if factory is Gan else layouts.RULES
+    with layouts.on(name, rules).scope():
+        return kd.Model.from_nnx(factory, seed=0, **options)
+
+
+def values(model):
+    return {v.path: v.numpy() for v in model.variables}
+
+
+class TestGan:
+    """Two optimizers, each with its own gradients, in one step."""
+
+    POINTS = np.random.default_rng(0).normal(2.0, 0.1, (100, 2)).astype("f4")
+
+    @staticmethod
+    def train_step_of(model):
+        def train_step(state, batch, rngs):
+            real, _, _ = batch
+            noise = jax.random.normal(rngs.noise(), (real.shape[0], 3))
+
+            def generator_loss(trainable):
+                gan = model.merge(trainable, state.rest)
+                return optax.sigmoid_binary_cross_entropy(gan.discriminator(gan.generator(noise)), 1.0).mean()
+
+            def discriminator_loss(trainable):
+                gan = model.merge(trainable, state.rest)
+                on_real, on_fake = gan.discriminator(real), gan.discriminator(gan.generator(noise))
+                return (
+                    optax.sigmoid_binary_cross_entropy(on_real, 1.0) + optax.sigmoid_binary_cross_entropy(on_fake, 0.0)
+                ).mean()
+
+            d_loss, d_grads = jax.value_and_grad(discriminator_loss)(state.trainable)
+            state = model.apply_gradients(state, d_grads, optimizer="discriminator")
+            g_loss, g_grads = jax.value_and_grad(generator_loss)(state.trainable)
+            state = model.apply_gradients(state, g_grads, optimizer="generator")
+            return state, {"g_loss": g_loss, "d_loss": d_loss}
+
+        return train_step
+
+    def trained(self, name, epochs=2):
+        model = built(Gan, name)
+        model.compile(
+            optimizer={"generator": optax.adam(0.01), "discriminator": "sgd"}, train_step=self.train_step_of(model)
+        )
+        return model, model.fit(self.POINTS, batch_size=32, epochs=epochs, verbose=0).history
+
+    def test_both_play_and_both_are_logged(self):
+        model, history = self.trained("data=4,model=2", epochs=30)
+        assert list(history) == ["g_loss", "d_loss"] and len(history["g_loss"]) == 30
+        made = model.predict(np.random.default_rng(1).normal(size=(50, 3)).astype("f4"), verbose=0)
+        assert np.abs(made - 2).mean() < np.abs(built(Gan).predict(np.ones((50, 3), "f4"), verbose=0) - 2).mean()
+
+    def test_the_numbers_are_the_same_on_every_mesh(self):
+        _, expected = self.trained("one device")
+        for name in MESHES[1:]:
+            _, found = self.trained(name)
+            for key, losses in expected.items():
+                np.testing.assert_allclose(found[key], losses, atol=1e-5)
+
+    def test_each_optimizer_has_slots_for_its_own_variables_planned_and_placed(self):
+        model, _ = self.trained("fully data=8")
+        state = model.state
+        assert set(state.slots) == {"generator", "discriminator"}
+        adam = state.slots["generator"][0]
+        assert set(adam.mu) == {"generator"}
+        assert int(adam.count) == int(state.step) == 2 * 4
+        paths = {row.path for row in model.state_plan.rows if row.role == "slot"}
+        assert any(path.startswith("generator/0/mu/generator/layers/0/kernel") for path in paths)
+        kernel = adam.mu["generator"]["layers"][0]["kernel"]
+        assert kernel.addressable_shards[0].data.size == kernel.size // 8
+
+    def test_train_on_batch_runs_it_too(self):
+        model, _ = self.trained("data=4,model=2")
+        before = values(model)
+        logs = model.train_on_batch(self.POINTS[:7], return_dict=True)
+        assert set(logs) == {"g_loss", "d_loss"}
+        assert all(not np.array_equal(value, before[path]) for path, value in values(model).items())
+
+
+class TestOwnStep:
+    @staticmethod
+    def descent(model):
+        def train_step(state, batch, rngs):
+            x, y, _ = batch
+
+            def loss_of(trainable):
+                module = model.merge(trainable, state.rest)
+                module.train()
+                value = LOSS(y, module(x)).mean()
+                return value, model.split(module)[1]
+
+            (value, rest), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+            return model.apply_gradients(state, grads).replace(rest=rest), {"loss": value}
+
+        return train_step
+
+    @pytest.mark.parametrize("name", ["one device", "data=4,model=2"])
+    def test_one_that_does_what_fit_does_gives_the_same_numbers(self, name):
+        ours, own = built(Noisy, name), built(Noisy, name)
+        ours.compile("adam", loss=LOSS)
+        own.compile("adam", train_step=self.descent(own))
+        histories = [m.fit(X, Y, batch_size=12, epochs=2, verbose=0).history for m in (ours, own)]
+        np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], atol=1e-6)
+        assert int(own.state.step) == 6, "the step is counted for it"
+
+    def test_with_a_loss_beside_it_it_can_be_evaluated(self):
+        model = built()
+        model.compile("sgd", loss=LOSS, metrics=["accuracy"], train_step=self.descent(model))
+        history = model.fit(X, Y, validation_data=(X, Y), verbose=0).history
+        assert list(history) == ["loss", "val_loss", "val_accuracy"]
+
+    def test_it_gets_weights_and_other_random_numbers_in_each_step(self):
+        def train_step(state, batch, rngs):
+            x, _, weight = batch
+            return state, {"weight": weight.mean(), "random": jax.random.uniform(rngs.noise()), "rows": 1.0 * len(x)}
+
+        model = built(name="data=4,model=2")
+        model.compile("sgd", train_step=train_step)
+        first = model.train_on_batch(X[:7], Y[:7], np.full(7, 3.0), return_dict=True)
+        second = model.train_on_batch(X[:7], Y[:7], np.full(7, 3.0), return_dict=True)
+        assert (first["weight"], first["rows"]) == (3.0, 7.0)
+        assert first["random"] != second["random"]
+        other = built()
+        other.compile("sgd", train_step=train_step)
+        assert other.train_on_batch(X[:7], Y[:7], np.full(7, 3.0), return_dict=True) == first
+
+    @pytest.mark.parametrize(
+        ("train_step", "message"),
+        [
+            (lambda state, batch, rngs: state, r"did not return \(state, logs\)"),
+            (lambda state, batch, rngs: (None, {}), r"did not return \(state, logs\)"),
+            (lambda state, batch, rngs: (state, 1.0), r"did not return \(state, logs\)"),
+            (lambda state, batch, rngs: (state.replace(slots={}), {}), "another structure"),
+            (
+                lambda state, batch, rngs: (state.replace(trainable=jax.tree.map(jnp.float16, state.trainable)), {}),
+                "shape or dtype of 'trainable/d1/bias'",
+            ),
+        ],
+        ids=["no logs", "no state", "number", "structure", "dtype"],
+    )
+    def test_a_step_that_returns_something_else_is_refused_and_the_model_usable(self, train_step, message):
+        model = built()
+        model.compile("adam", loss=LOSS, train_step=train_step)
+        with pytest.raises(kd.errors.ModelError, match=message) as caught:
+            model.fit(X, Y, verbose=0)
+        assert caught.value.given and caught.value.expected and caught.value.fix
+        assert np.isfinite(model.evaluate(X, Y, verbose=0))
+
+    def test_errors_of_apply_gradients(self):
+        def with_optimizer(name):
+            return lambda state, batch, rngs: (model.apply_gradients(state, state.trainable, name), {})
+
+        model = built()
+        model.compile({"d1": "sgd", "d2": "sgd"}, train_step=with_optimizer("d3"))
+        with pytest.raises(kd.errors.ModelError, match="there is no optimizer 'd3'"):
+            model.train_on_batch(X)
+        model.compile(
+            {"d1": "sgd", "d2": "sgd"},
+            train_step=lambda state, batch, rngs: (
+                model.apply_gradients(state, {"d1": state.trainable["d1"]}),
+                {},
+            ),
+        )
+        with pytest.raises(kd.errors.ModelError, match="gradients are missing"):
+            model.train_on_batch(X)
+
+
+class TestNamedOptimizers:
+    @pytest.mark.parametrize("optimizer", [{"d1": "sgd", "d2": optax.sgd(0.0)}, {"a": ("sgd", "d1/.*")}])
+    def test_each_updates_the_variables_of_its_name_or_rule(self, optimizer):
+        model = built(name="data=4,model=2")
+        model.compile(optimizer, loss=LOSS)
+        before = values(model)
+        model.fit(X, Y, verbose=0)
+        changed = {path for path, value in values(model).items() if not np.array_equal(value, before[path])}
+        assert changed == {"d1/bias", "d1/kernel"}
+
+    def test_two_of_them_are_one_multi_transform(self):
+        ours, one = built(), built()
+        ours.compile({"d1": optax.adam(0.01), "d2": optax.sgd(0.1)}, loss=LOSS)
+        labels = {"d1": {"kernel": "a", "bias": "a"}, "d2": {"kernel": "s", "bias": "s"}}
+        one.compile(optax.multi_transform({"a": optax.adam(0.01), "s": optax.sgd(0.1)}, labels), loss=LOSS)
+        for model in (ours, one):
+            model.fit(X, Y, batch_size=8, verbose=0)
+        for path, value in values(one).items():
+            np.testing.assert_allclose(values(ours)[path], value, atol=1e-6)
+
+    def test_one_of_them_may_search_along_a_line(self):
+        model = built(name="data=4,model=2")
+        model.compile({"d1": optax.lbfgs(), "d2": "sgd"}, loss=LOSS)
+        history = model.fit(X, Y, epochs=3, verbose=0).history["loss"]
+        assert history[-1] < history[0]
+
+
+class TestTrainable:
+    FROZEN: ClassVar = {
+        "d2/.*": {"d2/bias", "d2/kernel"},
+        "d1/kernel|d2/bias": {"d1/kernel", "d2/bias"},
+        ".*": {"d1/kernel", "d2/bias", "d2/kernel", "norm/bias", "norm/scale"},
+        nnx.All(nnx.Param, nnx.PathContains("d1")): {"d1/kernel"},
+        nnx.PathContains("d2"): {"d2/bias", "d2/kernel"},
+    }
+
+    @pytest.mark.parametrize(("trainable", "expected"), FROZEN.items(), ids=str)
+    def test_a_filter_or_expression_freezes_the_rest(self, trainable, expected):
+        model = built(Noisy, "data=4,model=2", trainable=trainable)
+        assert {v.path for v in model.trainable_variables} == expected
+        model.compile("adam", loss=LOSS)
+        before = values(model)
+        model.train_on_batch(X, Y)
+        changed = {path for path, value in values(model).items() if not np.array_equal(value, before[path])}
+        assert changed == expected | {"norm/mean", "norm/var", "drop/rngs/count"}
+
+    def test_frozen_parameters_have_no_slots_and_keep_their_layout(self):
+        model = built(name="data=4,model=2", trainable="d2/.*")
+        model.compile("adam", loss=LOSS)
+        assert set(model.state.trainable) == {"d2"}
+        assert set(model.state.rest) == {"d1"}
+        assert not any("d1" in row.path for row in model.state_plan.rows if row.role == "slot")
+        assert model.layout_plan.row("d1/kernel").axes == (None, "model")
+
+    def test_a_variable_of_another_kind_may_be_trained(self):
+        class Gain(nnx.Variable):
+            pass
+
+        class Net(Plain):
+            def __init__(self, rngs):
+                super().__init__(rngs)
+                self.gain = Gain(jnp.ones(()))
+
+            def __call__(self, x):
+                return self.gain * super().__call__(x)
+
+        model = built(Net, trainable=Gain)
+        model.compile("sgd", loss=LOSS)
+        model.train_on_batch(X, Y)
+        assert [v.path for v in model.trainable_variables] == ["gain"]
+        assert model.trainable_variables[0].numpy() != 1
+
+    @pytest.mark.parametrize("rule", ["encoder/kernel", "tied_kernel"])
+    def test_a_tied_weight_is_chosen_by_any_of_its_names(self, rule):
+        model = kd.Model.from_nnx(Tied, trainable=rule)
+        assert len(model.trainable_variables) == 1
+
+
+def test_the_state_is_the_four_parts_and_can_be_carried_elsewhere():
+    model = built(Noisy, "data=4,model=2")
+    model.compile("adam", loss=LOSS)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    state = model.state
+    assert isinstance(state, TrainState)
+    assert set(vars(state)) == {"trainable", "rest", "slots", "step"}
+    assert int(state.step) == 4
+    leaves, treedef = jax.tree.flatten(state)
+    assert len(leaves) == len(model.state_plan.rows)
+    saved = [
+        np.asarray(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a) for a in leaves
+    ]
+    assert all(isinstance(array, np.ndarray) for array in saved)
+    assert treedef == jax.tree.structure(model.state_plan.shardings)
+    placed = model.state_plan.place(state)
+    assert [leaf.sharding for leaf in jax.tree.leaves(placed)] == jax.tree.leaves(model.state_plan.shardings)
