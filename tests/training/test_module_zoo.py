@@ -1,0 +1,140 @@
+"""Modules of all kinds train on a 2x4 mesh as on one device."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+
+RANDOM = np.random.default_rng(0)
+SEQUENCES = RANDOM.normal(size=(20, 6, 16)).astype("float32")
+TARGETS = RANDOM.normal(size=(20, 6, 16)).astype("float32")
+IMAGES = RANDOM.normal(size=(20, 8, 8, 3)).astype("float32")
+LABELS = RANDOM.normal(size=(20, 4)).astype("float32")
+TOKENS = RANDOM.integers(0, 32, size=(20, 6))
+
+
+class Transformer(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(16, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(4, 16, decode=False, dropout_rate=0.1, rngs=rngs)
+        self.up = nnx.Linear(16, 64, rngs=rngs)
+        self.down = nnx.Linear(64, 16, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.down(nnx.gelu(self.up(x)))
+
+
+class Rematerialised(nnx.Module):
+    def __init__(self, rngs):
+        self.block = Transformer(rngs)
+
+    def __call__(self, x):
+        return nnx.remat(lambda block, x: block(x))(self.block, x)
+
+
+class Scanned(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.split_rngs(splits=3)(nnx.vmap(Transformer, in_axes=(0,), out_axes=0))(rngs)
+
+    def __call__(self, x):
+        step = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return step(x, self.blocks)
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, rngs):
+        self.rnn = nnx.RNN(nnx.LSTMCell(16, 32, rngs=rngs), rngs=rngs)
+        self.out = nnx.Linear(32, 16, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.rnn(x))
+
+
+class Convolutional(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(8, use_bias=False, rngs=rngs)
+        self.out = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.norm(self.conv(x))).mean((1, 2)))
+
+
+class TiedEmbedding(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(32, 16, rngs=rngs)
+        self.mix = nnx.Linear(16, 16, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.embed.attend(self.mix(self.embed(tokens)))
+
+
+class LinenWithBatchNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(32, name="a")(x)
+        x = nn.BatchNorm(use_running_average=not train, use_bias=False, name="norm")(x)
+        return nn.Dense(16, name="b")(x)
+
+
+def bridged(rngs):
+    return nnx.bridge.ToNNX(LinenWithBatchNorm(), rngs=rngs).lazy_init(jnp.zeros((1, 6, 16)))
+
+
+def call_bridged(module, x, training, rngs):
+    return module(x, train=True, mutable=["batch_stats"]) if training else module(x, train=False)
+
+
+MEGATRON = {
+    "attention/(query|key|value)/kernel": (None, "model", None),
+    "attention/out/kernel": ("model", None, None),
+    "up/kernel": (None, "model"),
+    "down/kernel": ("model", None),
+    "up/output": ("data", None, "model"),
+}
+ZOO = {
+    "transformer": (Transformer, SEQUENCES, TARGETS, MEGATRON, {}),
+    "rematerialised": (Rematerialised, SEQUENCES, TARGETS, {"block/up/kernel": (None, "model")}, {}),
+    "scanned": (Scanned, SEQUENCES, TARGETS, {"blocks/up/kernel": (None, None, "model")}, {}),
+    "recurrent": (Recurrent, SEQUENCES, TARGETS, {"rnn/cell/.*kernel": (None, "model")}, {}),
+    "convolution over channels": (
+        Convolutional,
+        IMAGES,
+        LABELS,
+        {"conv/kernel": (None, None, None, "model"), "conv/bias": ("model",)},
+        {},
+    ),
+    "convolution over space": (Convolutional, IMAGES, LABELS, {"input/x": ("data", "model", None, None)}, {}),
+    "tied embedding": (TiedEmbedding, TOKENS, TOKENS, {"embed/embedding": ("model", None)}, {}),
+    "linen": (bridged, SEQUENCES, TARGETS, {"a/kernel": (None, "model")}, {"call": call_bridged}),
+    "lora": (
+        lambda rngs: nnx.LoRALinear(16, 16, lora_rank=2, rngs=rngs),
+        SEQUENCES,
+        TARGETS,
+        {"kernel": (None, "model")},
+        {"trainable": nnx.LoRAParam},
+    ),
+}
+
+
+def epoch_losses(distribution, factory, x, y, options):
+    loss = kd.losses.SparseCategoricalCrossentropy(from_logits=True) if y is TOKENS else "mse"
+    with distribution.scope():
+        model = kd.Model.from_nnx(factory, seed=1, **options)
+        model.compile("adam", loss)
+        return model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_trains_as_on_one_device(name):
+    factory, x, y, rules, options = ZOO[name]
+    layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    layout_map.update(rules)
+    sharded = epoch_losses(kd.ModelParallel(layout_map, "data", strict=True), factory, x, y, options)
+    alone = epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), factory, x, y, options)
+    np.testing.assert_allclose(sharded, alone, rtol=1e-5)
+    assert alone[1] < alone[0]
