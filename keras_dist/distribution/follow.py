@@ -32,35 +32,56 @@ Owned = list[tuple[P | None, Any]]
 def owners(treedef: Any, parameters: Sequence[P], tree: Any) -> Owned[P]:
     """The parameter each leaf of `tree` belongs to, or None, beside the leaf; in flattening order.
 
-    Leaves belong to parameters where a subtree has the parameters' tree as a prefix. Names play no part, so a module
-    called `mu` cannot be mistaken for a slot. Where a subtree and one inside it both have it (parameters `(w, b)`,
-    and optax's tuple of two states), the one whose shapes agree better counts.
+    Leaves belong to parameters where a subtree is built as the parameters' tree is, branches that a mask emptied
+    aside. Names play no part, so a module called `mu` cannot be mistaken for a slot. Where a subtree and one inside it
+    are both built so (parameters `(w, b)`, and optax's tuple of two states), the one whose shapes agree better counts.
 
     Args:
         treedef: structure of the parameters.
         parameters: one object for each leaf of `treedef`.
         tree: any pytree: an optimizer state, gradients, an average of the parameters.
     """
+    if treedef.num_leaves == 0:
+        return [(None, leaf) for leaf in jax.tree.leaves(tree)]
+    whole = treedef.unflatten(parameters)
 
     def explain(node: Any) -> Owned[P]:
-        children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
-        is_leaf = len(children) == 1 and children[0] is node
-        inside: Owned[P] = [(None, node)] if is_leaf else [pair for child in children for pair in explain(child)]
-        try:
-            subtrees = treedef.flatten_up_to(node)
-        except (ValueError, TypeError, KeyError):
+        children = _children(node)
+        inside: Owned[P] = (
+            [(None, node)] if children is None else [pair for child in children for pair in explain(child)]
+        )
+        here = _pair(whole, node)
+        if here is None:
             return inside
-        here: Owned[P] = [
-            (parameter, leaf)
-            for parameter, subtree in zip(parameters, subtrees, strict=True)
-            for leaf in jax.tree.leaves(subtree)
-        ]
         is_owned_inside = any(parameter is not None for parameter, _ in inside)
         return inside if is_owned_inside and _agreement(inside) >= _agreement(here) else here
 
-    if treedef.num_leaves == 0:
-        return [(None, leaf) for leaf in jax.tree.leaves(tree)]
     return explain(tree)
+
+
+def _pair(parameters: Any, node: Any) -> Owned[Any] | None:
+    """The leaves of `node`, each beside its parameter; None where `node` is built in another way."""
+    branches = _children(parameters)
+    if branches is None:
+        return [(parameters, leaf) for leaf in jax.tree.leaves(node)]
+    if not jax.tree.leaves(node):
+        return []
+    children = _children(node)
+    if children is None or _shell(node) != _shell(parameters):
+        return None
+    pairs = [_pair(branch, child) for branch, child in zip(branches, children, strict=True)]
+    return None if any(part is None for part in pairs) else [pair for part in pairs for pair in part or ()]
+
+
+def _children(node: Any) -> list[Any] | None:
+    """The branches of a pytree; None for a leaf."""
+    children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
+    return None if len(children) == 1 and children[0] is node else children
+
+
+def _shell(node: Any) -> Any:
+    """The structure of the topmost level of a pytree."""
+    return jax.tree.structure(node, is_leaf=lambda child: child is not node)
 
 
 def _agreement(owned: Owned[Any]) -> tuple[int, int]:
@@ -76,7 +97,7 @@ def follower_axes(
     """The axes of an array of `shape` that follows a parameter, or None when it has none of its dims.
 
     - the parameter's own shape: the parameter's axes;
-    - some dims reduced to 1 (sm3): the axes of the dims that kept their size;
+    - some dims reduced to 1: the axes of the dims that kept their size;
     - one dim missing (adafactor's `v_row` and `v_col`): the axes of the surviving dims;
     - dims in front (lbfgs's history): those unsharded, then the parameter's axes.
 
