@@ -122,9 +122,9 @@ def _run(
 
 
 def _compare_values(reference: _Outcome, other: _Outcome, names: tuple[Distribution, Distribution]) -> None:
-    for path, value in reference.values.items():
-        found = other.values.get(path)
-        if found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
+    for path in dict.fromkeys((*reference.values, *other.values)):
+        value, found = reference.values.get(path), other.values.get(path)
+        if value is None or found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
             raise EquivalenceError(
                 f"the initial value of {path!r} differs",
                 given=f"{_describe(found)} on {names[1]}",

@@ -1,0 +1,126 @@
+"""Rules for activations and inputs: applied inside the step, checked when it is first traced."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from tests import by_hand
+from tests.networks import Plain, Stack, TwoInputs, blobs
+
+LOSS = by_hand.cross_entropy
+X, Y = blobs(32)
+P = jax.sharding.PartitionSpec
+
+
+def built(rules, factory=Plain, strict=False, mesh="data=2,model=4"):
+    layout_map = kd.LayoutMap(kd.DeviceMesh(mesh))
+    layout_map.update(rules)
+    with kd.ModelParallel(layout_map, strict=strict).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    model.compile("sgd", loss=LOSS)
+    return model
+
+
+def constraints(model, x=X, y=Y):
+    """The layouts that the lowered step asks for, as `tensor<...>` and axes of each dim."""
+    text = model.lower_train_step(x, y).as_text()
+    found = re.findall(r"sdy\.sharding_constraint %\S+ <@mesh, \[([^\]]*)\]> : tensor<(\w+)>", text)
+    return {(shape, axes) for axes, shape in found}
+
+
+class TestApplied:
+    @pytest.mark.parametrize(
+        ("rule", "axes", "expected"),
+        [
+            ("d1/output", ("data", "model"), ("32x16xf32", '{"data"}, {"model"}')),
+            ("d1/output", (None, "model"), ("32x16xf32", '{}, {"model"}')),
+            ("d./output", (None, "model"), ("32x4xf32", '{}, {"model"}')),
+            ("output", ("data", "model"), ("32x4xf32", '{"data"}, {"model"}')),
+            ("input/x", ("data", "model"), ("32x8xf32", '{"data"}, {"model"}')),
+        ],
+    )
+    def test_the_step_asks_for_the_layout(self, rule, axes, expected):
+        model = built({rule: axes}, strict=True)
+        assert expected in constraints(model)
+
+    def test_without_rules_it_asks_for_none(self):
+        assert constraints(built({})) == set()
+
+    def test_layers_in_lists_go_by_their_number(self):
+        model = built({"layers/1/output": ("data", "model")}, Stack, strict=True)
+        assert constraints(model) == {("32x8xf32", '{"data"}, {"model"}')}
+
+    def test_inputs_go_by_their_names_and_are_placed_so(self):
+        model = built({"input/a": (None, "model")}, TwoInputs, strict=True)
+        model.compile("sgd", loss=lambda y_true, y_pred: y_pred["sum"].mean(-1))
+        lowered = model.lower_train_step({"a": X, "b": X[:, :2]}).as_text()
+        assert re.search(r'tensor<32x8xf32> \{sdy.sharding = #sdy.sharding<@mesh, \[\{\}, \{"model"\}\]>\}', lowered)
+        assert re.search(r'tensor<32x2xf32> \{sdy.sharding = #sdy.sharding<@mesh, \[\{"data"\}, \{\}\]>\}', lowered)
+
+    def test_no_number_changes(self):
+        plain = built({})
+        ruled = built({"d1/output": ("data", "model"), "input/x": (None, "model"), "d1/kernel": (None, "model")})
+        for model in (plain, ruled):
+            model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        np.testing.assert_allclose(ruled.predict(X, verbose=0), plain.predict(X, verbose=0), atol=1e-5)
+        assert ruled.evaluate(X, Y, verbose=0) == pytest.approx(plain.evaluate(X, Y, verbose=0), abs=1e-5)
+
+    @pytest.mark.parametrize("rows", [1, 5, 13])
+    def test_a_batch_that_the_axis_does_not_divide_is_exact_too(self, rows):
+        model = built({"d1/output": (("data", "model"), None), "input/x": ("model", None)}, strict=True)
+        expected = float(LOSS(Y[:rows], model.module(X[:rows])).mean())
+        predicted = model.predict(X[:rows], verbose=0)
+        np.testing.assert_allclose(predicted, model.module(X[:rows]), atol=1e-5)
+        assert model.train_on_batch(X[:rows], Y[:rows]) == pytest.approx(expected, abs=1e-6)
+
+    def test_the_users_module_keeps_its_class(self):
+        module = Plain(nnx.Rngs(0))
+        layout_map = kd.LayoutMap(kd.DeviceMesh("data=8"))
+        layout_map["d1/output"] = ("data", None)
+        with kd.ModelParallel(layout_map).scope():
+            model = kd.Model.from_nnx(module)
+        model.compile("sgd", loss=LOSS)
+        model.train_on_batch(X, Y)
+        assert type(module.d1) is type(model.module.d1) is nnx.Linear
+
+
+class TestChecked:
+    @pytest.mark.parametrize("rule", ["d3/output", "input/image", "d1/outputs?/output"])
+    def test_a_rule_that_names_nothing_warns_once_at_the_first_trace(self, rule):
+        model = built({rule: ("data", None)})
+        with pytest.warns(kd.errors.LayoutWarning, match=re.escape(repr(rule))) as caught:
+            model.train_on_batch(X, Y)
+        assert len(caught) == 1
+        model.train_on_batch(X, Y)
+
+    def test_it_names_the_nearest_path(self):
+        model = built({"d3/output": ("data", None)})
+        with pytest.warns(kd.errors.LayoutWarning, match="the nearest path is 'd2/output'"):
+            model.predict(X, verbose=0)
+
+    @pytest.mark.parametrize("use", ["fit", "predict", "evaluate"])
+    def test_under_strict_it_raises(self, use):
+        model = built({"d3/output": ("data", None)}, strict=True)
+        with pytest.raises(kd.errors.LayoutError, match="d3/output"):
+            getattr(model, use)(*((X,) if use == "predict" else (X, Y)), verbose=0)
+        assert int(model.state.step) == 0
+
+    @pytest.mark.parametrize(
+        ("rule", "axes", "message"),
+        [
+            ("d1/output", ("data",), "'d1/output' has the wrong rank"),
+            ("d1/output", ("data", None, None), "'d1/output' has the wrong rank"),
+            ("input/x", ("data",), "'input/x' has the wrong rank"),
+            ("d2/output", (None, ("data", "model")), "cannot shard dim 1 of 'd2/output'"),
+        ],
+    )
+    def test_a_rule_that_does_not_fit_the_array_raises_with_its_name_shape_and_remedy(self, rule, axes, message):
+        model = built({rule: axes})
+        with pytest.raises(kd.errors.LayoutError, match=message) as caught:
+            model.train_on_batch(X, Y)
+        assert "shape (" in caught.value.given and repr(rule) in caught.value.given and caught.value.fix
+        assert np.isfinite(model.variables[0].numpy()).all(), "the state is not lost"
