@@ -1,0 +1,61 @@
+"""The names of the front doors."""
+
+import importlib
+import importlib.resources
+
+import pytest
+
+import keras_dist as kd
+from keras_dist import distribution
+
+AT_THE_TOP = sorted({*distribution.__all__} - {"distribution", "num_processes", "process_id"})
+"""What `keras.distribution` has is also at the top, except that `kd.distribution` is the package."""
+
+
+@pytest.mark.parametrize("package", ["keras_dist", "keras_dist.distribution"])
+def test_every_name_resolves(package: str) -> None:
+    module = importlib.import_module(package)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+    assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("name", AT_THE_TOP)
+def test_distribution_names_are_at_the_top(name: str) -> None:
+    assert getattr(kd, name) is getattr(distribution, name)
+    assert name in kd.__all__
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DataParallel",
+        "DeviceMesh",
+        "LayoutMap",
+        "ModelParallel",
+        "TensorLayout",
+        "distribute_tensor",
+        "distribution",
+        "get_device_count",
+        "initialize",
+        "list_devices",
+        "set_distribution",
+    ],
+)
+def test_has_the_names_of_keras(name: str) -> None:
+    assert name in distribution.__all__
+
+
+def test_distribution_is_the_package_and_in_it_the_current_one() -> None:
+    assert kd.distribution is distribution
+    assert kd.distribution.distribution() is None
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'DeviceMsh'"):
+        _ = kd.DeviceMsh  # type: ignore[attr-defined]
+
+
+def test_is_typed() -> None:
+    assert importlib.resources.files(kd).joinpath("py.typed").is_file()

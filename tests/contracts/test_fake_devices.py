@@ -1,0 +1,88 @@
+"""`use_cpu_devices` and `XLA_FLAGS`: the devices asked for, with threads enough that they never wait in vain."""
+
+import pytest
+
+from tests.contracts.processes import run_python
+
+FLAG = "--xla_force_host_platform_device_count"
+REPORT = """
+import os, jax
+print(jax.device_count(), jax.default_backend(), os.environ.get("PJRT_NPROC"))
+"""
+
+
+def devices_after(program: str, **environment: str) -> list[str]:
+    """Number and kind of devices, and the size of the thread pool, after `program`."""
+    return run_python(program + REPORT, **environment).split()
+
+
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_makes_that_many_devices(count: int) -> None:
+    threads = str(2 * count) if count > 1 else "None"
+    assert devices_after(f"import keras_dist as kd; kd.use_cpu_devices({count})") == [str(count), "cpu", threads]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("import jax\nimport keras_dist as kd; kd.use_cpu_devices(8)", id="after importing jax"),
+        pytest.param("import keras_dist as kd; kd.Model; kd.use_cpu_devices(8)", id="after touching every layer"),
+        pytest.param("import keras_dist as kd; kd.use_cpu_devices(8); kd.use_cpu_devices(8)", id="twice"),
+        pytest.param(
+            "import keras_dist as kd; kd.use_cpu_devices(8); kd.list_devices(); kd.use_cpu_devices(8)",
+            id="again after the start",
+        ),
+        pytest.param("import keras_dist as kd; kd.use_cpu_devices(4); kd.use_cpu_devices(8)", id="another before it"),
+    ],
+)
+def test_before_the_start(program: str) -> None:
+    assert devices_after(program) == ["8", "cpu", "16"]
+
+
+def test_after_the_start_is_an_error_and_changes_nothing() -> None:
+    program = """
+import keras_dist as kd
+kd.use_cpu_devices(8)
+kd.DeviceMesh("data=8").backend_mesh
+try:
+    kd.use_cpu_devices(4)
+except kd.errors.DeviceError as error:
+    print(error.summary.split(":")[0])
+"""
+    assert devices_after(program) == ["use_cpu_devices(4)", "8", "cpu", "16"]
+
+
+@pytest.mark.parametrize(
+    "program", ["import keras_dist", "import jax\nimport keras_dist", "from keras_dist import config"]
+)
+def test_a_count_from_outside_sizes_the_pool_at_import(program: str) -> None:
+    assert devices_after(program, XLA_FLAGS=f"{FLAG}=8") == ["8", "cpu", "16"]
+    assert devices_after(program, JAX_NUM_CPU_DEVICES="8") == ["8", "cpu", "16"]
+
+
+def test_without_fake_devices_nothing_is_set() -> None:
+    assert devices_after("import keras_dist") == ["1", "cpu", "None"]
+    assert devices_after("import keras_dist", XLA_FLAGS=f"{FLAG}=1") == ["1", "cpu", "None"]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("64", "64"), ("16", "16"), ("8", "16"), ("many", "16")])
+def test_a_larger_pool_is_left_alone(given: str, kept: str) -> None:
+    program = "import keras_dist, os; print(os.environ['PJRT_NPROC'])"
+    assert run_python(program, XLA_FLAGS=f"{FLAG}=8", PJRT_NPROC=given) == kept
+
+
+@pytest.mark.parametrize("flags", [f"{FLAG}=2", f"--xla_cpu_enable_fast_math=false {FLAG}=2"])
+def test_the_call_wins_over_the_flag_and_keeps_the_others(flags: str) -> None:
+    program = "import keras_dist as kd; kd.use_cpu_devices(8)\nimport os; print(repr(os.environ['XLA_FLAGS']))"
+    left, *devices = devices_after(program, XLA_FLAGS=flags)
+    assert left == repr(flags.removesuffix(f"{FLAG}=2").strip())
+    assert devices == ["8", "cpu", "16"]
+
+
+def test_the_last_flag_counts() -> None:
+    assert devices_after("import keras_dist", XLA_FLAGS=f"{FLAG}=2 {FLAG}=4") == ["4", "cpu", "8"]
+
+
+def test_fake_devices_are_chosen_on_a_machine_that_prefers_others() -> None:
+    program = "import keras_dist as kd; kd.use_cpu_devices(2)\nimport jax; print(jax.config.jax_platforms)"
+    assert devices_after(program, JAX_PLATFORMS="")[0] == "cpu"

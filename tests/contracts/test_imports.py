@@ -1,0 +1,52 @@
+"""What an import loads and starts, and what it does not."""
+
+import pytest
+
+from tests.contracts.processes import run_python
+
+LOADED = "print(*(name for name in {names!r} if name in sys.modules))"
+EVERY_NAME = "for name in kd.__all__: getattr(kd, name)"
+FOREIGN = ("tensorflow", "torch", "keras")
+
+
+def loaded(program: str, *names: str) -> list[str]:
+    """Which of the modules `names` are there after `program`."""
+    return run_python(f"import sys\n{program}\n{LOADED.format(names=names)}").split()
+
+
+@pytest.mark.parametrize("program", ["import keras_dist", "import keras_dist.config", "import keras_dist.errors"])
+def test_loads_no_jax(program: str) -> None:
+    assert loaded(program, "jax", "jaxlib", "flax", "optax") == []
+
+
+def test_the_check_itself_sees_jax() -> None:
+    assert loaded("import keras_dist; keras_dist.DeviceMesh", "jax", "flax") == ["jax", "flax"]
+
+
+@pytest.mark.parametrize("program", ["import keras_dist", f"import keras_dist as kd\n{EVERY_NAME}"])
+def test_loads_none_of_the_large_optional_libraries(program: str) -> None:
+    assert loaded(program, *FOREIGN) == []
+
+
+def test_starts_no_device() -> None:
+    program = f"""
+import keras_dist as kd
+{EVERY_NAME}
+from jax._src import xla_bridge
+print(xla_bridge.backends_are_initialized())
+kd.list_devices()
+print(xla_bridge.backends_are_initialized())
+"""
+    assert run_python(program).split() == ["False", "True"]
+
+
+def test_rules_and_layouts_start_no_device() -> None:
+    program = """
+import keras_dist as kd
+mesh = kd.DeviceMesh((2,), ("data",), ["cpu:0", "cpu:1"])
+rules = kd.LayoutMap(mesh)
+rules["kernel"] = (None, "data")
+from jax._src import xla_bridge
+print(xla_bridge.backends_are_initialized())
+"""
+    assert run_python(program) == "False"
