@@ -66,7 +66,7 @@ class Losses(kd.callbacks.Callback):
     ("name", "layout"),
     [
         *((name, "data=2,model=4") for name in CHAINS),
-        *((name, "fully data=8") for name in ("clipped", "adafactor", "MultiSteps", "lbfgs")),
+        *((name, "fully data=8") for name in ("clipped", "adafactor", "MultiSteps")),
     ],
 )
 def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
