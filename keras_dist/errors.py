@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class KerasDistError(Exception):
@@ -67,7 +68,7 @@ class LayoutError(KerasDistError, ValueError):
         given: str = "",
         expected: str = "",
         fix: str = "",
-        problems: tuple[object, ...] = (),
+        problems: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(summary, given=given, expected=expected, fix=fix)
         self.problems = problems

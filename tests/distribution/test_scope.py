@@ -80,7 +80,7 @@ def test_tasks_have_scopes_of_their_own(one: kd.DataParallel, two: kd.DataParall
             return distribution() is own
 
     async def both() -> list[bool]:
-        return await asyncio.gather(enter(one), enter(two))
+        return list(await asyncio.gather(enter(one), enter(two)))
 
     assert asyncio.run(both()) == [True, True]
 
