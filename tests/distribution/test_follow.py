@@ -24,6 +24,7 @@ RULES = {
     "nu/kernel": ("data", "model"),
     "nu/bias": ("data",),
 }
+SHAPES = {"mu/kernel": (8, 16), "mu/bias": (16,), "nu/kernel": (16, 16), "nu/bias": (16,)}
 LABELS = {"mu": "fast", "nu": "slow", "scale": "frozen"}
 MASK = {"mu": True, "nu": {"kernel": True, "bias": False}, "scale": False}
 
@@ -85,8 +86,8 @@ def test_a_slot_of_the_parameters_shape_lies_as_the_parameter(mesh: kd.DeviceMes
     slots = 0
     for row in plan.rows:
         owner = next((path for path in RULES if row.path.endswith("/" + path) or row.path == path), None)
-        parameter = owner and PARAMETERS[owner.split("/")[0]][owner.split("/")[1]]
-        if owner and row.shape == parameter.shape:
+        shape = SHAPES[owner] if owner else None
+        if owner and row.shape == shape:
             assert (row.path, row.axes, row.rule) == (row.path, RULES[owner], f"follows {owner}")
             slots += 1
         else:
@@ -164,7 +165,7 @@ def test_factored_slots_keep_the_layouts_of_the_surviving_dims(mesh: kd.DeviceMe
 def test_the_surviving_dims_are_the_ones_that_adafactor_keeps(case: str) -> None:
     """Read from optax's numbers: a gradient that differs along one dim makes the slots differ that have this dim."""
     shape, axes, row_axes, column_axes = FACTORED[case]
-    optimizer = optax.scale_by_factored_rms()
+    optimizer: Any = optax.scale_by_factored_rms()
     for dim, axis in enumerate(axes):
         if axis is None:
             continue

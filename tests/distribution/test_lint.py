@@ -38,7 +38,7 @@ def test_good_rules_say_nothing(mesh: kd.DeviceMesh) -> None:
 )
 def test_one_error(mesh: kd.DeviceMesh, kind: str, rules: dict[str, Any], path: str, words: str) -> None:
     error = errors_of(mesh, rules)
-    found = {(problem.kind, problem.path): problem for problem in error.problems}  # type: ignore[attr-defined]
+    found = {(problem.kind, problem.path): problem for problem in error.problems}
     problem = found[kind, path]
     assert words in problem.summary
     assert words in str(error)
@@ -57,7 +57,7 @@ def test_an_unknown_axis_is_found_in_the_layouts_of_a_strategy_of_ones_own(mesh:
 
     with pytest.raises(LayoutError, match="names an axis that the mesh does not have: 'modle'") as caught:
         Typo(mesh).plan({"kernel": f32(8, 16)})
-    assert [problem.kind for problem in caught.value.problems] == ["axis"]  # type: ignore[attr-defined]
+    assert [problem.kind for problem in caught.value.problems] == ["axis"]
     assert "did you mean 'model'" in str(caught.value)
 
 
@@ -65,7 +65,7 @@ def test_everything_is_found_at_once(mesh: kd.DeviceMesh) -> None:
     rules = {"d1/kernel": ("model",), "d1/bias": ("model",), "d./bias": ("data",), "d2/k.*": (None, "model")}
     rules["d2/ker.*"] = (None, None)
     error = errors_of(mesh, rules)
-    assert [(problem.kind, problem.path) for problem in error.problems] == [  # type: ignore[attr-defined]
+    assert [(problem.kind, problem.path) for problem in error.problems] == [
         ("rank", "d1/kernel"),
         ("ambiguous", "d2/kernel"),
     ]
@@ -76,7 +76,7 @@ def test_everything_is_found_at_once(mesh: kd.DeviceMesh) -> None:
 
 def test_two_dims_of_one_array(mesh: kd.DeviceMesh) -> None:
     error = errors_of(mesh, {"w": ("data", "model")}, {"w": f32(3, 6)})
-    assert [problem.summary for problem in error.problems] == [  # type: ignore[attr-defined]
+    assert [problem.summary for problem in error.problems] == [
         "cannot shard dim 0 of 'w'",
         "cannot shard dim 1 of 'w'",
     ]
@@ -153,7 +153,7 @@ def test_strict_raises_for_dead_rules(rules: kd.LayoutMap, make: Any) -> None:
 
 def test_strict_lists_dead_rules_beside_the_errors(mesh: kd.DeviceMesh) -> None:
     error = errors_of(mesh, {"d2/bias": ("model",), "d1/kernal": (None,), "bias": (None,)}, strict=True)
-    assert [problem.kind for problem in error.problems] == ["indivisible", "dead", "substring"]  # type: ignore
+    assert [problem.kind for problem in error.problems] == ["indivisible", "dead", "substring"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_aliases_whose_rules_agree(mesh: kd.DeviceMesh) -> None:
 def test_aliases_whose_rules_disagree_are_ambiguous(mesh: kd.DeviceMesh) -> None:
     rules = {"embed/embedding": ("model", None), "head/embedding": (None, "model")}
     error = errors_of(mesh, rules, Tied(nnx.Rngs(0)))
-    assert [problem.kind for problem in error.problems] == ["ambiguous"]  # type: ignore[attr-defined]
+    assert [problem.kind for problem in error.problems] == ["ambiguous"]
     assert "'embed/embedding' is known by several paths, whose rules disagree" in str(error)
     assert "'head/embedding' -> (None, 'model') by 'head/embedding'" in str(error)
 

@@ -1,6 +1,8 @@
 """Laws of rules and paths."""
 
+import itertools
 import re
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,9 +16,11 @@ MESH = kd.DeviceMesh("data=2,model=4")
 patterns = st.one_of(paths, names.map(lambda name: f".*{name}"), names.map(lambda name: f"{name}/.*"), st.just(".*"))
 
 
-def rules_of(keys: list[str]) -> kd.LayoutMap:
+def rules_of(keys: Iterable[str], axes: Sequence[tuple] = ()) -> kd.LayoutMap:
+    """Rules in the order of `keys`, each with its axes, or all along the model axis."""
     rules = kd.LayoutMap(MESH)
-    rules.update({key: ("model",) for key in keys})
+    for key, entry in zip(keys, axes or itertools.repeat(("model",)), strict=False):
+        rules[key] = entry
     return rules
 
 
@@ -63,8 +67,7 @@ def test_any_of_its_paths_finds_a_tied_array(keys: list[str], aliases: list[str]
 
 @given(st.dictionaries(paths, st.sampled_from([("model",), ("data",), (None,)]), max_size=5))
 def test_a_map_is_a_mapping(entries: dict[str, tuple]) -> None:
-    rules = kd.LayoutMap(MESH)
-    rules.update(entries)
+    rules = rules_of(entries, list(entries.values()))
     assert {key: layout.axes for key, layout in rules.items()} == entries
     assert len(rules) == len(entries)
     for key in entries:
