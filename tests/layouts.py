@@ -23,8 +23,9 @@ def on(name: str, rules: Mapping[str, tuple[Any, ...]] = RULES) -> kd.Distributi
         return one_device()
     if name == "fully data=8":
         return kd.FullySharded(kd.DeviceMesh("data=8"))
-    layout_map = kd.LayoutMap(kd.DeviceMesh(name.removeprefix("fully ")))
+    mesh = kd.DeviceMesh(name.removeprefix("fully "))
+    layout_map: Any = kd.LayoutMap(mesh)
     layout_map.update(rules)
     if name.startswith("fully"):
-        return kd.FullySharded(layout_map.device_mesh, axis="data", layout_map=layout_map, strict=True)
+        return kd.FullySharded(mesh, axis="data", layout_map=layout_map, strict=True)
     return kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -25,7 +24,7 @@ class Plain(nnx.Module):
         self.d1 = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
         self.d2 = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.d2(nnx.tanh(self.d1(x)))
 
 
@@ -38,7 +37,7 @@ class Noisy(nnx.Module):
         self.drop = nnx.Dropout(0.25, rngs=rngs)
         self.d2 = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.d2(self.drop(nnx.relu(self.norm(self.d1(x)))))
 
 
@@ -51,7 +50,7 @@ class ForeignNorm(nnx.Module):
         self.mean = nnx.BatchStat(jnp.zeros(HIDDEN))
         self.use_running_average = False  # what `module.train()` and `.eval()` set
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         h = self.d1(x)
         if not self.use_running_average:
             mean = h.mean(axis=0)
@@ -68,7 +67,7 @@ class TwoInputs(nnx.Module):
         self.left = nnx.Linear(FEATURES, 3, rngs=rngs)
         self.right = nnx.Linear(2, 3, rngs=rngs)
 
-    def __call__(self, inputs: dict[str, jax.Array]) -> dict[str, Any]:
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         left, right = self.left(inputs["a"]), self.right(inputs["b"])
         return {"sum": left + right, "parts": (left, right)}
 
@@ -80,7 +79,7 @@ class Tied(nnx.Module):
         self.encoder = nnx.Linear(FEATURES, 3, use_bias=False, rngs=rngs)
         self.tied_kernel = self.encoder.kernel
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.encoder(x) @ self.tied_kernel[...].T
 
 
@@ -92,7 +91,7 @@ class Buffered(nnx.Module):
         self.scale = jnp.linspace(0.5, 1.5, FEATURES)
         self.order = jnp.arange(FEATURES)[::-1]
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.d1(x[:, self.order] * self.scale)
 
 
@@ -102,7 +101,7 @@ class Sower(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.d1 = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         h = self.d1(x)
         self.sow(nnx.Intermediate, "seen", h)
         return h
@@ -115,7 +114,7 @@ class Stack(nnx.Module):
         self.layers = nnx.List([nnx.Linear(FEATURES, FEATURES, rngs=rngs) for _ in range(2)])
         self.head = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         for layer in self.layers:
             x = nnx.relu(layer(x))
         return self.head(x)
@@ -128,7 +127,7 @@ class Block(nnx.Module):
         self.dense = nnx.Linear(FEATURES, FEATURES, rngs=rngs)
         self.drop = nnx.Dropout(0.1, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return x + self.drop(nnx.tanh(self.dense(x)))
 
 
@@ -144,9 +143,9 @@ class Scanned(nnx.Module):
         self.blocks = stack(rngs)
         self.head = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-        def run(x: jax.Array, block: Block) -> jax.Array:
+        def run(x: Any, block: Block) -> Any:
             return block(x)
 
         return self.head(run(x, self.blocks))
@@ -159,7 +158,7 @@ class Annotated(nnx.Module):
         init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "tensor"))
         self.d1 = nnx.Linear(FEATURES, CLASSES, kernel_init=init, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.d1(x)
 
 
@@ -170,7 +169,7 @@ class MuNu(nnx.Module):
         self.mu = nnx.Linear(FEATURES, FEATURES, rngs=rngs)
         self.nu = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Any) -> Any:
         return self.nu(nnx.relu(self.mu(x)))
 
 
@@ -181,5 +180,5 @@ class Gan(nnx.Module):
         self.generator = nnx.Sequential(nnx.Linear(3, 16, rngs=rngs), nnx.relu, nnx.Linear(16, 2, rngs=rngs))
         self.discriminator = nnx.Sequential(nnx.Linear(2, 16, rngs=rngs), nnx.relu, nnx.Linear(16, 1, rngs=rngs))
 
-    def __call__(self, noise: jax.Array) -> jax.Array:
+    def __call__(self, noise: Any) -> Any:
         return self.generator(noise)

@@ -1,6 +1,7 @@
 """The protocol of callbacks: which hooks, in which order, with which logs, and at what price."""
 
 import io
+from typing import Any
 
 import jax
 import numpy as np
@@ -111,7 +112,7 @@ class TestLogs:
         counts = []
 
         class Last(Callback):
-            def on_epoch_end(self, epoch, logs=None):
+            def on_epoch_end(self, epoch, logs: Any = None):
                 counts.append(len(fetches))
 
         with jax.transfer_guard_device_to_host("disallow"):
@@ -121,7 +122,7 @@ class TestLogs:
 
     def test_reading_them_fetches_once_for_all_names(self, model, fetches):
         class Reading(Callback):
-            def on_train_batch_end(self, batch, logs=None):
+            def on_train_batch_end(self, batch, logs: Any = None):
                 for name in logs:
                     assert logs[name] == logs[name]
 
@@ -130,7 +131,7 @@ class TestLogs:
 
     def test_they_are_a_read_only_mapping_of_floats(self, model):
         class Look(Callback):
-            def on_train_batch_end(self, batch, logs=None):
+            def on_train_batch_end(self, batch, logs: Any = None):
                 seen.append((dict(logs), len(logs), "loss" in logs, "nothing" in logs, logs.get("nothing")))
                 with pytest.raises(KeyError):
                     logs["nothing"]
@@ -145,7 +146,7 @@ class TestLogs:
 
     def test_they_are_the_means_of_the_epoch_so_far_and_may_be_read_later(self, model):
         class Keep(Callback):
-            def on_train_batch_end(self, batch, logs=None):
+            def on_train_batch_end(self, batch, logs: Any = None):
                 kept.append(logs)
 
         kept = []
@@ -162,7 +163,7 @@ class TestLogs:
 
 def test_an_exception_in_a_callback_leaves_the_model_usable(model):
     class Fails(Callback):
-        def on_train_batch_end(self, batch, logs=None):
+        def on_train_batch_end(self, batch, logs: Any = None):
             if batch == 1:
                 raise RuntimeError("from the callback")
 

@@ -1,5 +1,7 @@
 """compile: what it takes, and what it refuses, saying what was given, what is expected and the way out."""
 
+from typing import Any
+
 import numpy as np
 import optax
 import pytest
@@ -13,21 +15,21 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
-def built(**options):
+def built(**options) -> Any:
     model = kd.Model.from_nnx(Plain, seed=0)
     model.compile(**{"optimizer": "sgd", "loss": LOSS, **options})
     return model
 
 
-def compiled():
+def compiled() -> Any:
     return built()
 
 
-def uncompiled():
+def uncompiled() -> Any:
     return kd.Model.from_nnx(Plain, seed=0)
 
 
-def under_another_distribution():
+def under_another_distribution() -> Any:
     model = built()
     kd.set_distribution(kd.DataParallel())
     return model
@@ -130,7 +132,8 @@ def test_rules_that_cannot_be_applied_are_refused_when_the_model_is_built():
     rules["d1/kernel"], rules["d1/bias"] = ("model",), (None, "model")
     with kd.ModelParallel(rules).scope(), pytest.raises(LayoutError) as caught:
         kd.Model.from_nnx(Plain)
-    assert {problem.path for problem in caught.value.problems} == {"d1/kernel", "d1/bias"}
+    problems: Any = caught.value.problems
+    assert {problem.path for problem in problems} == {"d1/kernel", "d1/bias"}
 
 
 def test_a_refused_compile_leaves_the_model_as_it_was():

@@ -1,6 +1,7 @@
 """fit, evaluate and predict: what goes in, what comes out, and in which order it may be called."""
 
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
-def built(factory=Plain, optimizer="sgd", metrics=(), name="data=4,model=2", **options):
+def built(factory: Any = Plain, optimizer="sgd", metrics=(), name="data=4,model=2", **options):
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=0)
     model.compile(optimizer, loss=options.pop("loss", LOSS), metrics=list(metrics), **options)

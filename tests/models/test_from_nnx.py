@@ -96,7 +96,8 @@ def test_a_tied_weight_is_one_variable_under_either_name(path):
     (variable,) = model.variables
     assert variable.layout.axes == ("data", None)
     model.compile("sgd", loss="mse")
-    model.train_on_batch(*[blobs(8)[0]] * 2)
+    x, _ = blobs(8)
+    model.train_on_batch(x, x)
     module = model.module
     assert module.encoder.kernel is module.tied_kernel
 

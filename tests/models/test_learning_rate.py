@@ -1,5 +1,7 @@
 """The learning rate of named optimizers is read and set without compiling a step again."""
 
+from typing import Any
+
 import numpy as np
 import optax
 import pytest
@@ -12,7 +14,7 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
-def built(optimizer="sgd", name="data=2,model=4", factory=Plain):
+def built(optimizer: Any = "sgd", name="data=2,model=4", factory: Any = Plain):
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=0)
     model.compile(optimizer, loss=LOSS)

@@ -1,5 +1,7 @@
 """A model keeps its distribution until it is moved, and moving changes no number."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -12,14 +14,14 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(48)
 
 
-def built(name, factory=Plain, optimizer="adam"):
+def built(name, factory: Any = Plain, optimizer="adam"):
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=0)
     model.compile(optimizer, loss=LOSS)
     return model
 
 
-def values(model):
+def values(model: Any):
     return {v.path: v.numpy() for v in model.variables}
 
 
@@ -28,7 +30,8 @@ class TestKeeps:
         model = built("data=2,model=4")
         model.fit(X, Y, verbose=0)
         assert model.distribution == layouts.on("data=2,model=4")
-        assert model.variables[1].value.sharding.mesh.shape == {"data": 2, "model": 4}
+        sharding: Any = model.variables[1].value.sharding
+        assert sharding.mesh.shape == {"data": 2, "model": 4}
 
     def test_it_trains_under_an_equal_distribution_made_anew(self):
         """A notebook cell run twice."""
@@ -36,7 +39,7 @@ class TestKeeps:
             kd.set_distribution(layouts.on("data=2,model=4"))
             model = kd.Model.from_nnx(Plain, seed=0)
             model.compile("adam", loss=LOSS)
-            losses = model.fit(X, Y, verbose=0).history["loss"]
+            losses: Any = model.fit(X, Y, verbose=0).history["loss"]
         kd.set_distribution(layouts.on("data=2,model=4"))
         assert model.fit(X, Y, verbose=0).history["loss"] < losses
 
@@ -59,7 +62,7 @@ class TestKeeps:
         assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
 
     def test_rules_changed_after_the_build_are_refused_naming_both(self):
-        distribution = layouts.on("data=2,model=4", {"d1/kernel": (None, "model")})
+        distribution: Any = layouts.on("data=2,model=4", {"d1/kernel": (None, "model")})
         kd.set_distribution(distribution)
         model = kd.Model.from_nnx(Plain, seed=0)
         model.compile("sgd", loss=LOSS)
@@ -117,7 +120,7 @@ class TestMoves:
         ]
         with layouts.on(end).scope():
             found = [model.fit(X, Y, batch_size=16, epochs=2, verbose=0).history["loss"] for model in (moved, stayed)]
-        np.testing.assert_allclose(*found, atol=1e-5)
+        np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
     def test_before_compile_too(self):
         model = kd.Model.from_nnx(Plain, seed=0)
@@ -161,6 +164,7 @@ class TestMoves:
         model.train_on_batch(X, Y)
 
     def test_what_is_no_distribution_is_refused(self):
+        not_one: Any = kd.DeviceMesh("data=8")
         with pytest.raises(kd.errors.DistributionError) as caught:
-            built("one device").redistribute(kd.DeviceMesh("data=8"))
+            built("one device").redistribute(not_one)
         assert caught.value.given and caught.value.fix

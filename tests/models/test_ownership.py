@@ -1,5 +1,7 @@
 """What the user holds, the model never changes or deletes; what the model hands out, training never changes."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def data_of(array):
-    return np.asarray(jax.random.key_data(array) if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array)
+    return np.asarray(jax.random.key_data(array) if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key) else array)
 
 
 def bytes_of(tree):
@@ -53,7 +55,7 @@ def test_a_module_that_lives_where_the_plan_says_already_is_copied_too(name):
 
 
 def test_raw_numpy_buffers_of_the_user_are_copied():
-    module = Buffered(nnx.Rngs(0))
+    module: Any = Buffered(nnx.Rngs(0))
     buffer = np.linspace(0.5, 1.5, 8, dtype="f4")
     module.scale = nnx.data(buffer)
     model = built(module, "one device")

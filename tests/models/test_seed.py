@@ -1,5 +1,7 @@
 """One seed owns initial values and Dropout; that of fit shuffles only."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_what_is_no_seed_is_refused(seed):
     assert repr(seed) in caught.value.given
 
 
-def losses(model_seed, factory=Noisy, **options):
+def losses(model_seed, factory: Any = Noisy, **options):
     model = kd.Model.from_nnx(factory, seed=model_seed)
     model.compile("sgd", loss=LOSS)
     return model.fit(*blobs(24), batch_size=8, epochs=2, verbose=0, **options).history["loss"]
@@ -80,10 +82,10 @@ def test_the_order_follows_from_the_models_seed_and_changes_from_epoch_to_epoch_
         return model
 
     class Order(kd.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
+        def on_epoch_begin(self, epoch, logs: Any = None):
             orders.append([])
 
-        def on_train_batch_end(self, batch, logs=None):
+        def on_train_batch_end(self, batch, logs: Any = None):
             orders[-1].append(round(logs["loss"] * (batch + 1)))
 
     x, y = blobs(12)[0], 2.0 ** np.arange(12)

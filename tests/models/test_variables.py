@@ -1,5 +1,7 @@
 """Handles on variables: reading, assigning, and the module with the current values."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import keras_dist as kd
 from tests import layouts
 from tests.networks import Noisy, Plain, Sower, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+LOSS: Any = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
@@ -85,7 +87,7 @@ class TestAssign:
 
     def test_from_within_a_callback_it_counts_from_the_next_step_of_the_epoch(self, model):
         class Zero(kd.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
+            def on_train_batch_end(self, batch, logs: Any = None):
                 totals.append(logs["loss"] * (batch + 1))
                 if batch == 1:
                     for variable in self.model.trainable_variables:

@@ -1,5 +1,7 @@
 """Names with Keras's defaults, any optax transformation, and what is refused."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -7,12 +9,19 @@ import pytest
 
 from keras_dist import errors, optimizers
 
-PARAMS = {"w": jnp.array([1.0, -2.0, 0.5])}
-GRADS = [{"w": jnp.array([0.1, -0.3, 2.0])}, {"w": jnp.array([-0.2, 0.1, 1.0])}, {"w": jnp.array([0.0, 5.0, -1.0])}]
+get: Any = optimizers.get
+
+PARAMS: Any = {"w": jnp.array([1.0, -2.0, 0.5])}
+GRADS: list[Any] = [
+    {"w": jnp.array([0.1, -0.3, 2.0])},
+    {"w": jnp.array([-0.2, 0.1, 1.0])},
+    {"w": jnp.array([0.0, 5.0, -1.0])},
+]
 
 
 def run(transformation, grads=GRADS):
-    params, state = PARAMS, transformation.init(PARAMS)
+    params: Any = PARAMS
+    state = transformation.init(PARAMS)
     for grad in grads:
         updates, state = transformation.update(grad, state, params)
         params = optax.apply_updates(params, updates)
@@ -53,19 +62,19 @@ def keras_sgd(w, rate=0.01):
     ],
 )
 def test_a_name_does_what_keras_does_with_its_defaults(name, expected):
-    np.testing.assert_allclose(run(optimizers.get(name)), expected(np.asarray(PARAMS["w"])), rtol=1e-5)
+    np.testing.assert_allclose(run(get(name)), expected(np.asarray(PARAMS["w"])), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.01), ("adam", 0.001), ("adamw", 0.001), ("rmsprop", 0.001)])
 def test_a_name_keeps_kerass_default_rate_in_its_state(name, rate):
-    state = optimizers.get(name).init(PARAMS)
+    state = get(name).init(PARAMS)
     assert state.learning_rate.dtype == jnp.float32
     assert float(state.learning_rate) == pytest.approx(rate)
-    assert float(optimizers.get(name, 0.5).init(PARAMS).learning_rate) == 0.5
+    assert float(get(name, 0.5).init(PARAMS).learning_rate) == 0.5
 
 
 def test_the_rate_in_state_counts():
-    transformation = optimizers.get("sgd")
+    transformation = get("sgd")
     state = transformation.init(PARAMS)._replace(learning_rate=jnp.float32(0.5))
     updates, state = transformation.update(GRADS[0], state, PARAMS)
     np.testing.assert_allclose(updates["w"], -0.5 * np.asarray(GRADS[0]["w"]))
@@ -73,7 +82,7 @@ def test_the_rate_in_state_counts():
 
 
 def test_names_in_any_case():
-    np.testing.assert_array_equal(run(optimizers.get("Adam")), run(optimizers.get("adam")))
+    np.testing.assert_array_equal(run(get("Adam")), run(get("adam")))
 
 
 def test_with_learning_rate_is_the_optax_optimizer_of_that_rate():
@@ -83,19 +92,19 @@ def test_with_learning_rate_is_the_optax_optimizer_of_that_rate():
 
 
 def test_low_precision_updates_keep_their_dtype():
-    transformation = optimizers.get("adam")
+    transformation = get("adam")
     params = {"w": jnp.ones(3, jnp.bfloat16)}
     updates, _ = transformation.update(params, transformation.init(params), params)
     assert updates["w"].dtype == jnp.bfloat16
 
 
 def test_an_optax_transformation_is_taken_as_it_is():
-    np.testing.assert_array_equal(run(optimizers.get(optax.adagrad(0.1))), run(optax.adagrad(0.1)))
+    np.testing.assert_array_equal(run(get(optax.adagrad(0.1))), run(optax.adagrad(0.1)))
 
 
 def test_a_typo_names_the_nearest():
     with pytest.raises(errors.UnknownNameError, match=r"unknown optimizer 'adma' \(did you mean 'adam'\?\)") as caught:
-        optimizers.get("adma")
+        get("adma")
     assert "adam, adamw, rmsprop, sgd" in caught.value.expected
     assert caught.value.fix
 
@@ -103,5 +112,5 @@ def test_a_typo_names_the_nearest():
 @pytest.mark.parametrize("given", [None, 0.1, ["adam"], optax.adam, lambda grads: grads])
 def test_what_is_no_optimizer_is_refused(given):
     with pytest.raises(errors.ModelError, match="`optimizer` is neither a name nor an optax") as caught:
-        optimizers.get(given)
+        get(given)
     assert caught.value.given and caught.value.expected and caught.value.fix

@@ -1,6 +1,7 @@
 """Rules for activations and inputs: applied inside the step, checked when it is first traced."""
 
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ X, Y = blobs(32)
 P = jax.sharding.PartitionSpec
 
 
-def built(rules, factory=Plain, strict=False, mesh="data=2,model=4"):
+def built(rules, factory: Any = Plain, strict=False, mesh="data=2,model=4"):
     layout_map = kd.LayoutMap(kd.DeviceMesh(mesh))
     layout_map.update(rules)
     with kd.ModelParallel(layout_map, strict=strict).scope():

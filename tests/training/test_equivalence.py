@@ -1,5 +1,7 @@
 """`kd.check_equivalence`: passes for honest models, and names the first variable that differs for others."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,8 @@ def distributions(names=SAME_RULES):
 
 
 def current_mesh():
-    return kd.distribution.distribution().device_mesh.size
+    current: Any = kd.distribution.distribution()
+    return current.device_mesh.size
 
 
 def test_an_honest_model_passes_and_the_report_says_how_near():
@@ -74,7 +77,7 @@ def test_the_first_of_several_is_named():
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_variable_that_only_one_of_them_has_is_named(direction):
     def cheat(rngs):
-        module = Plain(rngs)
+        module: Any = Plain(rngs)
         if current_mesh() == 8:
             module.extra = nnx.Param(jnp.zeros(3))
         return module
@@ -86,6 +89,8 @@ def test_a_variable_that_only_one_of_them_has_is_named(direction):
 
 def test_a_loss_that_depends_on_the_mesh_is_found():
     class Cheat(Plain):
+        factor = 1.0
+
         def __call__(self, x):
             return super().__call__(x) * self.factor
 
@@ -107,6 +112,8 @@ def test_a_gradient_that_depends_on_the_mesh_is_named():
     scaled_backwards.defvjp(lambda x, factor: (x, factor), lambda factor, g: (g * factor, None))
 
     class Cheat(Plain):
+        factor = 1.0
+
         def __call__(self, x):
             return self.d2(scaled_backwards(nnx.tanh(self.d1(x)), jnp.float32(self.factor)))
 

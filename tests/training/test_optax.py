@@ -1,6 +1,7 @@
 """Any optax transformation trains, and takes the steps of a loop written by hand."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ class Losses(kd.callbacks.Callback):
         super().__init__()
         self.totals = [0.0]
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch, logs: Any = None):
         self.totals.append(logs["loss"] * (batch + 1))
 
 
@@ -78,13 +79,13 @@ def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
     model.fit(X, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[recorded])
     np.testing.assert_allclose(np.diff(recorded.totals), losses, atol=2e-5)
     for path, value in values.items():
-        found = next(v for v in model.variables if v.path == "/".join(path))
+        found = next(v for v in model.variables if v.path == "/".join(map(str, path)))
         np.testing.assert_allclose(found.numpy(), value, atol=1e-4, err_msg=found.path)
 
 
 @pytest.mark.parametrize("layout", ["one device", "data=4,model=2"])
 def test_statistics_and_dropout_are_carried_as_by_hand(layout):
-    module = Noisy(nnx.Rngs(4))
+    module: Any = Noisy(nnx.Rngs(4))
     losses = by_hand.train(module, optax.sgd(0.1), by_hand.batches_in_order(32, X, Y) * 2)
     with layouts.on(layout).scope():
         model = kd.Model.from_nnx(Noisy, seed=4)
@@ -95,7 +96,7 @@ def test_statistics_and_dropout_are_carried_as_by_hand(layout):
     assert [model.train_on_batch(*batch) for batch in by_hand.batches_in_order(32, X, Y)] == pytest.approx(
         losses[3:], abs=3e-6
     )
-    trained = model.module
+    trained: Any = model.module
     np.testing.assert_allclose(trained.norm.mean[...], module.norm.mean[...], atol=1e-5)
     np.testing.assert_allclose(trained.norm.var[...], module.norm.var[...], atol=1e-5)
     assert trained.drop.rngs.count[...] == module.drop.rngs.count[...] == 6

@@ -1,6 +1,6 @@
 """A train step of the user's own, several named optimizers, and which variables are trained."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ X, Y = blobs(32)
 MESHES = ["one device", "data=4,model=2", "fully data=8"]
 
 
-def built(factory=Plain, name="one device", **options):
+def built(factory: Any = Plain, name="one device", **options):
     rules = {".*/kernel": (None, None)} if factory is Gan else layouts.RULES
     with layouts.on(name, rules).scope():
         return kd.Model.from_nnx(factory, seed=0, **options)
@@ -275,9 +275,7 @@ def test_the_state_is_the_four_parts_and_can_be_carried_elsewhere():
     assert int(state.step) == 4
     leaves, treedef = jax.tree.flatten(state)
     assert len(leaves) == len(model.state_plan.rows)
-    saved = [
-        np.asarray(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a) for a in leaves
-    ]
+    saved = [np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a) for a in leaves]
     assert all(isinstance(array, np.ndarray) for array in saved)
     assert treedef == jax.tree.structure(model.state_plan.shardings)
     placed = model.state_plan.place(state)
