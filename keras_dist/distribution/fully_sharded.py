@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ from keras_dist import _jax
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.distribution.strategy import BatchDimName, Distribution
+from keras_dist.distribution.rule_based import RuleBased
+from keras_dist.distribution.strategy import BatchDimName
 from keras_dist.errors import DistributionError, did_you_mean
 
 
-class FullySharded(Distribution):
+class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
     The dims that the rules shard stay as they are; `axis` takes one of the others (FSDP x tensor parallel). XLA
@@ -54,34 +54,14 @@ class FullySharded(Distribution):
         strict: bool = False,
     ) -> None:
         self._axis = _check_axis(axis, device_mesh)
-        self._layout_map = _check_same_mesh(layout_map, device_mesh)
         self._min_size_bytes = min_size_bytes
-        self._strict = strict
-        super().__init__(device_mesh, batch_dim_name or self._axis, auto_shard_dataset)
+        rules = _check_same_mesh(layout_map, device_mesh)
+        super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict)
 
     @property
     def axis(self) -> str | tuple[str, ...]:
         """The mesh axis, or axes, that variables are sharded over."""
         return self._axis
-
-    @property
-    def layout_map(self) -> LayoutMap:
-        """The layout rules that come first."""
-        return self._layout_map
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return self._strict
-
-    @property
-    def num_model_replicas(self) -> int:
-        """Number of shards of the batch."""
-        return self._batch_shards()
-
-    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """The batch dim over `batch_dim_name`."""
-        return self._shard_batch(data_shape)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """The layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
@@ -98,14 +78,6 @@ class FullySharded(Distribution):
             return base
         own = f"sharded over {self._axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """What the rules say of the activation or input called `path`.
-
-        Raises:
-            LayoutError: several rules match.
-        """
-        return self._layout_map[path]
 
 
 def _nbytes(variable: Any) -> int:

@@ -144,6 +144,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 return layout.because(f"follows {parameter.path}")
         return None
 
+    def copy(self) -> LayoutMap:
+        """A map of its own with the same rules."""
+        same = LayoutMap(self._device_mesh)
+        same._layout_map = dict(self._layout_map)
+        return same
+
     def snapshot(self) -> tuple[tuple[str, TensorLayout], ...]:
         """The rules as they are now."""
         return tuple(self._layout_map.items())

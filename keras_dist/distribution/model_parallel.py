@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.strategy import BatchDimName, Distribution
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.rule_based import RuleBased
+from keras_dist.distribution.strategy import BatchDimName
 from keras_dist.errors import DistributionError
 
 
-def check_layout_map(layout_map: Any) -> LayoutMap:
-    """`layout_map`, if it is one and has a mesh.
+def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
+    """`layout_map` and its mesh.
 
     Raises:
-        DistributionError: it is not, or has none.
+        DistributionError: it is no layout map, or has no mesh.
     """
     if layout_map is None:
         raise DistributionError(
@@ -38,10 +39,10 @@ def check_layout_map(layout_map: Any) -> LayoutMap:
             expected="a LayoutMap with a mesh",
             fix="LayoutMap(mesh)",
         )
-    return layout_map
+    return layout_map, layout_map.device_mesh
 
 
-class ModelParallel(Distribution):
+class ModelParallel(RuleBased):
     """Variables sharded by rules, and the batch over one axis, or several, of the same mesh.
 
     A variable that no rule matches is replicated, and the plan says so.
@@ -76,41 +77,8 @@ class ModelParallel(Distribution):
         *,
         strict: bool = False,
     ) -> None:
-        self._layout_map = check_layout_map(layout_map)
-        self._strict = strict
-        mesh = self._layout_map.device_mesh
-        super().__init__(mesh, batch_dim_name or mesh.axis_names[0], auto_shard_dataset)  # type: ignore[union-attr]
-        if (
-            self._is_multi_process
-            and self.num_processes > self.num_model_replicas
-            and self.num_processes % self.num_model_replicas != 0
-        ):
-            raise DistributionError(
-                "If `num_processes` is greater than `num_model_replicas`, `num_processes` must be divisible by "
-                "`num_model_replicas`",
-                given=f"num_processes={self.num_processes}, num_model_replicas={self.num_model_replicas}",
-                expected="a multiple of the number of model replicas",
-                fix=f"start the job with a multiple of {self.num_model_replicas} processes, or change the mesh",
-            )
-
-    @property
-    def layout_map(self) -> LayoutMap:
-        """The layout rules."""
-        return self._layout_map
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return self._strict
-
-    @property
-    def num_model_replicas(self) -> int:
-        """Number of shards of the batch."""
-        return self._batch_shards()
-
-    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """The batch dim over `batch_dim_name`."""
-        return self._shard_batch(data_shape)
+        rules, mesh = check_layout_map(layout_map)
+        super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """The layout that was assigned to the variable, that a rule gives it, else replicated.
@@ -120,11 +88,3 @@ class ModelParallel(Distribution):
         """
         layout = self._layout_map.layout_of(variable)
         return TensorLayout.replicated(len(variable.shape), self.device_mesh) if layout is None else layout
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """What the rules say of the activation or input called `path`.
-
-        Raises:
-            LayoutError: several rules match.
-        """
-        return self._layout_map[path]

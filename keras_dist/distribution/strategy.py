@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from keras_dist import _jax
 from keras_dist.distribution import cluster, lint, scope
 from keras_dist.distribution.dataset import shard_dataset
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
 from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean
@@ -176,6 +176,10 @@ class Distribution:
         """Whether a layout rule without effect is an error."""
         return False
 
+    def snapshot(self) -> Self:
+        """This distribution as it is now; what is changed in it later does not reach the copy."""
+        return copy.copy(self)
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -225,9 +229,6 @@ class Distribution:
                 fix="stack the examples along a first dim",
             )
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
-
-    def _batch_shards(self) -> int:
-        return math.prod(self.device_mesh.axis_sizes[name] for name in axis_tuple(self.batch_dim_name))
 
 
 def _check_batch_dim_name(batch_dim_name: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...] | None:

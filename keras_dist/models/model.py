@@ -93,7 +93,7 @@ class Model:
         self._call = call or default_call
         self._fits = 0
         self._recipe = None
-        distribution = scope.distribution() or DataParallel(devices=devices.list_devices()[:1])
+        distribution = (scope.distribution() or DataParallel(devices=devices.list_devices()[:1])).snapshot()
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
@@ -114,7 +114,7 @@ class Model:
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution the model was built under, or was moved to."""
+        """The distribution the model was built under, or was moved to, as it was then."""
         return self._distribution
 
     @property
@@ -425,6 +425,7 @@ class Model:
                 expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
                 fix="for example model.redistribute(DataParallel())",
             )
+        distribution = distribution.snapshot()
         self._cell.move(distribution, self._recipe.optimizers if self._recipe is not None else {})
         self._settle(distribution)
 
@@ -458,12 +459,11 @@ class Model:
         current = scope.distribution()
         if current is None:
             return
-        rules = () if current.layout_map is None else tuple((k, v.axes) for k, v in current.layout_map.snapshot())
-        if current != self._distribution or rules != self._cell.plan.rules:
+        if current != self._distribution:
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",
-                given=f"current {current} with rules {dict(rules)}",
-                expected=f"{self._distribution} with rules {dict(self._cell.plan.rules)}",
+                given=f"current {_describe(current)}",
+                expected=_describe(self._distribution),
                 fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
                 "set_distribution(None) or model.distribution.scope() leaves it where it is",
             )
@@ -481,6 +481,11 @@ class Model:
         bar = [ProgbarLogger()] if verbose else []
         params = {"epochs": epochs, "steps": -(-source.length // batch_size), "verbose": verbose}
         return CallbackList([*bar, *given, *own], self, params)
+
+
+def _describe(distribution: Distribution) -> str:
+    rules = distribution.layout_map
+    return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
 
 
 def _validation_source(validation_data: Any) -> ArraySource:

@@ -168,3 +168,12 @@ class TestMoves:
         with pytest.raises(kd.errors.DistributionError) as caught:
             built("one device").redistribute(not_one)
         assert caught.value.given and caught.value.fix
+
+
+def test_rules_added_later_reach_neither_variables_nor_activations():
+    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    with kd.ModelParallel(rules, "data").scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    rules["d1/output"] = ("data",)  # of the wrong rank: it would raise if it were read
+    assert model.predict(np.ones((8, 8), "float32"), verbose=0).shape[0] == 8
+    assert not model.distribution.layout_map
