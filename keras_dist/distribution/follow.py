@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from keras_dist import _paths
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.variables import leaf_parts
 
 
 class Parameter(Protocol):
@@ -26,69 +28,70 @@ class Parameter(Protocol):
 
 
 P = TypeVar("P", bound=Parameter)
-Owned = list[tuple[P | None, Any]]
 
 
-def owners(treedef: Any, parameters: Sequence[P], tree: Any) -> Owned[P]:
-    """The parameter each leaf of `tree` belongs to, or None, beside the leaf; in flattening order.
+class Claim(NamedTuple, Generic[P]):
+    """A leaf, and the parameter it belongs to.
 
-    Leaves belong to parameters where a subtree is built as the parameters' tree is, branches that a mask emptied
-    aside. Names play no part, so a module called `mu` cannot be mistaken for a slot. Where a subtree and one inside it
-    are both built so (parameters `(w, b)`, and optax's tuple of two states), the one whose shapes agree better counts.
+    Attributes:
+        parameter: None when it belongs to none.
+        leaf: an array, or its shape.
+        is_whole: whether it was found in a subtree that has a branch for every parameter.
+    """
+
+    parameter: P | None
+    leaf: Any
+    is_whole: bool = False
+
+
+def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
+    """The parameter that each leaf of `tree` belongs to, in flattening order.
+
+    A subtree belongs to the parameters when the way to each of its leaves begins with the way to a parameter; branches
+    may be missing, and the kinds of containers do not count. The topmost such subtree decides, so a module called `mu`
+    cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's tuple of two
+    states), the one whose shapes agree better counts.
 
     Args:
-        treedef: structure of the parameters.
-        parameters: one object for each leaf of `treedef`.
+        planned: the parameters by the names that lead to them.
         tree: any pytree: an optimizer state, gradients, an average of the parameters.
     """
-    if treedef.num_leaves == 0:
-        return [(None, leaf) for leaf in jax.tree.leaves(tree)]
-    whole = treedef.unflatten(parameters)
+    by_names = {tuple(map(str, parts)): parameter for parts, parameter in planned.items()}
 
-    def explain(node: Any) -> Owned[P]:
-        children = _children(node)
-        inside: Owned[P] = (
-            [(None, node)] if children is None else [pair for child in children for pair in explain(child)]
-        )
-        here = _pair(whole, node)
+    def explain(node: Any) -> list[Claim[P]]:
+        children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
+        is_leaf = len(children) == 1 and children[0] is node
+        inside = [Claim(None, node)] if is_leaf else [claim for child in children for claim in explain(child)]
+        here = _claim(by_names, node)
         if here is None:
             return inside
-        is_owned_inside = any(parameter is not None for parameter, _ in inside)
+        is_owned_inside = any(claim.parameter is not None for claim in inside)
         return inside if is_owned_inside and _agreement(inside) >= _agreement(here) else here
 
     return explain(tree)
 
 
-def _pair(parameters: Any, node: Any) -> Owned[Any] | None:
-    """The leaves of `node`, each beside its parameter; None where `node` is built in another way."""
-    branches = _children(parameters)
-    if branches is None:
-        return [(parameters, leaf) for leaf in jax.tree.leaves(node)]
-    if not jax.tree.leaves(node):
-        return []
-    children = _children(node)
-    if children is None or _shell(node) != _shell(parameters):
-        return None
-    pairs = [_pair(branch, child) for branch, child in zip(branches, children, strict=True)]
-    return None if any(part is None for part in pairs) else [pair for part in pairs for pair in part or ()]
+def _claim(by_names: Mapping[tuple[str, ...], P], node: Any) -> list[Claim[P]] | None:
+    """The leaves of `node`, each with its parameter; None where one of them has none."""
+    ways: list[tuple[str, ...]] = []
+    for parts in leaf_parts(node):
+        names = tuple(map(str, parts))
+        beginnings = [names[:length] for length in range(len(names) + 1) if names[:length] in by_names]
+        if not beginnings:
+            return None
+        ways.append(beginnings[-1])
+    is_whole = set(ways) == set(by_names)
+    return [Claim(by_names[way], leaf, is_whole) for way, leaf in zip(ways, jax.tree.leaves(node), strict=True)]
 
 
-def _children(node: Any) -> list[Any] | None:
-    """The branches of a pytree; None for a leaf."""
-    children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
-    return None if len(children) == 1 and children[0] is node else children
-
-
-def _shell(node: Any) -> Any:
-    """The structure of the topmost level of a pytree."""
-    return jax.tree.structure(node, is_leaf=lambda child: child is not node)
-
-
-def _agreement(owned: Owned[Any]) -> tuple[int, int]:
-    """How many leaves have their parameter's shape, and how many have one that follows from it."""
-    shapes = [(np.shape(leaf), parameter.shape) for parameter, leaf in owned if parameter is not None]
-    related = [follower_axes(shape, whole, (None,) * len(whole)) for shape, whole in shapes]
-    return sum(shape == whole for shape, whole in shapes), sum(axes is not None for axes in related)
+def _agreement(claims: list[Claim[Any]]) -> tuple[int, int, int]:
+    """How many leaves have their parameter's shape, or one that follows from it, or the first in whole subtrees."""
+    owned = [
+        (np.shape(leaf), parameter.shape, is_whole) for parameter, leaf, is_whole in claims if parameter is not None
+    ]
+    equal = [is_whole for shape, whole, is_whole in owned if shape == whole]
+    related = [follower_axes(shape, whole, (None,) * len(whole)) is not None for shape, whole, _ in owned]
+    return len(equal), sum(related), sum(equal)
 
 
 def follower_axes(

@@ -17,7 +17,7 @@ from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.render import render_plan
-from keras_dist.distribution.variables import Role, VariableSpec, leaf_paths
+from keras_dist.distribution.variables import Role, VariableSpec, leaf_parts, leaf_paths, shape_and_dtype
 from keras_dist.errors import LayoutError
 
 
@@ -173,10 +173,12 @@ class LayoutPlan:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
             reduced to 1, keeps the layout of the others; everything else is replicated, and its row says so.
         """
-        owned = owners(self.treedef, self.rows, tree)
+        tree = _jax.state_of(tree)
+        planned = leaf_parts(self.treedef.unflatten(self.rows))
+        claims = owners(dict(zip(planned, self.rows, strict=True)), tree)
         rows = [
-            self._follower(parameter, leaf, path, role)
-            for (parameter, leaf), path in zip(owned, leaf_paths(tree), strict=True)
+            self._follower(claim.parameter, claim.leaf, path, role)
+            for claim, path in zip(claims, leaf_paths(tree), strict=True)
         ]
         return LayoutPlan(self.mesh, rows, jax.tree.structure(tree))
 
@@ -215,16 +217,19 @@ class LayoutPlan:
             extra = [path for path in given if path not in planned]
             raise LayoutError(
                 f"{what} does not have the structure that was planned",
-                given=f"{len(given)} arrays; not planned: {extra or 'none'}",
-                expected=f"{len(planned)} arrays; missing: {missing or 'none'}",
+                given=f"{len(given)} arrays; not planned: {extra or 'none'}"
+                + ("" if missing or extra else f"; in the order {given}"),
+                expected=f"{len(planned)} arrays; missing: {missing or 'none'}"
+                + ("" if missing or extra else f"; in the order {planned}"),
                 fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
             )
         for row, leaf in zip(self.rows, jax.tree.leaves(tree), strict=True):
-            if np.shape(leaf) != row.shape:
+            shape, dtype = shape_and_dtype(leaf, row.path)
+            if shape != row.shape or dtype != row.dtype:
                 raise LayoutError(
-                    f"{row.path!r} in {what} does not have the shape that was planned",
-                    given=f"shape {np.shape(leaf)}",
-                    expected=f"shape {row.shape}",
+                    f"{row.path!r} in {what} does not have the shape and dtype that were planned",
+                    given=f"shape {shape}, dtype {dtype}",
+                    expected=f"shape {row.shape}, dtype {row.dtype}",
                     fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
                 )
 
@@ -261,14 +266,14 @@ class LayoutPlan:
         return f"<{type(self).__name__} of {len(self.rows)} arrays on mesh {self.mesh.describe()}>"
 
     def _follower(self, parameter: Row | None, leaf: Any, path: str, role: Role) -> Row:
-        shape, dtype = tuple(np.shape(leaf)), jax.dtypes.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype
+        shape, dtype = shape_and_dtype(leaf, path)
         if parameter is None:
             return make_row(path, shape, dtype, role, TensorLayout.replicated(len(shape), self.mesh), "no parameter")
         axes, rule = (parameter.slot_axes, parameter.slot_rule) if role == "slot" else (parameter.axes, None)
         found = follower_axes(shape, parameter.shape, axes, path.removesuffix(parameter.path))
         layout = TensorLayout(found or (None,) * len(shape), self.mesh)
         if found is None:
-            rule = f"replicated: has no dim of {parameter.path}"
+            rule = f"replicated: its shape does not tell the dims of {parameter.path}"
         elif check_layout(path, shape, layout, self.mesh):
             layout = TensorLayout.replicated(len(shape), self.mesh)
             rule = f"replicated: the layout of {parameter.path} does not divide it"

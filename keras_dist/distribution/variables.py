@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -54,38 +55,39 @@ def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[l
         tied: groups of paths that lead to one array or subtree; arrays that stand in `tree` twice are found without.
 
     Raises:
-        LayoutError: a leaf is not an array.
+        LayoutError: a leaf is not an array, or two have the same path.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables_by_prefix(tree)
     collections = _linen_collections(tree)
     specs: list[VariableSpec] = []
     for (key_path, leaf), path in zip(leaves, leaf_paths(tree), strict=True):
-        shape, dtype = _shape_and_dtype(leaf, path)
+        shape, dtype = shape_and_dtype(leaf, path)
         collection = str(_paths.parts_of(key_path[:1])[0]) if collections else ""
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, _jax.is_nnx_state(tree))
         specs.append(VariableSpec(path, shape, dtype, role))
+    _refuse_equal_paths(specs)
     specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied, collections)
     return _with_neighbours(specs), treedef
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """The paths of the arrays of `tree` in flattening order, as a user would say them.
-
-    NNX's `value` and Linen's leading `params` are dropped.
-    """
-    paths = [_paths.join(parts) for parts in leaf_parts(tree)]
-    if _linen_collections(tree):
-        shorter = [path.removeprefix("params/") for path in paths]
-        return shorter if len(set(shorter)) == len(shorter) else paths
-    return paths
+    """The paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
+    return [_paths.join(parts) for parts in leaf_parts(tree)]
 
 
 def leaf_parts(tree: Any) -> list[_paths.Parts]:
-    """The names and indices that lead to each array of `tree`, in flattening order, without NNX's `value`."""
+    """The names and indices that lead to each array of `tree`, in flattening order.
+
+    NNX's `value` and Linen's leading `params` are dropped.
+    """
     variables = _variables_by_prefix(tree)
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [_parts(key_path, variables) for key_path, _ in leaves]
+    names = [_parts(key_path, variables) for key_path, _ in leaves]
+    if _linen_collections(tree):
+        shorter = [parts[1:] if parts[0] == "params" else parts for parts in names]
+        return shorter if len(set(shorter)) == len(shorter) else names
+    return names
 
 
 def _variables_by_prefix(tree: Any) -> dict[tuple[Any, ...], Any]:
@@ -101,9 +103,14 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
     return _paths.parts_of(key_path)
 
 
-def _shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
+def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
+    """Dims and element type of an array, a shape or a Python number.
+
+    Raises:
+        LayoutError: `leaf`, which stands at `path`, is none of these.
+    """
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(leaf.shape), leaf.dtype
+        return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)
     if isinstance(leaf, bool | int | float | complex):
         return (), jax.dtypes.result_type(leaf)
     raise LayoutError(
@@ -114,6 +121,23 @@ def _shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
     )
 
 
+def _canonical_dtype(dtype: Any) -> Any:
+    """The dtype that JAX gives an array of `dtype`: float32 for float64, unless 64 bits are enabled."""
+    return dtype if _jax.is_key_dtype(dtype) else jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:
+    paths = Counter(spec.path for spec in specs)
+    twice = [path for path, count in paths.items() if count > 1]
+    if twice:
+        raise LayoutError(
+            f"plan: {len(twice)} path(s) lead to more than one array: {', '.join(map(repr, twice[:5]))}",
+            given="names that contain '/', or equal numbers and strings, such as {'a/b': x, 'a': {'b': y}}",
+            expected="a path of its own for every array",
+            fix="rename one of them",
+        )
+
+
 def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in_nnx: bool) -> Role:
     if _jax.is_key_dtype(dtype):
         return "rng"
@@ -122,6 +146,8 @@ def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in
         is_integer = jax.numpy.issubdtype(dtype, jax.numpy.integer) or jax.numpy.issubdtype(dtype, jax.numpy.bool_)
         if role != "rng" and shape == () and is_integer:
             return "counter"
+        if variable is None and shape[-1:] == (2,) and dtype == jax.numpy.uint32:
+            return "rng"  # a raw PRNG key, as jax.random.PRNGKey makes it
     if collection not in ("", "params"):
         return "statistic"
     return role  # type: ignore[return-value]
