@@ -9,20 +9,32 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
 import re
 import sys
 
-_XLA_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_XLA_DEVICE_COUNT = re.compile(r"""--xla_force_host_platform_device_count=["']?(\d+)["']?""")
 _THREADS_PER_DEVICE = 2
 
 
 def fake_device_count() -> int:
     """The number of fake CPU devices that the environment asks for, or 0."""
-    flags = _XLA_DEVICE_COUNT.findall(os.environ.get("XLA_FLAGS", ""))
+    flags = _XLA_DEVICE_COUNT.findall(_xla_flags())
     if flags:
         return int(flags[-1])
     configured = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     return int(configured) if configured.isdigit() else 0
+
+
+def _xla_flags() -> str:
+    """The flags in `XLA_FLAGS`, or in the file that it names."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-"):
+        try:
+            return pathlib.Path(flags).read_text()
+        except OSError:
+            return ""
+    return flags
 
 
 def forget_fake_device_count() -> None:

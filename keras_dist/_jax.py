@@ -21,6 +21,11 @@ def backend_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+def configured_cpu_devices() -> int:
+    """The number of fake CPU devices in JAX's own config, or 0."""
+    return max(int(getattr(jax.config, "jax_num_cpu_devices", 0) or 0), 0)
+
+
 def is_traced(value: Any) -> bool:
     """Whether `value` is an abstract value inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)

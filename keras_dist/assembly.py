@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from keras_dist import config
 from keras_dist.distribution import DataParallel, DeviceMesh, Distribution, FullySharded, LayoutMap, ModelParallel
-from keras_dist.errors import ConfigError
+from keras_dist.errors import ConfigError, MeshError
 
 
 def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
@@ -17,8 +18,8 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
             variable `KERAS_DIST_MESH="data=4,model=2"` overrides the mesh's shape.
 
     Raises:
-        ConfigError: the file cannot be read, or says something that is not allowed; names file and key.
-        MeshError: the shape does not fit the number of devices.
+        ConfigError: the file cannot be read, says something that is not allowed, or describes a mesh that the devices
+            do not fill; names file and key, or the variable.
 
     Example: ``run.toml``::
 
@@ -33,7 +34,7 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
         "d1/kernel" = ["-", "model"]
     """
     run = config.load(path)
-    mesh = DeviceMesh(dict(run.mesh.shape))
+    mesh = _mesh(run.mesh.shape, path)
     chosen = run.distribution
     rules = LayoutMap(mesh)
     for rule, axes in chosen.layout_axes().items():
@@ -46,6 +47,20 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
     return FullySharded(
         mesh, chosen.axis, rules, chosen.batch_axis, min_size_bytes=chosen.min_size_bytes or 0, strict=chosen.strict
     )
+
+
+def _mesh(shape: Mapping[str, int], path: str | os.PathLike[str]) -> DeviceMesh:
+    try:
+        return DeviceMesh(shape)
+    except MeshError as error:
+        variable = os.environ.get("KERAS_DIST_MESH")
+        source = f"environment variable KERAS_DIST_MESH={variable!r}" if variable else f"{os.fspath(path)}: mesh.shape"
+        raise ConfigError(
+            f"{source}: {error.summary}",
+            given=error.given,
+            expected=error.expected,
+            fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",
+        ) from error
 
 
 def _check_first_axis(batch_axis: str | tuple[str, ...] | None, mesh: DeviceMesh, path: str | os.PathLike[str]) -> None:

@@ -43,7 +43,7 @@ class KerasDistError(Exception):
         return "\n".join(lines)
 
 
-class DeviceError(KerasDistError, ValueError):
+class DeviceError(KerasDistError, ValueError, RuntimeError):
     """A device does not exist, or the devices can no longer be configured."""
 
 

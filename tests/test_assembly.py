@@ -5,7 +5,7 @@ import json
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import ConfigError, MeshError
+from keras_dist.errors import ConfigError
 
 TOML = """
 [mesh]
@@ -91,5 +91,18 @@ def test_data_parallel_takes_the_batch_on_the_first_axis_only(tmp_path):
 
 
 def test_a_shape_that_the_devices_do_not_fill(tmp_path):
-    with pytest.raises(MeshError, match="Shape does not match the number of devices"):
+    with pytest.raises(ConfigError, match=r"run\.toml: mesh\.shape: Shape does not match the number of devices"):
         from_text(tmp_path, "[mesh]\nshape = {data = 5}\n")
+
+
+def test_a_shape_from_the_environment_that_the_devices_do_not_fill(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_DIST_MESH", "data=3,model=1")
+    with pytest.raises(ConfigError, match="KERAS_DIST_MESH='data=3,model=1': Shape does not match"):
+        from_text(tmp_path, TOML)
+
+
+def test_fully_sharded_over_two_axes(tmp_path):
+    text = (
+        '[mesh]\nshape = {data = 4, model = 2}\n[distribution]\nstrategy = "fully_sharded"\naxis = ["data", "model"]\n'
+    )
+    assert from_text(tmp_path, text) == kd.FullySharded(kd.DeviceMesh("data=4,model=2"), ("data", "model"))

@@ -19,6 +19,7 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__pa
 def test_readme_example_runs_and_prints_the_layout_table():
     example = re.search(r"## Ten lines\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example is not None
+    assert len(example[1].splitlines()) == 10
     run = subprocess.run([sys.executable, "-c", example[1]], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert re.search(r"layers/0/kernel.*\(-, model\)", run.stdout)

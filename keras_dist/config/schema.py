@@ -151,7 +151,7 @@ class DistributionConfig(_Table):
         batch_axis: the axis of the mesh, or the axes, along which batches lie; None for the first.
         layout: entries of layouts by rule, where a rule is a path or a regular expression for whole paths.
         strict: rules that match no variable raise.
-        axis: the axis along which `"fully_sharded"` shards.
+        axis: the axis, or the axes, along which `"fully_sharded"` shards; None for the first.
         min_size_bytes: what is smaller is not sharded by `"fully_sharded"`.
         shard_optimizer: `"data_parallel"` shards optimizer slots.
 
@@ -175,7 +175,7 @@ class DistributionConfig(_Table):
         examples=[{"d1/kernel": ["-", "model"]}],
     )
     strict: bool = Field(default=False, description="true or false", examples=[True])
-    axis: str | None = Field(default=None, description="an axis name", examples=["data"])
+    axis: Annotated[str | tuple[str, ...] | None, BeforeValidator(_batch_axis)] = None
     min_size_bytes: int | None = Field(default=None, ge=0, description="an integer >= 0", examples=[1024])
     shard_optimizer: bool = Field(default=False, description="true or false", examples=[True])
 

@@ -63,6 +63,13 @@ def process_id() -> int:
 def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:
     if job_addresses is None:
         return None
+    if not isinstance(job_addresses, str):
+        raise ClusterError(
+            "initialize: `job_addresses` is not a string",
+            given=f"job_addresses={job_addresses!r}",
+            expected='addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"',
+            fix='",".join(job_addresses)',
+        )
     addresses = [address.strip() for address in job_addresses.split(",")]
     if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
         raise ClusterError(
@@ -70,6 +77,13 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
             given=f"job_addresses={job_addresses!r}, num_processes={num_processes}",
             expected="one address for each process, or only the coordinator's",
             fix="list every process once, or drop all addresses but the first",
+        )
+    if not addresses[0].rpartition(":")[2].isdigit():
+        raise ClusterError(
+            "initialize: the coordinator's address has no port",
+            given=f"{addresses[0]!r}",
+            expected='"host:port", such as "10.0.0.1:1234"',
+            fix=f'"{addresses[0]}:1234", with a free port of that machine',
         )
     return addresses[0]
 
@@ -90,6 +104,15 @@ def _integer_variable(name: str) -> int | None:
 
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
+    for name, value in (("num_processes", num_processes), ("process_id", process_id)):
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not is_integer or (name == "num_processes" and value < 1)):
+            raise ClusterError(
+                f"initialize: `{name}` cannot be used",
+                given=f"{name}={value!r}",
+                expected="an integer; num_processes is at least 1",
+                fix="num_processes is the size of the job, process_id counts from 0",
+            )
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ClusterError(
             "process_id is out of range",

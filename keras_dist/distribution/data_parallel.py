@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -46,13 +44,13 @@ class DataParallel(Distribution):
         if device_mesh is not None and devices is not None:
             raise DistributionError(
                 "DataParallel: the devices are given twice",
-                given=f"device_mesh={device_mesh}, devices={list(devices)}",
+                given=f"device_mesh={device_mesh}, devices={devices}",
                 expected="`device_mesh` or `devices`",
                 fix="drop one of them",
             )
         if device_mesh is None:
-            names = np.array(devices_module.list_devices() if devices is None else devices).reshape(-1)
-            device_mesh = DeviceMesh(names.shape, [DEFAULT_BATCH_DIM_NAME], names)
+            chosen = devices_module.list_devices() if devices is None else devices
+            device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], chosen)
         batch_dim_name = device_mesh.axis_names[0] if isinstance(device_mesh, DeviceMesh) else None
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self._shard_optimizer = shard_optimizer

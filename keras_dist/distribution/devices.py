@@ -118,6 +118,9 @@ def _confirm_cpu_devices(count: int) -> None:
 
 
 def _devices_of(device_type: str | None) -> list[Any]:
+    if not _jax.backend_started():
+        # the count may have been set after keras_dist was imported, in XLA_FLAGS or in JAX's config
+        _environment.size_thread_pool(max(_environment.fake_device_count(), _jax.configured_cpu_devices()))
     try:
         return jax.devices(device_type.lower() if device_type else None)
     except RuntimeError as error:

@@ -9,7 +9,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName
 from keras_dist.errors import DistributionError, did_you_mean
@@ -54,7 +54,7 @@ class FullySharded(RuleBased):
         strict: bool = False,
     ) -> None:
         self._axis = _check_axis(axis, device_mesh)
-        self._min_size_bytes = min_size_bytes
+        self._min_size_bytes = _check_min_size(min_size_bytes)
         rules = _check_same_mesh(layout_map, device_mesh)
         super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict)
 
@@ -80,6 +80,17 @@ class FullySharded(RuleBased):
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
 
 
+def _check_min_size(min_size_bytes: Any) -> int:
+    if isinstance(min_size_bytes, bool) or not isinstance(min_size_bytes, int) or min_size_bytes < 0:
+        raise DistributionError(
+            "FullySharded: `min_size_bytes` is not a number of bytes",
+            given=f"min_size_bytes={min_size_bytes!r}",
+            expected="an integer of at least 0",
+            fix="for example min_size_bytes=2**20",
+        )
+    return min_size_bytes
+
+
 def _nbytes(variable: Any) -> int:
     return int(np.prod(variable.shape, dtype=np.int64)) * _jax.itemsize(getattr(variable, "dtype", "float32"))
 
@@ -92,11 +103,13 @@ def _check_axis(axis: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str,
             expected="a keras_dist.DeviceMesh",
             fix='for example FullySharded(DeviceMesh("data=8"))',
         )
-    names = axis_tuple(axis) or (mesh.axis_names[0],)
+    given: Any = (mesh.axis_names[0],) if axis is None else axis
+    names: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
     unknown = [name for name in names if name not in mesh.axis_sizes]
-    if unknown:
+    if unknown or not names:
         raise DistributionError(
-            f"FullySharded: the mesh has no `axis` {unknown[0]!r}{did_you_mean(unknown[0], mesh.axis_names)}",
+            "FullySharded: `axis` does not name axes of the mesh"
+            + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
             given=f"axis={axis!r}, mesh {mesh.describe()}",
             expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
             fix=f"axis={mesh.axis_names[0]!r}",

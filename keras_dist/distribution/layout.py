@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -111,19 +111,23 @@ class TensorLayout:
         return copy
 
     def shard_largest_dim(self, shape: Sequence[int], axes: str | tuple[str, ...]) -> TensorLayout | None:
-        """This layout with the largest unsharded dim that divides also sharded over `axes`; None if there is none."""
+        """This layout with the largest unsharded dim that divides also sharded over those of `axes` it does not use.
+
+        None if there is no such dim or axis.
+        """
         mesh = self._device_mesh
         if mesh is None or len(shape) != len(self._axes) or not set(axis_tuple(axes)) <= set(mesh.axis_names):
             return None
         used = {name for axis in self._axes for name in axis_tuple(axis)}
-        if used & set(axis_tuple(axes)):
+        free = tuple(name for name in axis_tuple(axes) if name not in used)
+        if not free:
             return None
-        shards = mesh.axis_size(axes)
+        shards = mesh.axis_size(free)
         dims = [d for d, axis in enumerate(self._axes) if axis is None and shape[d] and shape[d] % shards == 0]
         if not dims:
             return None
         chosen = max(dims, key=lambda d: (shape[d], -d))
-        return TensorLayout([axes if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
+        return TensorLayout([free if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorLayout):
@@ -168,7 +172,7 @@ class TensorLayout:
 
 
 def _normal_axes(axes: Any) -> tuple[Axis, ...]:
-    if isinstance(axes, str) or not hasattr(axes, "__iter__"):
+    if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
         raise LayoutError(
             "`axes` of a layout is not a sequence",
             given=f"axes={axes!r}",
@@ -179,10 +183,12 @@ def _normal_axes(axes: Any) -> tuple[Axis, ...]:
 
 
 def _normal_axis(axis: Any, axes: Any) -> Axis:
-    if axis is None or (isinstance(axis, str) and axis):
-        return axis
+    if axis is None:
+        return None
+    if isinstance(axis, str) and axis:
+        return str(axis)
     if isinstance(axis, tuple | list) and all(isinstance(name, str) and name for name in axis):
-        names = tuple(axis)
+        names = tuple(str(name) for name in axis)
         return names if len(names) > 1 else (names[0] if names else None)
     raise LayoutError(
         f"{axis!r} is not an entry of a layout",

@@ -150,6 +150,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         same._layout_map = dict(self._layout_map)
         return same
 
+    __copy__ = copy
+
     def snapshot(self) -> tuple[tuple[str, TensorLayout], ...]:
         """The rules as they are now."""
         return tuple(self._layout_map.items())
@@ -163,7 +165,18 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return self._layout_map[rule]
 
     def matching_rules(self, path: str) -> list[str]:
-        """The keys that match `path`: itself when it is a key, else every regular expression for it."""
+        """The keys that match `path`: itself when it is a key, else every regular expression for it.
+
+        Raises:
+            LayoutError: `path` is not a string.
+        """
+        if not isinstance(path, str):
+            raise LayoutError(
+                "LayoutMap: a path is not a string",
+                given=f"{path!r} of type {type(path).__name__}",
+                expected="a path such as 'd1/kernel'",
+                fix="look up the variable's path",
+            )
         if path in self._layout_map:
             return [path]
         return [rule for rule in self._layout_map if re.fullmatch(rule, path)]

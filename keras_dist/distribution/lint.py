@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Literal
@@ -93,13 +95,18 @@ def check_rules(
     return [
         _dead_rule(rule, layout_map, candidates, names)
         for rule in layout_map
-        if rule not in used and (tensors is not None or not names_tensor(rule))
+        if rule not in used and (tensors is not None or not names_tensor(rule) or _names_module(rule, names))
     ]
 
 
 def names_tensor(rule: str) -> bool:
     """Whether `rule` is for an activation (`d2/output`) or an input (`input/image`) and not for a variable."""
-    return re.search(r"\boutput$|^input\b", rule) is not None
+    return re.search(r"\boutput\W*$|^\W*input\b", rule) is not None
+
+
+def _names_module(rule: str, names: Sequence[str]) -> bool:
+    """Whether a rule for `input/...` can be meant for a module that is called so."""
+    return rule.startswith("input/") and any(name.startswith("input/") for name in names)
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:
@@ -123,7 +130,7 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         warnings.warn(
             f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
             LayoutWarning,
-            stacklevel=3,
+            stacklevel=_frames_inside(),
         )
 
 
@@ -187,10 +194,32 @@ def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], name
             f"rule {rule!r} matched nothing: it is only a part of {inside[0]!r}",
             given,
             "a regular expression for the whole path",
-            f"write {inside[0]!r}, or {'.*' + rule + '.*'!r}",
+            f"write {inside[0]!r}" + _widened(rule, inside[0]),
         )
     near = nearest(rule, candidates)
-    hint = f"the nearest path is {near!r}" if near else f"the paths are {', '.join(map(repr, names[:5]))} ..."
+    paths = ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else "")
+    hint = f"the nearest path is {near!r}" if near else f"the paths are {paths or 'none'}"
     return Problem(
         "dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", f"{hint}; correct it"
     )
+
+
+def _widened(rule: str, path: str) -> str:
+    """`, or '.*kernel'`: the rule with whatever stands around it in `path`, where that is a regular expression."""
+    core = rule.removeprefix("^").removesuffix("$")
+    found = re.search(rule, path)
+    before, after = (".*" if found and found.start() else ""), (".*" if found and found.end() < len(path) else "")
+    widened = f"{before}(?:{core}){after}" if "|" in core else f"{before}{core}{after}"
+    try:
+        return f", or {widened!r}" if re.fullmatch(widened, path) else ""
+    except re.error:
+        return ""
+
+
+def _frames_inside() -> int:
+    """How many frames up from the caller the user's code is, for a warning that points there."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
-from keras_dist.errors import MeshError
+from keras_dist.errors import MeshError, did_you_mean
 
 
 class DeviceMesh:
@@ -94,14 +94,27 @@ class DeviceMesh:
 
     def axis_size(self, axes: str | Iterable[str] | None) -> int:
         """Number of shards a dim has that lies along `axes`: a name, several names, or None (1)."""
-        names = axis_tuple(axes)
-        return math.prod(self.axis_sizes[name] for name in names)
+        sizes = self.axis_sizes
+        unknown = [name for name in axis_tuple(axes) if name not in sizes]
+        if unknown:
+            raise MeshError(
+                f"the mesh has no axis {unknown[0]!r}{did_you_mean(str(unknown[0]), sizes)}",
+                given=f"{axes!r}",
+                expected=f"axes of mesh {self.describe()}",
+                fix="correct the name",
+            )
+        return math.prod(sizes[name] for name in axis_tuple(axes))
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, DeviceMesh) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by the names of the devices: JAX's own objects belong to their process
+        names = [devices_module.device_name(device) for device in self._devices.flatten()]
+        return type(self), (self._shape, self._axis_names, names)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}>"
@@ -131,6 +144,14 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
             )
         shape, axis_names = list(shape.values()), list(shape)
     given = f"shape={shape}, axis_names={axis_names}"
+    for argument, value in (("shape", shape), ("axis_names", axis_names)):
+        if value is not None and (isinstance(value, Set) or not hasattr(value, "__len__")):
+            raise MeshError(
+                f"DeviceMesh: `{argument}` is not a sequence",
+                given=given,
+                expected="a size and a name for each axis, in order",
+                fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
+            )
     if shape is None or axis_names is None or not len(shape) or not len(axis_names):
         raise MeshError(
             "Shape and axis_names cannot be empty",
@@ -169,13 +190,39 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
                 fix='name the axes for what they do, such as "data" and "model"',
             )
     _refuse_duplicates(axis_names, "axis name", "axis_names")
-    names = list(axis_names) if isinstance(axis_names, list) else tuple(axis_names)
+    plain = [str(name) for name in axis_names]
+    names = plain if isinstance(axis_names, list) else tuple(plain)
     return tuple(int(size) for size in shape), names
 
 
 def _device_array(devices: Any) -> np.ndarray:
-    array = np.array(devices) if not isinstance(devices, np.ndarray) else devices.copy()
-    return array.reshape(-1)
+    """The devices in their order, as a flat array that is not the caller's."""
+    if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
+        raise MeshError(
+            "DeviceMesh: `devices` is not a sequence of devices",
+            given=f"{devices!r} of type {type(devices).__name__}",
+            expected='names such as "cpu:0", or jax devices, in the order of the mesh',
+            fix="devices=list_devices()",
+        )
+    flat = list(_flattened(devices))
+    if not flat:
+        raise MeshError(
+            "DeviceMesh: `devices` is empty",
+            given="no devices",
+            expected="at least one device",
+            fix="devices=list_devices(), or leave it out for all devices",
+        )
+    array = np.empty(len(flat), dtype=object)
+    array[:] = flat
+    return array if not all(isinstance(device, str) for device in flat) else array.astype(str)
+
+
+def _flattened(devices: Iterable[Any]) -> Iterator[Any]:
+    for device in devices:
+        if isinstance(device, list | tuple | np.ndarray):
+            yield from _flattened(device)
+        else:
+            yield device
 
 
 def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]:

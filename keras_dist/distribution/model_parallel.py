@@ -52,6 +52,7 @@ class ModelParallel(RuleBased):
         batch_dim_name: the mesh axis, or axes, for the batch; by default the first.
         auto_shard_dataset: whether data sets are sharded over the processes of the job.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
+        device_mesh: not needed; older code names the layout map's mesh once more.
 
     Raises:
         DistributionError: `layout_map` is missing, is not a `LayoutMap` or has no mesh; or `batch_dim_name` is not an
@@ -76,8 +77,16 @@ class ModelParallel(RuleBased):
         auto_shard_dataset: bool = True,
         *,
         strict: bool = False,
+        device_mesh: DeviceMesh | None = None,
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
+        if device_mesh is not None and device_mesh != mesh:
+            raise DistributionError(
+                "ModelParallel: `device_mesh` is not the mesh of the layout map",
+                given=f"device_mesh={device_mesh}, layout_map on {mesh}",
+                expected="the mesh of the layout map",
+                fix="leave `device_mesh` out: the layout map carries it",
+            )
         super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:

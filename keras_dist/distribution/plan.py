@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ class Row:
     aliases: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayoutPlan:
     """Where every array of a tree lives: a row for each, plus what is wrong with the rules. Immutable.
 
@@ -65,21 +67,22 @@ class LayoutPlan:
         rules: the layout rules as they were when the plan was made, `(rule, axes)`.
     """
 
-    def __init__(
-        self,
-        mesh: DeviceMesh,
-        rows: Sequence[Row],
-        treedef: Any,
-        problems: Sequence[Problem] = (),
-        rules: Sequence[tuple[str, tuple[Axis, ...]]] = (),
-    ) -> None:
-        self.mesh = mesh
-        self.rows = tuple(rows)
-        self.treedef = treedef
-        self.problems = tuple(problems)
-        self.rules = tuple(rules)
+    mesh: DeviceMesh
+    rows: tuple[Row, ...]
+    treedef: Any
+    problems: tuple[Problem, ...] = ()
+    rules: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        return render_plan(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.rows)} arrays on mesh {self.mesh.describe()}>"
+
+    @functools.cached_property
+    def _rows_by_path(self) -> dict[str, Row]:
         by_alias = {alias: row for row in self.rows for alias in row.aliases}
-        self._rows_by_path = by_alias | {row.path: row for row in self.rows}
+        return by_alias | {row.path: row for row in self.rows}
 
     @property
     def shardings(self) -> Any:
@@ -117,7 +120,7 @@ class LayoutPlan:
             KeyError: a path is not in this plan.
         """
         leaves, treedef = jax.tree.flatten(paths)
-        return LayoutPlan(self.mesh, [self.row(path) for path in leaves], treedef, self.problems, self.rules)
+        return LayoutPlan(self.mesh, tuple(self.row(path) for path in leaves), treedef, self.problems, self.rules)
 
     def compile_init(self, fn: Callable[..., Any], *args: Any) -> CompiledInit:
         """`fn` compiled so that calling it gives birth to the planned tree, shard by shard.
@@ -180,7 +183,7 @@ class LayoutPlan:
             self._follower(claim.parameter, claim.leaf, path, role)
             for claim, path in zip(claims, leaf_paths(tree), strict=True)
         ]
-        return LayoutPlan(self.mesh, rows, jax.tree.structure(tree))
+        return LayoutPlan(self.mesh, tuple(rows), jax.tree.structure(tree))
 
     @staticmethod
     def join(plans: Any) -> LayoutPlan:
@@ -188,7 +191,7 @@ class LayoutPlan:
         parts, treedef = jax.tree.flatten(plans)
         return LayoutPlan(
             parts[0].mesh,
-            [row for plan in parts for row in plan.rows],
+            tuple(row for plan in parts for row in plan.rows),
             jax.tree.structure(treedef.unflatten([plan.treedef.unflatten(plan.rows) for plan in parts])),
             tuple(dict.fromkeys(problem for plan in parts for problem in plan.problems)),
             tuple(dict.fromkeys(rule for plan in parts for rule in plan.rules)),
@@ -198,12 +201,12 @@ class LayoutPlan:
     def replicated_scalar(cls, path: str, dtype: Any, mesh: DeviceMesh) -> LayoutPlan:
         """The plan for one counter."""
         row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
-        return cls(mesh, [row], jax.tree.structure(0))
+        return cls(mesh, (row,), jax.tree.structure(0))
 
     def prefixed(self, prefix: str) -> LayoutPlan:
         """This plan with `prefix` before every path."""
         rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=()) for row in self.rows]
-        return LayoutPlan(self.mesh, rows, self.treedef, self.problems, self.rules)
+        return LayoutPlan(self.mesh, tuple(rows), self.treedef, self.problems, self.rules)
 
     def check_tree(self, tree: Any, what: str) -> None:
         """Compare `tree` with what was planned.
@@ -259,12 +262,6 @@ class LayoutPlan:
             "nbytes_per_device": self.nbytes_per_device,
         }
 
-    def __str__(self) -> str:
-        return render_plan(self)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self.rows)} arrays on mesh {self.mesh.describe()}>"
-
     def _follower(self, parameter: Row | None, leaf: Any, path: str, role: Role) -> Row:
         shape, dtype = shape_and_dtype(leaf, path)
         if parameter is None:
@@ -295,7 +292,7 @@ def plan_variables(
         make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases)
         for spec, (layout, slot_layout) in zip(specs, layouts, strict=True)
     ]
-    return LayoutPlan(mesh, rows, treedef, problems, rules)
+    return LayoutPlan(mesh, tuple(rows), treedef, tuple(problems), tuple(rules))
 
 
 def make_row(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from keras_dist.distribution.layout import Axis
 
@@ -36,7 +37,7 @@ def layout_table(rows: Sequence[Row], title: str) -> Table:
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("per device", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
+        cells = (
             row.path,
             render_shape(row.shape),
             str(row.dtype),
@@ -46,6 +47,7 @@ def layout_table(rows: Sequence[Row], title: str) -> Table:
             render_bytes(row.nbytes),
             render_bytes(row.nbytes_per_device),
         )
+        table.add_row(*map(Text, cells))  # as they are: brackets in rules are not rich's markup
     return table
 
 

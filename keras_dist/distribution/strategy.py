@@ -7,6 +7,8 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from keras_dist import _jax
 from keras_dist.distribution import cluster, lint, scope
 from keras_dist.distribution.dataset import shard_dataset
@@ -183,7 +185,10 @@ class Distribution:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return type(self) is type(other) and vars(self) == vars(other)
+        if type(self) is not type(other):
+            return False
+        mine, theirs = vars(self), vars(other)
+        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
 
     def __hash__(self) -> int:
         return hash((type(self), self._device_mesh))
@@ -231,10 +236,16 @@ class Distribution:
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
 
 
+def _same(a: Any, b: Any) -> bool:
+    """Whether two attributes are equal; arrays are when all their elements are."""
+    return a is b or bool(np.all(a == b))
+
+
 def _check_batch_dim_name(batch_dim_name: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...] | None:
     if batch_dim_name is None:
         return None
-    names = (batch_dim_name,) if isinstance(batch_dim_name, str) else tuple(batch_dim_name)
+    is_sequence = isinstance(batch_dim_name, list | tuple)
+    names: tuple[Any, ...] = tuple(batch_dim_name) if is_sequence else (batch_dim_name,)
     unknown = [name for name in names if name not in mesh.axis_sizes]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from keras_dist import _jax
+from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.errors import LayoutError
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
@@ -22,12 +25,22 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         Outside jit an array so placed (`tensor` itself when it is already); inside jit the constrained value.
 
     Raises:
-        LayoutError: the layout has no mesh.
+        LayoutError: the layout has no mesh, another rank than the tensor, or does not divide it.
 
     Source: `keras.distribution.distribute_tensor`.
     """
     if isinstance(layout, TensorLayout):
-        layout = layout.backend_layout
+        sharding, mesh = layout.backend_layout, layout.device_mesh
+        if mesh is not None:
+            lint.report(lint.check_layout("tensor", np.shape(tensor), layout, mesh), [], mesh, strict=False)
+        layout = sharding
+    elif layout is None or isinstance(layout, tuple | list):
+        raise LayoutError(
+            "distribute_tensor: `layout` is not a layout",
+            given=f"{layout!r}",
+            expected="a TensorLayout with a mesh, or a jax.sharding.Sharding",
+            fix="TensorLayout(axes, mesh)",
+        )
     if _jax.is_traced(tensor):
         return jax.lax.with_sharding_constraint(tensor, layout)
     if isinstance(tensor, jax.Array):

@@ -132,7 +132,7 @@ def test_shapes_are_checked(refused: Refused, shape: object, said: str) -> None:
         ({"strategy": "fully_sharded", "min_size_bytes": -1}, "min_size_bytes", "-1", "an integer >= 0"),
         ({"strategy": "fully_sharded", "min_size_bytes": 2.5}, "min_size_bytes", "2.5 (a float)", "an integer >= 0"),
         ({"strategy": "fully_sharded", "min_size_bytes": True}, "min_size_bytes", "true (a boolean)", "an integer"),
-        ({"strategy": "fully_sharded", "axis": ["data"]}, "axis", '["data"] (a list)', "an axis name"),
+        ({"strategy": "fully_sharded", "axis": []}, "axis", "[]", "an axis name, or a list of axis names"),
         ({"layout": ["data"]}, "layout", '["data"] (a list)', "a table"),
         ({"layout": {"d1/kernel": "model"}}, 'layout."d1/kernel"', '"model"', "an entry for each dim"),
         ({"layout": {"d1/kernel": ["-", 3]}}, 'layout."d1/kernel"[1]', "3", '"-" (in quotes) or null'),

@@ -153,7 +153,7 @@ def test_warning_lists_the_dead_rules() -> None:
         """\
 2 layout rule(s) had no effect on mesh {data: 2, model: 4}
 rule 'd1/kernal' matched nothing: the nearest path is 'd1/kernel'; correct it
-rule 'bias' matched nothing: it is only a part of 'd1/bias': write 'd1/bias', or '.*bias.*'"""
+rule 'bias' matched nothing: it is only a part of 'd1/bias': write 'd1/bias', or '.*bias'"""
     ]
 
 

@@ -58,3 +58,40 @@ def test_2000_all_reduce_steps_finish(devices, cores, how):
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.strip() == f"steps {STEPS}"
+
+
+LATE = """
+import os, sys
+import keras_dist as kd
+if sys.argv[1] == "XLA_FLAGS":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import jax
+if sys.argv[1] == "config":
+    jax.config.update("jax_num_cpu_devices", 8)
+assert kd.DeviceMesh("data=8").size == 8
+print(os.environ["PJRT_NPROC"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "flags"),
+    [
+        ("quoted", '--xla_force_host_platform_device_count="8"'),
+        ("file", None),
+        ("XLA_FLAGS", ""),
+        ("config", ""),
+    ],
+)
+def test_devices_asked_for_in_other_ways_get_their_threads(tmp_path, how, flags):
+    if flags is None:
+        (tmp_path / "flags").write_text("--xla_force_host_platform_device_count=8\n")
+        flags = str(tmp_path / "flags")
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC", "NPROC")}
+    run = subprocess.run(
+        [sys.executable, "-c", LATE, how],
+        env={**kept, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.strip() == "16", run.stderr[-2000:]
