@@ -102,6 +102,12 @@ class LayoutWarning(UserWarning):
     """Layout rules had no effect. One warning for each plan lists all of them."""
 
 
+def shorten(value: object) -> str:
+    """The repr of what a user gave, on one line of at most 120 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
     near = nearest(name, options)

@@ -20,6 +20,7 @@ def set_random_seed(seed: int) -> None:
         ModelError: `seed` is not such an integer.
 
     Differs from Keras: numpy's and Python's own generators are left alone; keras_dist never draws from them.
+    Two models made one after the other under one seed get the same initial values.
 
     Source: `keras.utils.set_random_seed`.
     """

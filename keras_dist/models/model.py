@@ -130,7 +130,7 @@ class Model:
     @property
     def state(self) -> TrainState:
         """A copy of the training state, which later training does not change or delete."""
-        return self._cell.state_plan.place(self._cell.state)
+        return self._cell.copy_of_state()
 
     @property
     def variables(self) -> list[ModelVariable]:
@@ -239,8 +239,9 @@ class Model:
 
         Raises:
             UnknownNameError: a name is not known.
-            ModelError: neither `loss` nor `train_step` is given, or an argument cannot be used.
+            ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
+        self._check_idle("compile")
         if loss is None and train_step is None:
             raise ModelError(
                 "compile: `loss` is missing",
@@ -309,16 +310,18 @@ class Model:
         else:
             shuffle_key = (random.check_seed(seed),)
         history = History()
-        self.stop_training = False
-        self._trainer.fit(
-            source,
-            batch_size,
-            epoch_range,
-            shuffle_key if shuffle else None,
-            validation,
-            self._hooks(callbacks, verbose, source, batch_size, epochs, history),
-            lambda: self.stop_training,
-        )
+        hooks = self._hooks(callbacks, verbose, source, batch_size, epochs, history)
+        with self._cell.training():
+            self.stop_training = False
+            self._trainer.fit(
+                source,
+                batch_size,
+                epoch_range,
+                shuffle_key if shuffle else None,
+                validation,
+                hooks,
+                lambda: self.stop_training,
+            )
         return history
 
     def evaluate(
@@ -391,7 +394,8 @@ class Model:
         """
         self._compiled("train_on_batch")
         self._check_current_distribution("train_on_batch")
-        return _keras_result(self._trainer.train_batch(ArraySource(x, y, sample_weight)), return_dict)
+        with self._cell.training():
+            return _keras_result(self._trainer.train_batch(ArraySource(x, y, sample_weight)), return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Loss and metrics of these rows; see `evaluate`."""
@@ -417,7 +421,9 @@ class Model:
         Raises:
             DistributionError: `distribution` is not a distribution.
             LayoutError: its rules cannot be applied; the model stays where it was.
+            ModelError: fit is running.
         """
+        self._check_idle("redistribute")
         if not isinstance(distribution, Distribution):
             raise DistributionError(
                 "redistribute: `distribution` is not a Distribution",
@@ -453,6 +459,15 @@ class Model:
                 given="compile(train_step=...) without a loss",
                 expected="a loss beside the train_step",
                 fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
+            )
+
+    def _check_idle(self, method: str) -> None:
+        if self._cell.is_training:
+            raise ModelError(
+                f"{method}: fit is running",
+                given=f"{method} in a callback, or in another thread, while the model trains",
+                expected="a model that is not training",
+                fix=f"end the training with model.stop_training = True, and call {method} after it",
             )
 
     def _check_current_distribution(self, method: str) -> None:

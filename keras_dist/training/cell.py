@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ModelError
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.state import TrainState
@@ -26,11 +30,16 @@ class StateCell:
         plan: where the variables live.
         state_plan: where everything in the state lives.
         state: the current arrays. Consumed by the next train step: never hand it out.
+        lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
+            thread dispatches on buffers that another has just donated.
     """
 
     def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: Any) -> None:
         self.graph = graph
         self.plan = plan
+        self.lock = threading.RLock()
+        self._training = threading.RLock()
+        self._trainings = 0
         trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
         self.state_plan = self._plan_of_state({})
         step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
@@ -40,6 +49,32 @@ class StateCell:
     def mesh(self) -> DeviceMesh:
         """The devices."""
         return self.plan.mesh
+
+    @property
+    def is_training(self) -> bool:
+        """Whether some thread is inside of `training`."""
+        return self._trainings > 0
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Train, alone of all threads; a callback may train again in the same one.
+
+        Raises:
+            ModelError: another thread is training.
+        """
+        if not self._training.acquire(blocking=False):
+            raise ModelError(
+                "the model is training in another thread",
+                given=f"a second training in thread {threading.current_thread().name!r}",
+                expected="one training at a time: each step consumes the state before it",
+                fix="wait for the first to end, or give each thread a model of its own",
+            )
+        self._trainings += 1
+        try:
+            yield
+        finally:
+            self._trainings -= 1
+            self._training.release()
 
     def row(self, path: str) -> Row:
         """The plan's row of a variable."""
@@ -63,12 +98,13 @@ class StateCell:
 
     def write_all(self, values: dict[int, Any]) -> None:
         """Put copies in the places of several variables, by index."""
-        leaves = self.leaves()
         shardings = jax.tree.leaves(self.plan.shardings)
-        for index, value in values.items():
-            leaves[index] = place_copy(value, shardings[index])
-        trainable, rest = self.graph.nest(leaves)
-        self.state = self.state.replace(trainable=trainable, rest=rest)
+        with self.lock:
+            leaves = self.leaves()
+            for index, value in values.items():
+                leaves[index] = place_copy(value, shardings[index])
+            trainable, rest = self.graph.nest(leaves)
+            self.state = self.state.replace(trainable=trainable, rest=rest)
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
         """Give birth to the slots of these optimizers, in place of those before, and start counting steps anew."""
@@ -105,9 +141,15 @@ class StateCell:
         self.state = moved.state_plan.place(self.state)
         self.plan, self.state_plan = moved.plan, moved.state_plan
 
+    def copy_of_state(self) -> TrainState:
+        """A copy of the state, which later steps do not consume."""
+        with self.lock:
+            return self.state_plan.place(self.state)
+
     def module(self) -> Any:
         """The NNX module with copies of the current values."""
-        copies = self.plan.place(self.graph.treedef.unflatten(self.leaves()))
+        with self.lock:
+            copies = self.plan.place(self.graph.treedef.unflatten(self.leaves()))
         trainable, rest = self.graph.nest(jax.tree.leaves(copies))
         return self.graph.merge(trainable, rest)
 

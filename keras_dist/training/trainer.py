@@ -185,7 +185,8 @@ class Trainer:
         def dispatch(batch: Batch) -> Logs:
             nonlocal logs
             # the state is consumed: whatever happens next, the cell must have the new one
-            self._cell.state, logs = self._compiled.train(self._train_step, self._cell.state, logs, batch)
+            with self._cell.lock:
+                self._cell.state, logs = self._compiled.train(self._train_step, self._cell.state, logs, batch)
             return logs
 
         return dispatch
@@ -195,13 +196,15 @@ class Trainer:
 
         def dispatch(batch: Batch) -> Logs:
             nonlocal logs
-            logs = self._compiled.test(self._test_step, self._cell.state, logs, batch)
+            with self._cell.lock:
+                logs = self._compiled.test(self._test_step, self._cell.state, logs, batch)
             return logs
 
         return dispatch
 
     def _predict(self, batch: Batch) -> Any:
-        return self._compiled.predict(self._predict_step, self._cell.state, batch)
+        with self._cell.lock:
+            return self._compiled.predict(self._predict_step, self._cell.state, batch)
 
     def _evaluate(
         self, source: ArraySource, batch_size: int, hooks: Hooks, check_interrupt: Callable[[], None]

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import keras_dist as kd
+from keras_dist.errors import ModelError
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
 
@@ -98,3 +99,15 @@ def test_each_of_several_optimizers_has_its_own():
 def test_there_is_none_before_compile():
     with pytest.raises(kd.errors.ModelError, match="compile"):
         _ = kd.Model.from_nnx(Plain).optimizer
+
+
+@pytest.mark.parametrize(
+    "value", [None, "a", np.ones(3), optax.constant_schedule(0.1), np.nan], ids=["None", "text", "array", "f", "nan"]
+)
+def test_a_rate_that_is_no_number_is_refused_by_name(value):
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("adam", loss="mse")
+    with pytest.raises(ModelError, match="`learning_rate` is not a number") as caught:
+        model.optimizer.learning_rate = value
+    assert caught.value.given and "compile" in caught.value.fix
+    assert model.optimizer.learning_rate == pytest.approx(1e-3)

@@ -1,0 +1,114 @@
+"""One training at a time: other threads may look, callbacks may train."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+from tests import layouts
+from tests.networks import Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(40)
+
+
+@pytest.fixture
+def model():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("adam", loss=LOSS)
+    return model
+
+
+class During(kd.callbacks.Callback):
+    """Does something once after the first batch, and keeps what it raised."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action, self.result, self.done = action, None, False
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self.done:
+            self.done = True
+            try:
+                self.result = self.action()
+            except ModelError as error:
+                self.result = error
+
+
+def in_a_thread(action):
+    """What `action` returned or raised in another thread."""
+    found: list[Any] = []
+
+    def run():
+        try:
+            found.append(action())
+        except ModelError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_a_second_training_in_another_thread_is_refused(model, method):
+    second = During(lambda: in_a_thread(lambda: getattr(model, method)(X, Y)))
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=second)
+    assert isinstance(second.result, ModelError) and "training in another thread" in str(second.result)
+    assert second.result.given and second.result.expected and second.result.fix
+    assert int(model.state.step) == 5
+    assert np.isfinite(in_a_thread(lambda: model.train_on_batch(X, Y)))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda model: model.fit(X, Y, verbose=0).history["loss"],
+        lambda model: model.train_on_batch(X, Y),
+        lambda model: model.evaluate(X, Y, verbose=0),
+        lambda model: model.predict(X, verbose=0),
+    ],
+    ids=["fit", "train_on_batch", "evaluate", "predict"],
+)
+def test_a_callback_may_use_its_own_model(model, action):
+    nested = During(lambda: action(model))
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=nested)
+    assert np.isfinite(nested.result).all()
+
+
+def test_other_threads_read_while_one_trains(model):
+    stop, failures = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            try:
+                model.predict(X, verbose=0)
+                model.evaluate(X, Y, verbose=0)
+                assert np.isfinite(model.variables[0].numpy()).all() and int(model.state.step) >= 0
+            except Exception as error:
+                failures.append(error)
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    model.fit(X, Y, batch_size=4, epochs=20, verbose=0)
+    stop.set()
+    reader.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("method", ["compile", "redistribute"])
+def test_what_changes_the_steps_is_refused_while_fit_runs(model, method):
+    actions = {
+        "compile": lambda: model.compile("sgd", loss=LOSS),
+        "redistribute": lambda: model.redistribute(layouts.on("fully data=8")),
+    }
+    callback = During(actions[method])
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=callback)
+    assert isinstance(callback.result, ModelError) and f"{method}: fit is running" in str(callback.result)
+    actions[method]()
+    assert np.isfinite(model.train_on_batch(X, Y))
