@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 
 
 class CallbackList(Callback):
@@ -30,7 +30,7 @@ class CallbackList(Callback):
             if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
                 raise ModelError(
                     "`callbacks` holds something that is not a Callback",
-                    given=f"{callback!r} of type {type(callback).__name__}",
+                    given=f"{shorten(callback)} of type {type(callback).__name__}",
                     expected="instances of keras_dist.callbacks.Callback",
                     fix="derive the class from Callback, and pass an instance of it",
                 )

@@ -20,10 +20,21 @@ class Batch:
     Attributes:
         arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...); y and sample_weight may be None.
         rows: how many of the rows are real; the others repeat the last one.
+        name: of the data set, as errors call it, such as `"validation "`.
     """
 
     arrays: tuple[Any, Any, Any]
     rows: int
+    name: str = ""
+
+    def describe(self) -> str:
+        """The arrays with the shapes that a step sees."""
+        leaves = [
+            f"{_name(f'{self.name}{argument}', path)} {leaf.dtype}{(self.rows, *leaf.shape[1:])}"
+            for argument, tree in zip(("x", "y", "sample_weight"), self.arrays, strict=True)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        return ", ".join(leaves)
 
 
 class ArraySource:
@@ -40,6 +51,7 @@ class ArraySource:
     """
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> None:
+        self.name = name
         self._arrays = tuple(
             _as_arrays(value, f"{name}{argument}")
             for argument, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
@@ -50,6 +62,23 @@ class ArraySource:
     def x(self) -> Any:
         """The inputs, as numpy arrays."""
         return self._arrays[0]
+
+    def check_targets(self) -> None:
+        """Nothing, if there are targets.
+
+        Raises:
+            DataError: there are none.
+        """
+        if jax.tree.leaves(self._arrays[1]):
+            return
+        pair = type(self.x) if isinstance(self.x, tuple | list) else None
+        raise DataError(
+            f"{self.name}y is missing",
+            given=f"{self.name}y is None, {self.name}x is a {type(self.x).__name__}"
+            + (f" of {len(self.x)}" if pair else ""),
+            expected="targets: the loss or a metric compares with them",
+            fix="pass y separately: (x, y)" if pair else "pass y, or a loss (y_true, y_pred) that does without it",
+        )
 
     def batches(self, batch_size: int, multiple_of: int, shuffle_key: tuple[int, ...] | None = None) -> Iterator[Batch]:
         """The examples in batches; each of them exactly once.
@@ -73,11 +102,11 @@ class ArraySource:
     def _gather(self, rows: np.ndarray, multiple_of: int) -> Batch:
         padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % multiple_of)])
         # fancy indexing copies, so that nobody can change the rows of a step in flight
-        return Batch(jax.tree.map(lambda array: array[padded], self._arrays), len(rows))
+        return Batch(jax.tree.map(lambda array: array[padded], self._arrays), len(rows), self.name)
 
 
-def check_batch_size(batch_size: Any) -> int:
-    """`batch_size`, or Keras's default of 32 for None.
+def check_batch_size(batch_size: Any, argument: str = "batch_size") -> int:
+    """`batch_size`, the value of `argument`, or Keras's default of 32 for None.
 
     Raises:
         DataError: it is not a positive integer.
@@ -86,10 +115,10 @@ def check_batch_size(batch_size: Any) -> int:
         return 32
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise DataError(
-            "`batch_size` is not a number of rows",
-            given=f"batch_size={batch_size!r}",
+            f"`{argument}` is not a number of rows",
+            given=f"{argument}={batch_size!r}",
             expected="an integer of at least 1: the rows of one step on all devices together",
-            fix="for example batch_size=128",
+            fix=f"for example {argument}=128",
         )
     return int(batch_size)
 

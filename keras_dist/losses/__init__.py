@@ -8,15 +8,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from keras_dist.errors import ModelError, UnknownNameError, did_you_mean
+from keras_dist._signatures import takes
+from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 
 __all__ = [
     "MeanSquaredError",
     "SparseCategoricalCrossentropy",
     "align",
+    "align_ranks",
+    "check_arrays",
+    "check_values",
     "get",
     "mean_squared_error",
+    "needs_targets",
     "reduce_mean",
     "sparse_categorical_crossentropy",
 ]
@@ -54,6 +60,7 @@ def sparse_categorical_crossentropy(y_true: jax.Array, y_pred: jax.Array, from_l
 
     Source: `keras.losses.sparse_categorical_crossentropy`.
     """
+    check_arrays("sparse_categorical_crossentropy", y_true, y_pred)
     if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
         y_true = jnp.squeeze(y_true, -1)
     if y_true.shape != y_pred.shape[:-1]:
@@ -114,10 +121,17 @@ def get(identifier: Any) -> Callable[[Any, Any], Any]:
 
     Raises:
         UnknownNameError: no loss has this name.
-        ModelError: it is neither a name nor a callable.
+        ModelError: it is neither a name nor a callable with these parameters.
     """
     if callable(identifier):
-        return identifier
+        if takes(identifier, None, None):
+            return identifier
+        raise ModelError(
+            "`loss` cannot be called as loss(y_true, y_pred)",
+            given=shorten(identifier),
+            expected="a callable (y_true, y_pred) -> values",
+            fix="change its parameters, make an object of a class, or wrap it: lambda y_true, y_pred: ...",
+        )
     if isinstance(identifier, str):
         if identifier in _NAMES:
             return _NAMES[identifier]
@@ -129,10 +143,77 @@ def get(identifier: Any) -> Callable[[Any, Any], Any]:
         )
     raise ModelError(
         "`loss` is neither a name nor a callable",
-        given=f"{identifier!r} of type {type(identifier).__name__}",
+        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
         expected="a name or a callable (y_true, y_pred) -> values",
         fix='for example loss="mse"',
     )
+
+
+def needs_targets(loss: Callable[[Any, Any], Any]) -> bool:
+    """Whether `loss` is one of this module, which compare with `y`; others may do without."""
+    return loss in _NAMES.values() or isinstance(loss, MeanSquaredError | SparseCategoricalCrossentropy)
+
+
+def check_arrays(name: str, y_true: Any, y_pred: Any) -> None:
+    """Nothing, if both are arrays.
+
+    Raises:
+        ModelError: one is None, a dict or the like.
+    """
+    for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
+        if not _is_array(value):
+            raise ModelError(
+                f"{name}: `{argument}` is not an array",
+                given=f"{argument} of type {type(value).__name__}" + (f" with {list(value)}" if value else ""),
+                expected="one array of targets and one of predictions",
+                fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
+            )
+
+
+def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Both with one number of dims, when they are arrays that differ by a last dim of 1; anything else as it is.
+
+    (batch,) beside (batch, 1) gains the dim; of more dims the last is dropped.
+
+    Source: `keras.src.losses.loss.squeeze_or_expand_to_same_rank`.
+    """
+    if not (_is_array(y_true) and _is_array(y_pred)):
+        return y_true, y_pred
+    if y_true.ndim == y_pred.ndim + 1:
+        y_pred, y_true = align_ranks(y_pred, y_true)
+    elif y_pred.ndim == y_true.ndim + 1 and y_pred.shape[-1] == 1:
+        return (y_true[:, None], y_pred) if y_true.ndim == 1 else (y_true, jnp.squeeze(y_pred, -1))
+    return y_true, y_pred
+
+
+def check_values(values: Any, y_true: Any, y_pred: Any, rows: int) -> jax.Array:
+    """What a loss returned, if it is a scalar or has a value for each of the `rows` examples.
+
+    Raises:
+        ModelError: it is no array, has another length, or compares every example with every other.
+    """
+    if not (_is_array(values) or isinstance(values, int | float)):
+        raise ModelError(
+            "`loss` did not return an array",
+            given=f"{shorten(values)} of type {type(values).__name__}",
+            expected=f"a scalar, or values of shape ({rows}, ...)",
+            fix="return one array from the loss",
+        )
+    shape, pair = jnp.shape(values), (rows, rows)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((y_true, y_pred))]
+    compares_all = rows > 1 and y_true is not None and shape[:2] == pair and all(s[:2] != pair for s in shapes)
+    if compares_all or (shape and shape[0] != rows):
+        raise ModelError(
+            "`loss` returned no value for each example",
+            given=f"shape {shape} from arrays of shapes {', '.join(map(str, shapes))}",
+            expected=f"a scalar, or a shape ({rows}, ...) that does not pair every example with every other",
+            fix="give y_true and y_pred one shape in the loss, and reduce over all dims but the first",
+        )
+    return jnp.asarray(values)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
 
 
 def reduce_mean(values: jax.Array, sample_weight: jax.Array | None) -> jax.Array:
@@ -168,6 +249,7 @@ def align(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
     Raises:
         ModelError: the shapes differ otherwise. (Broadcasting (8,) against (8, 1) would compare every pair.)
     """
+    check_arrays("the loss or metric", y_true, y_pred)
     if y_true.ndim == y_pred.ndim + 1 and y_true.shape[-1] == 1:
         y_true = jnp.squeeze(y_true, -1)
     if y_pred.ndim == y_true.ndim + 1 and y_pred.shape[-1] == 1:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from keras_dist.errors import ModelError, UnknownNameError, did_you_mean
-from keras_dist.losses import align, mean_squared_error
+from keras_dist._signatures import takes
+from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
+from keras_dist.losses import align, check_arrays, mean_squared_error
 
 __all__ = ["Mean", "Metric", "accuracy", "get", "get_all", "mean_squared_error"]
 
@@ -41,6 +42,11 @@ class Metric(NamedTuple):
     name: str
     fn: Callable[[Any, Any], Any]
 
+    @property
+    def needs_targets(self) -> bool:
+        """Whether it compares with `y`; others may do without."""
+        return self.fn in _NAMES.values()
+
 
 def accuracy(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Whether each prediction is right, as 0.0 or 1.0.
@@ -54,6 +60,7 @@ def accuracy(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
 
     Source: `keras.metrics.Accuracy` by the name "accuracy": binary, categorical or sparse by the shapes.
     """
+    check_arrays("accuracy", y_true, y_pred)
     if y_pred.ndim == 0 or y_pred.shape[-1] == 1 or y_pred.ndim == 1:
         y_true, y_pred = align(y_true, y_pred)
         return ((y_pred > 0.5) == (y_true > 0.5)).astype(jnp.float32)
@@ -90,11 +97,11 @@ def get(identifier: Any) -> Metric:
                 fix="correct the name, or pass a function",
             )
         return Metric(identifier, _NAMES[identifier])
-    if callable(identifier):
+    if callable(identifier) and takes(identifier, None, None):
         return Metric(getattr(identifier, "__name__", type(identifier).__name__), identifier)
     raise ModelError(
-        "a metric is neither a name nor a callable",
-        given=f"{identifier!r} of type {type(identifier).__name__}",
+        "a metric is neither a name nor a callable (y_true, y_pred)",
+        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
         expected="a name or a callable (y_true, y_pred) -> values",
         fix='for example metrics=["accuracy"]',
     )

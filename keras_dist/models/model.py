@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from rich.console import Console
 
 from keras_dist import losses, random
 from keras_dist import metrics as metrics_module
+from keras_dist._signatures import takes
 from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
 from keras_dist.data.arrays import ArraySource, check_batch_size
 from keras_dist.distribution import devices, scope
@@ -18,7 +20,7 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DataError, DistributionError, ModelError
+from keras_dist.errors import DataError, DistributionError, ModelError, shorten
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable, checked_value
@@ -87,6 +89,8 @@ class Model:
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
+        if call is not None:
+            _check_callable("call", call, "module, x, training, rngs")
         self = cls.__new__(cls)
         self.stop_training = False
         self._seed = random.current_seed() if seed is None else random.check_seed(seed)
@@ -105,7 +109,7 @@ class Model:
         else:
             raise ModelError(
                 "from_nnx: neither a module nor a factory",
-                given=f"{factory_or_module!r} of type {type(factory_or_module).__name__}",
+                given=f"{shorten(factory_or_module)} of type {type(factory_or_module).__name__}",
                 expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
                 fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
             )
@@ -152,7 +156,7 @@ class Model:
         if not isinstance(module, nnx.Module):
             raise ModelError(
                 "`model.module` is not a flax.nnx.Module",
-                given=f"{module!r:.60} of type {type(module).__name__}",
+                given=f"{shorten(module)} of type {type(module).__name__}",
                 expected="a module with the variables of this model",
                 fix="change the one that `model.module` gives, and assign it",
             )
@@ -249,6 +253,8 @@ class Model:
                 expected="a loss, or a train_step of your own",
                 fix='for example model.compile("adam", loss="mse")',
             )
+        if train_step is not None:
+            _check_callable("train_step", train_step, "state, batch, rngs")
         measured = metrics_module.get_all(metrics)
         objective = None if loss is None else Objective(losses.get(loss), measured)
         optimizers = resolve_optimizers(optimizer, self._cell.state.trainable)
@@ -303,12 +309,17 @@ class Model:
         validation = None
         if validation_data is not None:
             self._objective("fit(validation_data=...)", recipe)
-            validation = (_validation_source(validation_data), check_batch_size(validation_batch_size or batch_size))
+            validation_size = batch_size if validation_batch_size is None else validation_batch_size
+            validation = (
+                _validation_source(validation_data),
+                check_batch_size(validation_size, "validation_batch_size"),
+            )
         if seed is None:
             shuffle_key = (self._seed, self._fits)
             self._fits += 1
         else:
             shuffle_key = (random.check_seed(seed),)
+        _check_option("shuffle", shuffle, (False, True))
         history = History()
         hooks = self._hooks(callbacks, verbose, source, batch_size, epochs, history)
         with self._cell.training():
@@ -492,7 +503,10 @@ class Model:
         epochs: int = 1,
         *own: Callback,
     ) -> CallbackList:
-        given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        _check_option("verbose", verbose, (0, 1, 2, "auto"))
+        if callbacks is not None and not isinstance(callbacks, Iterable):
+            callbacks = [callbacks]  # one callback; what is none `CallbackList` refuses
+        given = [] if callbacks is None else list(callbacks)
         bar = [ProgbarLogger()] if verbose else []
         params = {"epochs": epochs, "steps": -(-source.length // batch_size), "verbose": verbose}
         return CallbackList([*bar, *given, *own], self, params)
@@ -515,16 +529,35 @@ def _validation_source(validation_data: Any) -> ArraySource:
     return ArraySource(*validation_data, name="validation ")
 
 
+def _check_callable(argument: str, value: Any, parameters: str) -> None:
+    if not callable(value) or not takes(value, *parameters.split(", ")):
+        raise ModelError(
+            f"`{argument}` cannot be called as {argument}({parameters})",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected=f"a callable ({parameters})",
+            fix=f"change its parameters: def {argument}({parameters})",
+        )
+
+
+def _check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
+    if not isinstance(value, bool | int | str | np.bool_) or value not in options:
+        raise ModelError(
+            f"`{argument}` is none of its options",
+            given=f"{argument}={shorten(value)}",
+            expected=f"one of {', '.join(map(repr, options))}",
+            fix=f"for example {argument}={options[-1]!r}",
+        )
+
+
 def _epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    try:
-        return range(initial_epoch, epochs)
-    except TypeError:
+    if not all(isinstance(epoch, int | np.integer) and epoch >= 0 for epoch in (initial_epoch, epochs)):
         raise ModelError(
             "`epochs` is not a number of epochs",
-            given=f"epochs={epochs!r}, initial_epoch={initial_epoch!r}",
-            expected="integers",
+            given=f"epochs={shorten(epochs)}, initial_epoch={shorten(initial_epoch)}",
+            expected="integers of at least 0",
             fix="for example epochs=3",
-        ) from None
+        )
+    return range(initial_epoch, epochs)
 
 
 def _keras_result(values: dict[str, float], return_dict: bool) -> Any:

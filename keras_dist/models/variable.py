@@ -10,7 +10,7 @@ import numpy as np
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.training.cell import StateCell, host_copy
 
 
@@ -41,11 +41,22 @@ class ModelVariable:
     @property
     def value(self) -> jax.Array:
         """Its current value: a copy, which later training does not change or delete."""
-        return place_copy(self._cell.read(self.path), self.layout.backend_layout)
+        with self._cell.lock:
+            return place_copy(self._cell.read(self.path), self.layout.backend_layout)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        raise ModelError(
+            f"cannot set `value` of {self.path!r}",
+            given=f"variable.value = {shorten(value)}",
+            expected="`value` to be read only",
+            fix="variable.assign(value)",
+        )
 
     def numpy(self) -> np.ndarray:
         """Its current value on the host; of a PRNG key its data."""
-        return host_copy(self._cell.read(self.path))
+        with self._cell.lock:
+            return host_copy(self._cell.read(self.path))
 
     def assign(self, value: Any) -> None:
         """Set its value, from the next step on. Layout and dtype stay as they are.
@@ -54,7 +65,7 @@ class ModelVariable:
             value: an array of its shape.
 
         Raises:
-            ModelError: the shape differs.
+            ModelError: the shape differs, or it is no array that its dtype can hold.
         """
         self._cell.write(self.path, checked_value(value, self._row))
 
@@ -71,8 +82,11 @@ def checked_value(value: Any, row: Row) -> Any:
     """`value` in the dtype of `row`.
 
     Raises:
-        ModelError: it has another shape.
+        ModelError: it has another shape, is no numbers, or is complex where the variable is not.
     """
+    if getattr(value, "dtype", None) == row.dtype and np.shape(value) == row.shape:
+        return value
+    _check_numbers(value, row)
     if np.shape(value) != row.shape:
         raise ModelError(
             f"cannot assign to {row.path!r}: the shape differs",
@@ -80,6 +94,21 @@ def checked_value(value: Any, row: Row) -> Any:
             expected=f"shape {row.shape}",
             fix="reshape the value, or assign to another variable",
         )
-    if getattr(value, "dtype", None) == row.dtype:
-        return value
     return jax.numpy.asarray(value, row.dtype)
+
+
+def _check_numbers(value: Any, row: Row) -> None:
+    try:
+        dtype = jax.numpy.asarray(value).dtype
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or (
+        jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
+        and not jax.numpy.issubdtype(row.dtype, jax.numpy.complexfloating)
+    ):
+        raise ModelError(
+            f"cannot assign to {row.path!r}: not numbers of its kind",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected=f"an array that casts to {row.dtype}",
+            fix="convert it first, for example np.asarray(value).real",
+        )

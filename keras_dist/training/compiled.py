@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -53,17 +54,20 @@ class CompiledSteps:
     def train(self, step: TrainStep, state: TrainState, logs: Logs, batch: Batch) -> tuple[TrainState, Logs]:
         """`state` after `step`, and `logs` with the batch added. Consumes `state`."""
         program = self._program("train", step, batch, lambda: self._compile_train(step, batch))
-        return program(state, logs, batch.arrays)
+        with _noting(batch):
+            return program(state, logs, batch.arrays)
 
     def test(self, step: Callable[..., Any], state: TrainState, logs: Logs, batch: Batch) -> Logs:
         """`logs` with the batch added."""
         program = self._program("test", step, batch, lambda: self._compile_test(step, batch))
-        return program(state, logs, batch.arrays)
+        with _noting(batch):
+            return program(state, logs, batch.arrays)
 
     def predict(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> Any:
         """The outputs for the batch, with the padding of the batch."""
         program = self._program("predict", step, batch, lambda: self._compile_predict(step, batch))
-        return program(state, batch.arrays[0])
+        with _noting(batch):
+            return program(state, batch.arrays[0])
 
     def log_names(self, step: TrainStep, state: TrainState, batch: Batch) -> list[str]:
         """The names that a train step logs."""
@@ -72,7 +76,8 @@ class CompiledSteps:
         def trace(state: TrainState, arrays: Any) -> None:
             names.extend(self._stepped(step, state, arrays, batch.rows)[1])  # in the user's order: JAX would sort them
 
-        jax.eval_shape(trace, state, batch.arrays)
+        with _noting(batch):
+            jax.eval_shape(trace, state, batch.arrays)
         return names
 
     def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
@@ -134,6 +139,16 @@ class CompiledSteps:
         ]
         rest = jax.tree.map(lambda leaf: self._distribution.get_data_layout(leaf.shape).backend_layout, others)
         return (treedef.unflatten(inputs), *rest)
+
+
+@contextlib.contextmanager
+def _noting(batch: Batch) -> Iterator[None]:
+    """Errors of the module, the loss or JAX say which batch they arose on."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in a step on {batch.describe()}")
+        raise
 
 
 def zero_logs(names: list[str], mesh: DeviceMesh) -> Logs:

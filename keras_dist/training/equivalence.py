@@ -104,9 +104,9 @@ def _run(
         rows = source.whole(rows_multiple(source.x, distribution))
 
         def loss_of(trainable: Any, rest: Any, arrays: Any) -> jax.Array:
-            x, y, sample_weight = jax.tree.map(lambda array: array[: rows.rows], arrays)
-            y_pred, _ = forward(trainable, rest, 0, x, True)
-            return objective.value(y, y_pred, sample_weight)
+            real = jax.tree.map(lambda array: array[: rows.rows], arrays)
+            y_pred, _ = forward(trainable, rest, 0, real[0], True)
+            return objective.value(real, y_pred)
 
         arrays = jax.tree.map(
             lambda leaf: jax.device_put(leaf, distribution.get_data_layout(leaf.shape).backend_layout), rows.arrays

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ import jax
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
+from keras_dist._signatures import takes
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
-from keras_dist.errors import ModelError, nearest
+from keras_dist.errors import ModelError, nearest, shorten
 
 Trainable = Any
 """Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
@@ -60,13 +60,13 @@ class ModuleGraph:
             return nnx.merge(self.graphdef, self.treedef.unflatten(self.flatten(trainable, rest)), copy=True)
 
     def split(self, module: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """The values in `module`, as `(trainable, rest)`. Variables it has gained (`sow`) are left out.
+        """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out.
 
         Raises:
-            ModelError: the module has lost a variable.
+            ModelError: the module has lost a variable, or has gained one.
         """
         state = nnx.state(module)
-        found = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
+        found, known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True)), set(self.parts)
         lost = [_paths.join(parts) for parts in self.parts if parts not in found]
         if lost:
             raise ModelError(
@@ -74,6 +74,18 @@ class ModuleGraph:
                 given=f"a {type(module).__name__} without them",
                 expected="the variables it was built with",
                 fix="change the values of variables, never remove them",
+            )
+        gained = [
+            _paths.join(parts)
+            for parts, owner in zip(found, _owners(state), strict=True)
+            if parts not in known and not isinstance(owner, nnx.Intermediate)
+        ]
+        if gained:
+            raise ModelError(
+                f"the module gained variables when it was called: {', '.join(map(repr, gained))}",
+                given=f"a {type(module).__name__} with them",
+                expected="the variables it was built with: what a call creates would be lost after the step",
+                fix="create them in __init__, or call the module once in the factory before returning it",
             )
         return self.nest([found[parts] for parts in self.parts])
 
@@ -170,7 +182,7 @@ def _trained(
             for spec, p, owner in zip(specs, parts, owners, strict=True)
         ]
     else:
-        predicate = nnx.filterlib.to_predicate(nnx.Param if trainable is None else trainable)
+        predicate = _predicate(nnx.Param if trainable is None else trainable)
         chosen = [bool(predicate(p, owner)) for p, owner in zip(parts, owners, strict=True)]
     if trainable is not None and not any(chosen):
         paths = [spec.path for spec in specs if spec.role == "parameter"]
@@ -185,18 +197,26 @@ def _trained(
     return tuple(want and can for want, can in zip(chosen, inexact, strict=True))
 
 
-def _check_signature(factory: Callable[..., Any]) -> None:
+def _predicate(trainable: Any) -> Callable[[Any, Any], bool]:
     try:
-        inspect.signature(factory).bind(rngs=None)
+        return nnx.filterlib.to_predicate(trainable)
     except TypeError:
         raise ModelError(
+            "`trainable` is not a filter",
+            given=f"{shorten(trainable)} of type {type(trainable).__name__}",
+            expected="an NNX filter, or a regular expression for whole paths",
+            fix='for example trainable=nnx.LoRAParam or trainable="head/.*"',
+        ) from None
+
+
+def _check_signature(factory: Callable[..., Any]) -> None:
+    if not takes(factory, rngs=None):
+        raise ModelError(
             "from_nnx: the factory cannot be called as factory(rngs=rngs)",
-            given=f"{factory!r} with signature {inspect.signature(factory)}",
+            given=shorten(factory),
             expected="a callable with one required argument, `rngs`",
             fix="wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))",
-        ) from None
-    except ValueError:
-        return  # a builtin without a signature: calling it will tell
+        )
 
 
 def _check_module(module: Any, what: str) -> None:

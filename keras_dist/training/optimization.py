@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
         trainable: the trained variables, as nested dicts.
 
     Raises:
-        ModelError: an entry updates no variable.
+        ModelError: an entry updates no variable, or two update the same.
     """
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
     if not isinstance(given, Mapping):
@@ -59,7 +60,9 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
             expected="at least one named optimizer",
             fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
         )
-    return {name: _named(name, entry, parts) for name, entry in given.items()}
+    named = {name: _named(name, entry, parts) for name, entry in given.items()}
+    _check_disjoint(named)
+    return named
 
 
 def apply_gradients(
@@ -120,6 +123,17 @@ def _gradients_of(optimizer: Optimizer, grads: Any) -> Any:
             fix="differentiate with respect to all of state.trainable, or the part the optimizer updates",
         )
     return optimizer.select(grads)
+
+
+def _check_disjoint(named: Mapping[str, Optimizer]) -> None:
+    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
+        for parts in sorted(first.parts & second.parts, key=_paths.join):
+            raise ModelError(
+                f"optimizers {one!r} and {other!r} both update {_paths.join(parts)!r}",
+                given=f"rules that meet in {len(first.parts & second.parts)} variable(s)",
+                expected="one optimizer for each variable",
+                fix=f"narrow the rule of {one!r} or of {other!r}",
+            )
 
 
 def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:

@@ -62,9 +62,20 @@ class Objective:
     loss: Callable[[Any, Any], Any]
     metrics: Sequence[Metric]
 
-    def value(self, y_true: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
-        """The loss of a batch, a scalar."""
-        values = jnp.asarray(self.loss(y_true, y_pred))
+    @property
+    def needs_targets(self) -> bool:
+        """Whether there is nothing to measure without `y`."""
+        return losses.needs_targets(self.loss) or any(metric.needs_targets for metric in self.metrics)
+
+    def value(self, batch: Batch, y_pred: Any) -> jax.Array:
+        """The loss of a batch, a scalar.
+
+        Raises:
+            ModelError: the loss is neither a scalar nor has a value for each example.
+        """
+        x, y, sample_weight = batch
+        y_true, y_pred = losses.align_ranks(y, y_pred)
+        values = losses.check_values(self.loss(y_true, y_pred), y_true, y_pred, len(jax.tree.leaves(x)[0]))
         return losses.reduce_mean(values, sample_weight)
 
     def logs(self, value: jax.Array, y_true: Any, y_pred: Any) -> dict[str, Any]:
@@ -88,11 +99,11 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
 
     def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
         del rngs  # drawn inside, where the gradient is traced
-        x, y, sample_weight = batch
+        x, y, _ = batch
 
         def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, Any]]:
             y_pred, rest = forward(trainable, state.rest, state.step, x, True)
-            return objective.value(y, y_pred, sample_weight), (y_pred, rest)
+            return objective.value(batch, y_pred), (y_pred, rest)
 
         (value, (y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
         new = apply_gradients(state, optimizers, grads, value=value, value_fn=lambda trainable: loss_of(trainable)[0])
@@ -105,9 +116,9 @@ def make_test_step(forward: Forward, objective: Objective) -> Callable[[TrainSta
     """Loss and metrics of a batch."""
 
     def test_step(state: TrainState, batch: Batch) -> dict[str, Any]:
-        x, y, sample_weight = batch
+        x, y, _ = batch
         y_pred, _ = forward(state.trainable, state.rest, state.step, x, False)
-        return objective.logs(objective.value(y, y_pred, sample_weight), y, y_pred)
+        return objective.logs(objective.value(batch, y_pred), y, y_pred)
 
     return test_step
 
@@ -150,5 +161,13 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
                 given=f"{jnp.shape(new)} {jnp.result_type(new)}",
                 expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
                 fix="cast the new value to the dtype of the old one",
+            )
+    for name, value in logs.items():
+        if not isinstance(value, Mean) and jnp.shape(value) != ():
+            raise ModelError(
+                f"train_step logs {name!r}, which is not a scalar",
+                given=f"shape {jnp.shape(value)}",
+                expected="a scalar for each name",
+                fix=f"for example jnp.mean({name})",
             )
     return after, logs

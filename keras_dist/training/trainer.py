@@ -58,6 +58,7 @@ class Trainer:
         self._train_step: Any = None
         self._test_step: Any = None
         self._test_names: list[str] = []
+        self._recipe = recipe
         if recipe is not None:
             self._use(recipe)
 
@@ -82,6 +83,7 @@ class Trainer:
             hooks: the callbacks.
             should_stop: asked after each step; ends the epoch and the training.
         """
+        self._check_targets(source)
         multiple = self._prepare(source)
         names = self._names_of(source.batches(batch_size, multiple))
         logs: Mapping[str, float] = {}
@@ -134,6 +136,7 @@ class Trainer:
 
     def train_batch(self, source: ArraySource) -> dict[str, float]:
         """One step on all rows of `source`; its logs."""
+        self._check_targets(source)
         batch = source.whole(self._prepare(source))
         names = self._names_of(iter([batch]))
         with interrupt_between_steps():
@@ -141,6 +144,7 @@ class Trainer:
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
+        self._check_measurable(source)
         batch = source.whole(self._prepare(source))
         return dict(LazyLogs(self._test_dispatch()(batch), self._test_names))
 
@@ -164,6 +168,15 @@ class Trainer:
         elif recipe.objective is not None:
             self._train_step = steps.make_train_step(self._forward, recipe.objective, recipe.optimizers)
             self._log_names = self._test_names
+
+    def _check_targets(self, source: ArraySource) -> None:
+        if self._recipe is not None and self._recipe.train_step is None:
+            self._check_measurable(source)
+
+    def _check_measurable(self, source: ArraySource) -> None:
+        objective = self._recipe.objective if self._recipe is not None else None
+        if objective is not None and objective.needs_targets:
+            source.check_targets()
 
     def _prepare(self, source: ArraySource) -> int:
         """Check rules for activations and inputs, once; the number that batches are padded to a multiple of."""
@@ -209,6 +222,7 @@ class Trainer:
     def _evaluate(
         self, source: ArraySource, batch_size: int, hooks: Hooks, check_interrupt: Callable[[], None]
     ) -> LazyLogs:
+        self._check_measurable(source)
         batches = source.batches(batch_size, self._prepare(source))
         hooks.begin("test")
         names = self._test_names

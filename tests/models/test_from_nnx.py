@@ -219,3 +219,38 @@ def test_an_abstract_module_is_refused():
 def test_a_model_is_not_made_by_calling_the_class():
     with pytest.raises(kd.errors.ModelError, match="from_nnx"):
         kd.Model(Plain(nnx.Rngs(0)))
+
+
+class Lazy(nnx.Module):
+    """Creates a statistic on its first call."""
+
+    def __init__(self, rngs):
+        self.d1 = nnx.Linear(networks.FEATURES, networks.CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        if not hasattr(self, "seen"):
+            self.seen = nnx.BatchStat(jax.numpy.zeros(()))
+        self.seen[...] += 1
+        return self.d1(x)
+
+
+def test_a_variable_made_by_a_call_is_refused_by_name():
+    x, y = blobs(8)
+    model = kd.Model.from_nnx(Lazy, seed=0)
+    model.compile("sgd", loss=LOSS)
+    with pytest.raises(kd.errors.ModelError, match="'seen'") as caught:
+        model.train_on_batch(x, y)
+    assert caught.value.given and caught.value.expected and "__init__" in caught.value.fix
+
+
+def test_a_module_called_once_in_the_factory_keeps_the_variable():
+    def warmed_up(rngs):
+        module = Lazy(rngs)
+        module(jax.numpy.zeros((1, networks.FEATURES)))
+        return module
+
+    x, y = blobs(8)
+    model = kd.Model.from_nnx(warmed_up, seed=0)
+    model.compile("sgd", loss=LOSS)
+    model.train_on_batch(x, y)
+    assert values_of(model)["seen"] == 2
