@@ -98,17 +98,18 @@ def checked_value(value: Any, row: Row) -> Any:
 
 
 def _check_numbers(value: Any, row: Row) -> None:
-    try:
-        dtype = jax.numpy.asarray(value).dtype
-    except (TypeError, ValueError):
-        dtype = None
-    if dtype is None or (
-        jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
-        and not jax.numpy.issubdtype(row.dtype, jax.numpy.complexfloating)
-    ):
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    is_number = dtype == np.bool_ or jax.numpy.issubdtype(dtype, jax.numpy.number)
+    loses_part = _is_complex(dtype) and not _is_complex(row.dtype)
+    if not is_number or loses_part:
         raise ModelError(
             f"cannot assign to {row.path!r}: not numbers of its kind",
             given=f"{shorten(value)} of type {type(value).__name__}",
             expected=f"an array that casts to {row.dtype}",
             fix="convert it first, for example np.asarray(value).real",
         )
+
+
+def _is_complex(dtype: Any) -> bool:
+    """Whether `dtype` has an imaginary part."""
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.complexfloating))

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from keras_dist import losses, random
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import EquivalenceError, ModelError
+from keras_dist.errors import EquivalenceError, ModelError, shorten
 from keras_dist.training.cell import host_copy
 from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.graph import trace_factory
@@ -64,9 +65,11 @@ def check_equivalence(
             Initial values must be bitwise equal.
 
     Raises:
-        EquivalenceError: something differs; names the first variable that does, and both distributions.
-        ModelError: fewer than two distributions.
+        EquivalenceError: something differs; names the first variable that does, and both distributions. Or the loss is
+            not finite, so that nothing can be said.
+        ModelError: fewer than two distributions, or an argument cannot be used.
     """
+    _check_arguments(factory, batch, distributions)
     if len(distributions) < 2:
         raise ModelError(
             "check_equivalence has nothing to compare",
@@ -77,6 +80,13 @@ def check_equivalence(
     seed = random.check_seed(seed)
     objective = Objective(losses.get(loss), ())
     reference, *others = (_run(factory, batch, objective, d, call or default_call, seed) for d in distributions)
+    if not np.isfinite(reference.loss):
+        raise EquivalenceError(
+            "the loss of one step is not finite",
+            given=f"{reference.loss!r} on {distributions[0]}",
+            expected="a number, which can be compared",
+            fix="look at the batch and the loss: labels out of range, log of 0, or an overflow",
+        )
     largest = max((float(np.max(np.abs(g), initial=0)) for g in reference.gradients.values()), default=0.0)
     worst = 0.0
     for distribution, other in zip(distributions[1:], others, strict=True):
@@ -85,6 +95,24 @@ def check_equivalence(
         _compare_loss(reference.loss, other.loss, tolerance, names)
         worst = max(worst, _compare_gradients(reference, other, largest, tolerance, names))
     return EquivalenceReport(tuple(distributions), (reference.loss, *(o.loss for o in others)), worst)
+
+
+def _check_arguments(factory: Any, batch: Any, distributions: Any) -> None:
+    problem = None
+    if isinstance(factory, nnx.Module) or not callable(factory):
+        problem = "factory", factory, "a callable factory(rngs=rngs): each distribution needs a module of its own"
+    elif not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        problem = "batch", batch, "(x, y) or (x, y, sample_weight)"
+    elif not isinstance(distributions, Sequence) or not all(isinstance(d, Distribution) for d in distributions):
+        problem = "distributions", distributions, "a list of Distributions"
+    if problem is not None:
+        argument, value, expected = problem
+        raise ModelError(
+            f"check_equivalence: `{argument}` cannot be used",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected=expected,
+            fix="check_equivalence(lambda rngs: MyNet(rngs=rngs), (x, y), loss, [distribution, another])",
+        )
 
 
 def _run(

@@ -200,7 +200,7 @@ def _trained(
 def _predicate(trainable: Any) -> Callable[[Any, Any], bool]:
     try:
         return nnx.filterlib.to_predicate(trainable)
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: Flax fails while it formats the TypeError
         raise ModelError(
             "`trainable` is not a filter",
             given=f"{shorten(trainable)} of type {type(trainable).__name__}",

@@ -107,3 +107,25 @@ def test_losses_have_gradients():
     grad = jax.grad(lambda z: losses.sparse_categorical_crossentropy(jnp.asarray(LABELS), z, True).mean())
     expected = (PROBABILITIES - np.eye(3)[LABELS]) / 6
     np.testing.assert_allclose(grad(jnp.asarray(LOGITS)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (((6,), (6, 1)), ((6, 1), (6, 1))),
+        (((6, 1), (6,)), ((6, 1), (6, 1))),
+        (((6, 2, 1), (6, 2)), ((6, 2), (6, 2))),
+        (((6,), (6, 3)), ((6,), (6, 3))),
+        (((6, 1), (6, 3)), ((6, 1), (6, 3))),
+    ],
+)
+def test_ranks_are_aligned_as_in_keras(given, expected):
+    aligned = losses.align_ranks(*(jnp.zeros(shape) for shape in given))
+    assert tuple(array.shape for array in aligned) == expected
+
+
+def test_values_for_each_pair_are_taken_when_targets_have_pairs():
+    pairs = jnp.zeros((6, 6))
+    assert losses.check_values(pairs, pairs, jnp.zeros((6, 6, 3)), 6) is pairs
+    with pytest.raises(errors.ModelError, match="`loss` returned no value for each example"):
+        losses.check_values(pairs, jnp.zeros(6), jnp.zeros((6, 3)), 6)

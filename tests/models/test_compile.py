@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist.errors import DataError, DistributionError, LayoutError, ModelError, UnknownNameError
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import Plain, TwoInputs, blobs
 
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
@@ -32,6 +33,15 @@ def uncompiled() -> Any:
 def under_another_distribution() -> Any:
     model = built()
     kd.set_distribution(kd.DataParallel())
+    return model
+
+
+TWO = {"a": X, "b": X[:, :2]}
+
+
+def of_dicts(loss, **options) -> Any:
+    model = kd.Model.from_nnx(TwoInputs, seed=0)
+    model.compile("sgd", loss=loss, **options)
     return model
 
 
@@ -116,6 +126,61 @@ MISUSE = {
         ModelError,
         "`trainable`",
     ),
+    "no targets": (lambda: compiled().fit(X), DataError, "y is missing"),
+    "no targets, evaluate": (lambda: compiled().evaluate(X), DataError, "y is missing"),
+    "no targets, one batch": (lambda: compiled().train_on_batch(X), DataError, "y is missing"),
+    "a pair as x": (lambda: compiled().fit((X, Y)), DataError, r"(?s)x is a tuple of 2.*pass y separately"),
+    "no validation targets": (
+        lambda: compiled().fit(X, Y, validation_data=(X, None), verbose=0),
+        DataError,
+        "validation y is missing",
+    ),
+    "outputs that are dicts": (lambda: of_dicts("mse").fit(TWO, Y), ModelError, r"(?s)`y_pred` is not an array.*sum"),
+    "outputs that are dicts, metric": (
+        lambda: of_dicts(lambda y, z: z["sum"].mean(-1), metrics=["accuracy"]).fit(TWO, Y),
+        ModelError,
+        "accuracy: `y_pred` is not an array",
+    ),
+    "loss of one parameter": (lambda: built(loss=lambda y: y), ModelError, "`loss` cannot be called"),
+    "loss class": (lambda: built(loss=kd.losses.MeanSquaredError), ModelError, "`loss` cannot be called"),
+    "metric of three parameters": (lambda: built(metrics=[lambda a, b, c: a]), ModelError, "metric"),
+    "loss of None": (lambda: built(loss=lambda y, z: None).fit(X, Y), ModelError, "`loss` did not return an array"),
+    "loss of a pair": (lambda: built(loss=lambda y, z: (z, z)).fit(X, Y), ModelError, "`loss` did not return an array"),
+    "loss of another length": (
+        lambda: built(loss=lambda y, z: z[:3, 0]).fit(X, Y),
+        ModelError,
+        r"(?s)no value for each example.*\(3,\)",
+    ),
+    "loss of all pairs": (
+        lambda: built(loss=lambda y, z: y - z[:, :1]).fit(X, Y),
+        ModelError,
+        r"(?s)no value for each example.*\(32, 32\)",
+    ),
+    "train_step that is none": (lambda: built(train_step=3), ModelError, "`train_step` cannot be called"),
+    "train_step of a batch": (lambda: built(train_step=lambda batch: batch), ModelError, "`train_step` cannot be"),
+    "train_step that logs rows": (
+        lambda: built(train_step=lambda state, batch, rngs: (state, {"rows": batch[0]})).fit(X, Y),
+        ModelError,
+        r"(?s)logs 'rows'.*\(32, 8\)",
+    ),
+    "call that is none": (lambda: kd.Model.from_nnx(Plain, call=3), ModelError, "`call` cannot be called"),
+    "call of x": (lambda: kd.Model.from_nnx(Plain, call=lambda x: x), ModelError, "`call` cannot be called"),
+    "class that needs more": (lambda: kd.Model.from_nnx(nnx.Linear), ModelError, "the factory cannot be called"),
+    "trainable of no kind": (lambda: kd.Model.from_nnx(Plain, trainable=3), ModelError, "`trainable` is not a filter"),
+    "callbacks of no kind": (lambda: compiled().fit(X, Y, callbacks=3), ModelError, "`callbacks`"),
+    "verbose of no kind": (lambda: compiled().fit(X, Y, verbose="loud"), ModelError, "`verbose`"),
+    "shuffle of no kind": (lambda: compiled().fit(X, Y, shuffle="batch"), ModelError, "`shuffle`"),
+    "validation_batch_size of zero": (
+        lambda: compiled().fit(X, Y, validation_data=(X, Y), validation_batch_size=0),
+        DataError,
+        "`validation_batch_size`",
+    ),
+    "epochs below zero": (lambda: compiled().fit(X, Y, epochs=-1), ModelError, "`epochs`"),
+    "two optimizers of one variable": (
+        lambda: built(optimizer={"a": ("sgd", "d1/.*"), "b": ("adam", ".*/kernel")}),
+        ModelError,
+        "'a' and 'b' both update 'd1/kernel'",
+    ),
     "seed of a model": (lambda: kd.Model.from_nnx(Plain, seed=-1), ModelError, "`seed`"),
 }
 
@@ -166,3 +231,10 @@ def test_metrics_by_name_and_by_hand():
     assert logs["accuracy"] == pytest.approx((scores.argmax(-1) == Y).mean())
     for metrics, name in (("accuracy", "accuracy"), (largest, "largest"), (kd.metrics.Metric("m", largest), "m")):
         assert list(built(metrics=metrics).evaluate(X, Y, verbose=0, return_dict=True)) == ["loss", name]
+
+
+def test_an_error_of_the_module_says_on_which_batch_it_arose():
+    model = built()
+    with pytest.raises(Exception, match="dot_general") as caught:
+        model.fit(X, Y, validation_data=(X[:, :3], Y), verbose=0)
+    assert "in a step on validation x float32(32, 3), validation y int32(32,)" in caught.value.__notes__

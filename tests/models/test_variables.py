@@ -175,3 +175,18 @@ def test_the_plan_of_the_state_names_variables_slots_and_the_step(model):
     assert any(path.startswith("optimizer/") for path in paths)
     assert len(set(paths)) == len(paths)
     assert [row.path for row in model.layout_plan.rows] == [v.path for v in model.variables]
+
+
+@pytest.mark.parametrize("value", [None, "a", np.full(16, 1j)], ids=["None", "text", "complex"])
+def test_what_is_no_real_array_cannot_be_assigned(value):
+    variable = kd.Model.from_nnx(Plain, seed=0).variables[0]
+    with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd1/bias'") as caught:
+        variable.assign(value)
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_setting_value_names_the_way_out():
+    variable = kd.Model.from_nnx(Plain, seed=0).variables[0]
+    with pytest.raises(kd.errors.ModelError, match="'d1/bias'") as caught:
+        variable.value = np.zeros(16)
+    assert "assign" in caught.value.fix

@@ -138,3 +138,25 @@ def test_the_current_distribution_stays():
     kd.set_distribution(kd.DataParallel())
     kd.check_equivalence(Plain, BATCH, LOSS, distributions(SAME_RULES[:2]))
     assert kd.distribution.distribution() == kd.DataParallel()
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"batch": BATCH[0]}, "batch"),
+        ({"batch": (BATCH[0],)}, "batch"),
+        ({"factory": Plain(nnx.Rngs(0))}, "factory"),
+        ({"distributions": ["one", "two"]}, "distributions"),
+        ({"distributions": 2}, "distributions"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(changes, argument):
+    given: Any = {"factory": Plain, "batch": BATCH, "loss": LOSS, "distributions": [kd.DataParallel()] * 2, **changes}
+    with pytest.raises(ModelError, match=f"`{argument}`") as caught:
+        kd.check_equivalence(**given)
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_a_loss_that_is_not_finite_is_called_so():
+    with pytest.raises(EquivalenceError, match="not finite"):
+        kd.check_equivalence(Plain, (BATCH[0], BATCH[1] + 100), LOSS, distributions(SAME_RULES[:2]))

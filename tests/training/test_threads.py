@@ -27,7 +27,8 @@ class During(kd.callbacks.Callback):
 
     def __init__(self, action):
         super().__init__()
-        self.action, self.result, self.done = action, None, False
+        self.action, self.done = action, False
+        self.result: Any = None
 
     def on_train_batch_end(self, batch, logs=None):
         if not self.done:
