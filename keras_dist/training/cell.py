@@ -36,6 +36,7 @@ class StateCell:
 
     def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: Any) -> None:
         self.graph = graph
+        self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
         self.plan = plan
         self.lock = threading.RLock()
         self._training = threading.RLock()
@@ -161,10 +162,6 @@ class StateCell:
     def _index(self, path: str) -> int:
         row = self.plan.row(path)
         return self._indices[row.path]
-
-    @property
-    def _indices(self) -> dict[str, int]:
-        return {spec.path: index for index, spec in enumerate(self.graph.specs)}
 
 
 def host_copy(array: jax.Array) -> np.ndarray:
