@@ -234,7 +234,8 @@ class Model:
                 each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
                 whose whole path the regular expression matches.
             loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), or a callable `(y_true, y_pred)` that returns a
-                value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such predictions.
+                value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for
+                such predictions.
             metrics: names (`"accuracy"`, `"mse"`), or callables `(y_true, y_pred)` that return values for each example;
                 a list of them, or one.
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
