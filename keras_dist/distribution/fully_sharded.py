@@ -11,8 +11,8 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rule_based import RuleBased
-from keras_dist.distribution.strategy import BatchDimName
-from keras_dist.errors import DistributionError, did_you_mean
+from keras_dist.distribution.strategy import BatchDimName, check_mesh, resolve_axes
+from keras_dist.errors import DistributionError
 
 
 class FullySharded(RuleBased):
@@ -53,7 +53,8 @@ class FullySharded(RuleBased):
         *,
         strict: bool = False,
     ) -> None:
-        self._axis = _check_axis(axis, device_mesh)
+        first = check_mesh(device_mesh).axis_names[0]
+        self._axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         self._min_size_bytes = _check_min_size(min_size_bytes)
         rules = _check_same_mesh(layout_map, device_mesh)
         super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict)
@@ -93,28 +94,6 @@ def _check_min_size(min_size_bytes: Any) -> int:
 
 def _nbytes(variable: Any) -> int:
     return int(np.prod(variable.shape, dtype=np.int64)) * _jax.itemsize(getattr(variable, "dtype", "float32"))
-
-
-def _check_axis(axis: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...]:
-    if not isinstance(mesh, DeviceMesh):
-        raise DistributionError(
-            "FullySharded: `device_mesh` is not a DeviceMesh",
-            given=f"{mesh!r} of type {type(mesh).__name__}",
-            expected="a keras_dist.DeviceMesh",
-            fix='for example FullySharded(DeviceMesh("data=8"))',
-        )
-    given: Any = (mesh.axis_names[0],) if axis is None else axis
-    names: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
-    unknown = [name for name in names if name not in mesh.axis_sizes]
-    if unknown or not names:
-        raise DistributionError(
-            "FullySharded: `axis` does not name axes of the mesh"
-            + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
-            given=f"axis={axis!r}, mesh {mesh.describe()}",
-            expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
-            fix=f"axis={mesh.axis_names[0]!r}",
-        )
-    return names[0] if len(names) == 1 else names
 
 
 def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:

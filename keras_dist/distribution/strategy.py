@@ -41,15 +41,10 @@ class Distribution:
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
     ) -> None:
-        if not isinstance(device_mesh, DeviceMesh):
-            raise DistributionError(
-                "Expect `mesh` to be an instance of `DeviceMesh`",
-                given=f"{device_mesh!r} of type {type(device_mesh).__name__}",
-                expected="a keras_dist.DeviceMesh",
-                fix='for example DeviceMesh((2, 4), ("data", "model"))',
-            )
-        self._device_mesh = device_mesh
-        self._batch_dim_name = _check_batch_dim_name(batch_dim_name, device_mesh)
+        self._device_mesh = check_mesh(device_mesh)
+        self._batch_dim_name: str | tuple[str, ...] | None = None
+        if batch_dim_name is not None:
+            self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
         self._auto_shard_dataset = auto_shard_dataset
         self._num_processes = cluster.num_processes()
         self._process_id = cluster.process_id()
@@ -241,18 +236,36 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or bool(np.all(a == b))
 
 
-def _check_batch_dim_name(batch_dim_name: BatchDimName | None, mesh: DeviceMesh) -> str | tuple[str, ...] | None:
-    if batch_dim_name is None:
-        return None
-    is_sequence = isinstance(batch_dim_name, list | tuple)
-    names: tuple[Any, ...] = tuple(batch_dim_name) if is_sequence else (batch_dim_name,)
+def check_mesh(device_mesh: Any) -> DeviceMesh:
+    """`device_mesh`, if it is one.
+
+    Raises:
+        DistributionError: it is not.
+    """
+    if not isinstance(device_mesh, DeviceMesh):
+        raise DistributionError(
+            "Expect `mesh` to be an instance of `DeviceMesh`",
+            given=f"{device_mesh!r} of type {type(device_mesh).__name__}",
+            expected="a keras_dist.DeviceMesh",
+            fix='for example DeviceMesh((2, 4), ("data", "model"))',
+        )
+    return device_mesh
+
+
+def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:
+    """The axes of `mesh` that `value` names: one name, or several as a tuple.
+
+    Raises:
+        DistributionError: it names none, one that is not there, or one twice; calls it `argument`.
+    """
+    names: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,)
     unknown = [name for name in names if name not in mesh.axis_sizes]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(
-            "`batch_dim_name` does not name axes of the mesh"
+            f"`{argument}` does not name axes of the mesh"
             + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
-            given=f"batch_dim_name={batch_dim_name!r}, mesh {mesh.describe()}",
+            given=f"{argument}={value!r}, mesh {mesh.describe()}",
             expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
-            fix=f"batch_dim_name={mesh.axis_names[0]!r}",
+            fix=f"{argument}={mesh.axis_names[0]!r}",
         )
     return names[0] if len(names) == 1 else names

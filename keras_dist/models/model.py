@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from rich.console import Console
 
 from keras_dist import losses, random
 from keras_dist import metrics as metrics_module
-from keras_dist._signatures import takes
 from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
 from keras_dist.data.arrays import ArraySource, check_batch_size
 from keras_dist.distribution import devices, scope
@@ -20,7 +18,8 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DataError, DistributionError, ModelError, shorten
+from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.models.arguments import check_callable, check_option, epoch_range, validation_source
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable, checked_value
@@ -90,7 +89,7 @@ class Model:
             ['bias', 'kernel']
         """
         if call is not None:
-            _check_callable("call", call, "module, x, training, rngs")
+            check_callable("call", call, "module, x, training, rngs")
         self = cls.__new__(cls)
         self.stop_training = False
         self._seed = random.current_seed() if seed is None else random.check_seed(seed)
@@ -255,7 +254,7 @@ class Model:
                 fix='for example model.compile("adam", loss="mse")',
             )
         if train_step is not None:
-            _check_callable("train_step", train_step, "state, batch, rngs")
+            check_callable("train_step", train_step, "state, batch, rngs")
         measured = metrics_module.get_all(metrics)
         objective = None if loss is None else Objective(losses.get(loss), measured)
         optimizers = resolve_optimizers(optimizer, self._cell.state.trainable)
@@ -305,14 +304,14 @@ class Model:
         """
         recipe = self._compiled("fit")
         self._check_current_distribution("fit")
-        batch_size, epoch_range = check_batch_size(batch_size), _epoch_range(initial_epoch, epochs)
+        batch_size, epoch_numbers = check_batch_size(batch_size), epoch_range(initial_epoch, epochs)
         source = ArraySource(x, y, sample_weight)
         validation = None
         if validation_data is not None:
             self._objective("fit(validation_data=...)", recipe)
             validation_size = batch_size if validation_batch_size is None else validation_batch_size
             validation = (
-                _validation_source(validation_data),
+                validation_source(validation_data),
                 check_batch_size(validation_size, "validation_batch_size"),
             )
         if seed is None:
@@ -320,7 +319,7 @@ class Model:
             self._fits += 1
         else:
             shuffle_key = (random.check_seed(seed),)
-        _check_option("shuffle", shuffle, (False, True))
+        check_option("shuffle", shuffle, (False, True))
         history = History()
         hooks = self._hooks(callbacks, verbose, source, batch_size, epochs, history)
         with self._cell.training():
@@ -328,7 +327,7 @@ class Model:
             self._trainer.fit(
                 source,
                 batch_size,
-                epoch_range,
+                epoch_numbers,
                 shuffle_key if shuffle else None,
                 validation,
                 hooks,
@@ -504,7 +503,7 @@ class Model:
         epochs: int = 1,
         *own: Callback,
     ) -> CallbackList:
-        _check_option("verbose", verbose, (0, 1, 2, "auto"))
+        check_option("verbose", verbose, (0, 1, 2, "auto"))
         if callbacks is not None and not isinstance(callbacks, Iterable):
             callbacks = [callbacks]  # one callback; what is none `CallbackList` refuses
         given = [] if callbacks is None else list(callbacks)
@@ -516,49 +515,6 @@ class Model:
 def _describe(distribution: Distribution) -> str:
     rules = distribution.layout_map
     return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
-
-
-def _validation_source(validation_data: Any) -> ArraySource:
-    if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
-        raise DataError(
-            "`validation_data` cannot be used",
-            given=f"{type(validation_data).__name__}"
-            + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else ""),
-            expected="(x, y) or (x, y, sample_weight)",
-            fix="fit(..., validation_data=(x_test, y_test))",
-        )
-    return ArraySource(*validation_data, name="validation ")
-
-
-def _check_callable(argument: str, value: Any, parameters: str) -> None:
-    if not callable(value) or not takes(value, *parameters.split(", ")):
-        raise ModelError(
-            f"`{argument}` cannot be called as {argument}({parameters})",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected=f"a callable ({parameters})",
-            fix=f"change its parameters: def {argument}({parameters})",
-        )
-
-
-def _check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
-    if not isinstance(value, bool | int | str | np.bool_) or value not in options:
-        raise ModelError(
-            f"`{argument}` is none of its options",
-            given=f"{argument}={shorten(value)}",
-            expected=f"one of {', '.join(map(repr, options))}",
-            fix=f"for example {argument}={options[-1]!r}",
-        )
-
-
-def _epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    if not all(isinstance(epoch, int | np.integer) and epoch >= 0 for epoch in (initial_epoch, epochs)):
-        raise ModelError(
-            "`epochs` is not a number of epochs",
-            given=f"epochs={shorten(epochs)}, initial_epoch={shorten(initial_epoch)}",
-            expected="integers of at least 0",
-            fix="for example epochs=3",
-        )
-    return range(initial_epoch, epochs)
 
 
 def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
