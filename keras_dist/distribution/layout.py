@@ -91,11 +91,6 @@ class TensorLayout:
             )
         return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether any dim lies along a mesh axis."""
-        return any(axis_tuple(axis) for axis in self._axes)
-
     def on(self, device_mesh: DeviceMesh) -> TensorLayout:
         """The same layout, on `device_mesh` if it has no mesh yet."""
         if self._device_mesh is not None:

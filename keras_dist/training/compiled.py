@@ -16,7 +16,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean
-from keras_dist.training.activations import LONE_INPUT, input_layout, input_names
+from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
 
@@ -196,6 +196,3 @@ def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) 
         return jax.lax.with_sharding_constraint(output, distribution.get_data_layout(output.shape).backend_layout)
 
     return jax.tree_util.tree_map_with_path(pad, outputs)
-
-
-__all__ = ["LONE_INPUT", "CompiledSteps", "Logs", "rows_multiple", "zero_logs"]
