@@ -1,0 +1,26 @@
+"""Objects as plain configs and back: what `get_config` holds, custom classes by their registered names."""
+
+from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.identifiers import resolve
+from keras_dist.saving.registry import (
+    CustomObjectScope,
+    custom_object_scope,
+    get_custom_objects,
+    get_registered_name,
+    get_registered_object,
+    register_keras_serializable,
+)
+from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
+
+__all__ = [
+    "Configurable",
+    "CustomObjectScope",
+    "custom_object_scope",
+    "deserialize_keras_object",
+    "get_custom_objects",
+    "get_registered_name",
+    "get_registered_object",
+    "register_keras_serializable",
+    "resolve",
+    "serialize_keras_object",
+]

@@ -1,0 +1,87 @@
+"""Custom classes and functions by name, so that configs can mention them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from keras_dist.errors import ConfigError, shorten
+
+_Object = TypeVar("_Object", bound=Any)
+
+_registered: dict[str, Any] = {}
+_names: dict[Any, str] = {}
+_scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("custom_objects", default={})  # noqa: B039
+
+
+def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[_Object], _Object]:
+    """A decorator that makes a class or function known to configs as `package>name`.
+
+    Args:
+        package: keeps the names of different projects apart.
+        name: by default that of the class or function.
+
+    Raises:
+        ConfigError: a class without `get_config` is registered.
+
+    Example:
+        >>> from keras_dist import saving
+        >>> @saving.register_keras_serializable("shop")
+        ... def double(x):
+        ...     return 2 * x
+        >>> saving.get_registered_name(double)
+        'shop>double'
+
+    Source: `keras.saving.register_keras_serializable`.
+    """
+
+    def register(obj: _Object) -> _Object:
+        if isinstance(obj, type) and not hasattr(obj, "get_config"):
+            raise ConfigError(
+                f"{obj.__name__} cannot be registered: it has no get_config",
+                given=f"{shorten(obj)}",
+                expected="a class with get_config(), or a function",
+                fix="inherit from a class of keras_dist, or define get_config(self) and from_config(cls, config)",
+            )
+        registered_name = f"{package}>{name or obj.__name__}"
+        _registered[registered_name] = obj
+        _names[obj] = registered_name
+        return obj
+
+    return register
+
+
+def get_registered_name(obj: Any) -> str:
+    """The name `obj` was registered under; its own name when it was not."""
+    return _names.get(obj, getattr(obj, "__name__", type(obj).__name__))
+
+
+def get_registered_object(name: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """What is registered as `name`, in `custom_objects`, an open scope, or for good; None when nothing is."""
+    for table in (custom_objects or {}, _scoped.get(), _registered):
+        if name in table:
+            return table[name]
+    return None
+
+
+def get_custom_objects() -> dict[str, Any]:
+    """Everything that is registered, scopes included, by name."""
+    return {**_registered, **_scoped.get()}
+
+
+@contextlib.contextmanager
+def custom_object_scope(custom_objects: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, configs may mention these objects by these names.
+
+    Source: `keras.saving.custom_object_scope`.
+    """
+    token = _scoped.set({**_scoped.get(), **custom_objects})
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+CustomObjectScope = custom_object_scope
