@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
     """
 
     def register(obj: _Object) -> _Object:
-        if isinstance(obj, type) and not hasattr(obj, "get_config"):
+        if inspect.isclass(obj) and not hasattr(obj, "get_config"):
             raise ConfigError(
                 f"{obj.__name__} cannot be registered: it has no get_config",
                 given=f"{shorten(obj)}",
