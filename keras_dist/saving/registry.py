@@ -38,7 +38,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
     Source: `keras.saving.register_keras_serializable`.
     """
 
-    def register(obj: _Object) -> _Object:
+    def register(obj: Any) -> Any:
         if inspect.isclass(obj) and not hasattr(obj, "get_config"):
             raise ConfigError(
                 f"{obj.__name__} cannot be registered: it has no get_config",
