@@ -1,0 +1,93 @@
+"""What losses are given: targets and predictions as arrays, with ranks and shapes that fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError
+
+EPSILON = 1e-7
+"""What keeps logarithms and quotients finite, as `keras.config.epsilon()`."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array of jax or numpy."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def check_arrays(name: str, y_true: Any, y_pred: Any) -> None:
+    """Nothing, if both are arrays.
+
+    Raises:
+        ModelError: one is None, a dict or the like.
+    """
+    for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
+        if not is_array(value):
+            raise ModelError(
+                f"{name}: `{argument}` is not an array",
+                given=f"{argument} of type {type(value).__name__}" + (f" with {list(value)}" if value else ""),
+                expected="one array of targets and one of predictions",
+                fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
+            )
+
+
+def from_numbers(value: Any) -> Any:
+    """A number, or a list of numbers or of such lists, as an array; anything else as it is."""
+    if isinstance(value, list | tuple) and value:
+        return jnp.asarray(value) if all(isinstance(n, bool | int | float) for n in jax.tree.leaves(value)) else value
+    return jnp.asarray(value) if isinstance(value, bool | int | float) else value
+
+
+def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """Both as arrays of jax; integer predictions as float32.
+
+    Raises:
+        ModelError: one is None, a dict or the like.
+    """
+    y_true, y_pred = from_numbers(y_true), from_numbers(y_pred)
+    check_arrays(name, y_true, y_pred)
+    y_pred = jnp.asarray(y_pred)
+    return jnp.asarray(y_true), y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
+
+
+def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Both with one number of dims, when they are arrays that differ by a last dim of 1; anything else as it is.
+
+    (batch,) beside (batch, 1) gains the dim; of more dims the last is dropped.
+
+    Source: `keras.src.losses.loss.squeeze_or_expand_to_same_rank`.
+    """
+    if not (is_array(y_true) and is_array(y_pred)):
+        return y_true, y_pred
+    if y_true.ndim == y_pred.ndim + 1:
+        y_pred, y_true = align_ranks(y_pred, y_true)
+    elif y_pred.ndim == y_true.ndim + 1 and y_pred.shape[-1] == 1:
+        return (y_true[:, None], y_pred) if y_true.ndim == 1 else (y_true, jnp.squeeze(y_pred, -1))
+    return y_true, y_pred
+
+
+def matched(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """Both as arrays of one shape and dtype, that of the predictions; a last dim of 1 may be missing in one.
+
+    Raises:
+        ModelError: the shapes differ otherwise. (Broadcasting (8,) against (8, 1) would compare every pair.)
+    """
+    y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
+    if y_true.shape != y_pred.shape:
+        raise ModelError(
+            f"{name}: targets do not have the shape of the predictions",
+            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+            expected="equal shapes",
+            fix="reshape the targets, or change the last layer of the model",
+        )
+    return y_true.astype(y_pred.dtype), y_pred
+
+
+def as_rows(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """`matched`, and vectors (batch,) as (batch, 1): a mean over the last dim then leaves a value for each example."""
+    y_true, y_pred = matched(name, y_true, y_pred)
+    return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)

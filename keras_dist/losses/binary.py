@@ -1,0 +1,175 @@
+"""Crossentropies of independent yes-or-no predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.losses.arguments import EPSILON, matched
+from keras_dist.losses.loss import ElementwiseLoss
+
+
+def binary_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> jax.Array:
+    """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred), axis)`.
+
+    Args:
+        y_true: 0 or 1, or anything between, of `y_pred`'s shape up to a last dim of 1.
+        y_pred: probabilities or logits (batch, ..., n).
+        from_logits: whether `y_pred` holds logits.
+        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
+        axis: the dim the mean is taken over.
+
+    Returns:
+        (batch, ...).
+
+    Raises:
+        ModelError: the shapes differ.
+
+    Source: `keras.losses.binary_crossentropy`.
+    """
+    y_true, y_pred = matched("binary_crossentropy", y_true, y_pred)
+    return jnp.mean(_crossentropy(_smooth(y_true, label_smoothing), y_pred, from_logits), axis)
+
+
+def binary_focal_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    apply_class_balancing: bool = False,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> jax.Array:
+    """`binary_crossentropy`, each prediction weighted by `(1 - p)**gamma` with its probability `p` of being right.
+
+    Args:
+        y_true: as of `binary_crossentropy`.
+        y_pred: probabilities or logits (batch, ..., n).
+        apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
+        alpha: the weight of 1.
+        gamma: how little easy predictions count.
+        from_logits: whether `y_pred` holds logits.
+        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
+        axis: the dim the mean is taken over.
+
+    Returns:
+        (batch, ...).
+
+    Raises:
+        ModelError: the shapes differ.
+
+    Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities.
+
+    Source: `keras.losses.binary_focal_crossentropy`.
+    """
+    y_true, y_pred = matched("binary_focal_crossentropy", y_true, y_pred)
+    y_true = _smooth(y_true, label_smoothing)
+    balance = alpha if apply_class_balancing else None
+    if from_logits:
+        return jnp.mean(optax.sigmoid_focal_loss(y_pred, y_true, alpha=balance, gamma=gamma), axis)
+    right = y_true * y_pred + (1 - y_true) * (1 - y_pred)
+    values = (1 - right) ** gamma * _crossentropy(y_true, y_pred, False)
+    return jnp.mean(values if balance is None else values * (y_true * alpha + (1 - y_true) * (1 - alpha)), axis)
+
+
+def _crossentropy(y_true: jax.Array, y_pred: jax.Array, from_logits: bool) -> jax.Array:
+    if from_logits:
+        return optax.sigmoid_binary_cross_entropy(y_pred, y_true)
+    y_pred = jnp.clip(y_pred, EPSILON, 1 - EPSILON)
+    return -y_true * jnp.log(y_pred) - (1 - y_true) * jnp.log(1 - y_pred)
+
+
+def _smooth(y_true: jax.Array, label_smoothing: float) -> jax.Array:
+    return y_true * (1 - label_smoothing) + 0.5 * label_smoothing
+
+
+class BinaryCrossentropy(ElementwiseLoss):
+    """`binary_crossentropy` as a loss.
+
+    Args:
+        from_logits: whether predictions are logits.
+        label_smoothing: as of the function.
+        axis: the dim the mean is taken over.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.BinaryCrossentropy`.
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "binary_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return binary_crossentropy(
+            y_true, y_pred, from_logits=self.from_logits, label_smoothing=self.label_smoothing, axis=self.axis
+        )
+
+
+class BinaryFocalCrossentropy(ElementwiseLoss):
+    """`binary_focal_crossentropy` as a loss.
+
+    Args:
+        apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
+        alpha: the weight of 1.
+        gamma: how little easy predictions count.
+        from_logits: whether predictions are logits.
+        label_smoothing: as of the function.
+        axis: the dim the mean is taken over.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.BinaryFocalCrossentropy`.
+    """
+
+    def __init__(
+        self,
+        apply_class_balancing: bool = False,
+        alpha: float = 0.25,
+        gamma: float = 2.0,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "binary_focal_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.apply_class_balancing = apply_class_balancing
+        self.alpha = alpha
+        self.gamma = gamma
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return binary_focal_crossentropy(
+            y_true,
+            y_pred,
+            apply_class_balancing=self.apply_class_balancing,
+            alpha=self.alpha,
+            gamma=self.gamma,
+            from_logits=self.from_logits,
+            label_smoothing=self.label_smoothing,
+            axis=self.axis,
+        )

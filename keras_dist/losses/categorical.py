@@ -1,0 +1,347 @@
+"""Crossentropies of one class out of several."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import EPSILON, as_arrays, matched
+from keras_dist.losses.loss import LibraryLoss
+
+
+def categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> jax.Array:
+    """`-sum(y_true * log(p), axis)`.
+
+    Args:
+        y_true: one-hot rows, or other distributions, of `y_pred`'s shape.
+        y_pred: probabilities, which are divided by their sum, or logits (batch, ..., classes).
+        from_logits: whether `y_pred` holds logits.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
+        axis: the dim of the classes.
+
+    Returns:
+        `y_pred`'s shape without `axis`.
+
+    Raises:
+        ModelError: the shapes differ.
+
+    Differs from Keras: smoothing spreads over the classes of `axis`, in Keras always over as many as the last dim has.
+
+    Source: `keras.losses.categorical_crossentropy`.
+    """
+    y_true, y_pred = _distributions("categorical_crossentropy", y_true, y_pred, label_smoothing, axis)
+    if from_logits:
+        return optax.softmax_cross_entropy(y_pred, y_true, axis)
+    return -jnp.sum(y_true * jnp.log(_probabilities(y_pred, axis)), axis)
+
+
+def categorical_focal_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> jax.Array:
+    """`-sum(alpha * (1 - p)**gamma * y_true * log(p), axis)`.
+
+    Args:
+        y_true: as of `categorical_crossentropy`.
+        y_pred: probabilities or logits (batch, ..., classes).
+        alpha: a factor, or one for each class.
+        gamma: how little easy predictions count.
+        from_logits: whether `y_pred` holds logits.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
+        axis: the dim of the classes.
+
+    Returns:
+        `y_pred`'s shape without `axis`.
+
+    Raises:
+        ModelError: the shapes differ.
+
+    Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities; smoothing as of
+    `categorical_crossentropy`.
+
+    Source: `keras.losses.categorical_focal_crossentropy`.
+    """
+    y_true, y_pred = _distributions("categorical_focal_crossentropy", y_true, y_pred, label_smoothing, axis)
+    p = _probabilities(jax.nn.softmax(y_pred, axis) if from_logits else y_pred, axis)
+    log_p = jax.nn.log_softmax(y_pred, axis) if from_logits else jnp.log(p)
+    return -jnp.sum(jnp.asarray(alpha, p.dtype) * (1 - p) ** gamma * y_true * log_p, axis)
+
+
+def sparse_categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
+) -> jax.Array:
+    """`-log(p[y_true])`.
+
+    Args:
+        y_true: class indices, of `y_pred`'s shape without `axis`, or with a dim of 1 there.
+        y_pred: probabilities, which are divided by their sum, or logits (batch, ..., classes).
+        from_logits: whether `y_pred` holds logits.
+        ignore_class: the index whose values are 0; the loss `SparseCategoricalCrossentropy` does not count them.
+        axis: the dim of the classes.
+
+    Returns:
+        `y_pred`'s shape without `axis`.
+
+    Raises:
+        ModelError: the shapes do not fit.
+
+    Differs from Keras: a class index out of range gives NaN, not 0; any `axis` works.
+
+    Source: `keras.losses.sparse_categorical_crossentropy`.
+    """
+    index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis)
+    if ignore_class is not None:
+        counts = index != ignore_class
+        y_pred = jnp.where(jnp.expand_dims(counts, axis), y_pred, 1)  # their gradients are 0, were they NaN
+        ignored = sparse_categorical_crossentropy(jnp.where(counts, index, 0), y_pred, from_logits, axis=axis)
+        return jnp.where(counts, ignored, 0)
+    if from_logits:
+        return optax.softmax_cross_entropy_with_integer_labels(y_pred, _or_nan(index, y_pred, axis), axis)
+    return -jnp.log(_pick(_probabilities(y_pred, axis), index, axis))
+
+
+def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) -> jax.Array:
+    """`(1 - p[y_true]**q) / q`: the nearer `q` is to 1, the less wrong labels move it.
+
+    `q` near 0 gives crossentropy, 1 mean absolute error.
+
+    Args:
+        y_true: class indices (batch, ...) or (batch, ..., 1).
+        y_pred: probabilities (batch, ..., classes).
+        q: between 0 and 1.
+
+    Returns:
+        (batch, ...).
+
+    Raises:
+        ModelError: the shapes do not fit.
+
+    Differs from Keras: a class index out of range gives NaN, not `1 / q`; indices (batch, 1) are not paired with every
+    row of predictions.
+
+    Source: `keras.losses.categorical_generalized_cross_entropy`.
+    """
+    index, y_pred = _class_indices("categorical_generalized_cross_entropy", y_true, y_pred, -1)
+    return (1 - _pick(y_pred, index, -1) ** q) / q
+
+
+def _distributions(
+    name: str, y_true: Any, y_pred: Any, label_smoothing: float, axis: int
+) -> tuple[jax.Array, jax.Array]:
+    y_true, y_pred = matched(name, y_true, y_pred)
+    _check_axis(name, axis, y_pred)
+    if y_pred.shape[axis] == 1:
+        warnings.warn(
+            f"{name}: y_pred of shape {y_pred.shape} has one class, so that the loss is 0. "
+            "Expected two or more; for a single yes-or-no output use 'binary_crossentropy'.",
+            SyntaxWarning,
+            stacklevel=4,
+        )
+    return optax.smooth_labels(y_true, label_smoothing, axis=axis) if label_smoothing else y_true, y_pred
+
+
+def _class_indices(name: str, y_true: Any, y_pred: Any, axis: int) -> tuple[jax.Array, jax.Array]:
+    y_true, y_pred = as_arrays(name, y_true, y_pred)
+    _check_axis(name, axis, y_pred)
+    if y_true.ndim == y_pred.ndim and y_true.shape[axis] == 1:
+        y_true = jnp.squeeze(y_true, axis)
+    expected = jax.eval_shape(lambda y: jnp.take(y, 0, axis), y_pred).shape
+    if y_true.shape != expected:
+        raise ModelError(
+            f"{name}: `y_true` does not fit `y_pred`",
+            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+            expected=f"class indices of shape {expected}",
+            fix="for one-hot targets pass their argmax",
+        )
+    return y_true.astype(jnp.int32), y_pred
+
+
+def _check_axis(name: str, axis: Any, y_pred: jax.Array) -> None:
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -y_pred.ndim <= axis < y_pred.ndim:
+        raise ModelError(
+            f"{name}: `axis` is no dim of the predictions",
+            given=f"axis={axis!r}, y_pred of shape {y_pred.shape}",
+            expected=f"an integer from {-y_pred.ndim} to {y_pred.ndim - 1}",
+            fix="leave it out when the classes are the last dim",
+        )
+
+
+def _probabilities(y_pred: jax.Array, axis: int) -> jax.Array:
+    """With sum 1, and finite logarithms."""
+    return jnp.clip(y_pred / jnp.sum(y_pred, axis, keepdims=True), EPSILON, 1 - EPSILON)
+
+
+def _or_nan(index: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
+    """An index below 0 is out of range too: what is taken there is NaN, and not counted from the end."""
+    return jnp.where(index < 0, y_pred.shape[axis], index)
+
+
+def _pick(y_pred: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    at = jnp.expand_dims(_or_nan(index, y_pred, axis), axis)
+    return jnp.squeeze(jnp.take_along_axis(y_pred, at, axis, mode="fill", fill_value=jnp.nan), axis)
+
+
+class CategoricalCrossentropy(LibraryLoss):
+    """`categorical_crossentropy` as a loss.
+
+    Args:
+        from_logits: whether predictions are logits.
+        label_smoothing: as of the function.
+        axis: the dim of the classes.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.CategoricalCrossentropy`.
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "categorical_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return categorical_crossentropy(
+            y_true, y_pred, from_logits=self.from_logits, label_smoothing=self.label_smoothing, axis=self.axis
+        )
+
+
+class CategoricalFocalCrossentropy(LibraryLoss):
+    """`categorical_focal_crossentropy` as a loss.
+
+    Args:
+        alpha: a factor, or one for each class.
+        gamma: how little easy predictions count.
+        from_logits: whether predictions are logits.
+        label_smoothing: as of the function.
+        axis: the dim of the classes.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.CategoricalFocalCrossentropy`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.25,
+        gamma: float = 2.0,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "categorical_focal_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.alpha = alpha
+        self.gamma = gamma
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return categorical_focal_crossentropy(
+            y_true,
+            y_pred,
+            alpha=self.alpha,
+            gamma=self.gamma,
+            from_logits=self.from_logits,
+            label_smoothing=self.label_smoothing,
+            axis=self.axis,
+        )
+
+
+class SparseCategoricalCrossentropy(LibraryLoss):
+    """`sparse_categorical_crossentropy` as a loss.
+
+    Args:
+        from_logits: whether predictions are logits.
+        ignore_class: the class index that does not count.
+        reduction: as in `Loss`.
+        axis: the dim of the classes.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.SparseCategoricalCrossentropy`.
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        ignore_class: int | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        axis: int = -1,
+        name: str = "sparse_categorical_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.from_logits = from_logits
+        self.ignore_class = ignore_class
+        self.axis = axis
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return sparse_categorical_crossentropy(
+            y_true, y_pred, from_logits=self.from_logits, ignore_class=self.ignore_class, axis=self.axis
+        )
+
+    def _counts(self, y_true: Any, values: jax.Array) -> jax.Array | None:
+        return None if self.ignore_class is None else jnp.asarray(y_true != self.ignore_class).reshape(values.shape)
+
+
+class CategoricalGeneralizedCrossEntropy(LibraryLoss):
+    """`categorical_generalized_cross_entropy` as a loss.
+
+    Args:
+        q: as of the function.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.CategoricalGeneralizedCrossEntropy`.
+    """
+
+    def __init__(
+        self,
+        q: float = 0.5,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "categorical_generalized_cross_entropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.q = q
+        if not 0 < q < 1:
+            raise ModelError(
+                "CategoricalGeneralizedCrossEntropy: `q` is out of range",
+                given=f"q={q!r}",
+                expected="a number between 0 and 1, both excluded",
+                fix="for q=0 use SparseCategoricalCrossentropy; leave q out for 0.5",
+            )
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return categorical_generalized_cross_entropy(y_true, y_pred, self.q)

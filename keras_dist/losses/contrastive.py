@@ -1,0 +1,105 @@
+"""Embeddings: near for one class, far for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import as_arrays
+from keras_dist.losses.loss import LibraryLoss
+
+
+def circle(
+    y_true: Any,
+    y_pred: Any,
+    ref_labels: Any = None,
+    ref_embeddings: Any = None,
+    remove_diagonal: bool = True,
+    gamma: float = 80,
+    margin: float = 0.4,
+) -> jax.Array:
+    """Circle loss of each embedding against references, by default all others of the batch.
+
+    Args:
+        y_true: class indices (batch,) or (batch, 1).
+        y_pred: embeddings (batch, n) of length 1.
+        ref_labels: class indices of the references; None for `y_true`.
+        ref_embeddings: (references, n) of length 1; None for `y_pred`.
+        remove_diagonal: whether the i-th embedding is not compared with the i-th reference, which is itself.
+        gamma: how sharp the loss is.
+        margin: how near is near enough.
+
+    Returns:
+        (batch,); 0 where there is no other of the class, or none of another.
+
+    Raises:
+        ModelError: the shapes do not fit.
+
+    Source: `keras.losses.circle`; Sun et al., 2020, https://arxiv.org/abs/2002.10857.
+    """
+    labels, y_pred = _labelled("y_true", y_true, "y_pred", y_pred)
+    references = (y_true if ref_labels is None else ref_labels, y_pred if ref_embeddings is None else ref_embeddings)
+    ref_labels, ref_embeddings = _labelled("ref_labels", references[0], "ref_embeddings", references[1])
+    distance = jnp.maximum(1 - y_pred @ ref_embeddings.T, 0)
+    same = labels[:, None] == ref_labels[None, :]
+    positive = same & ~jnp.eye(*same.shape, dtype=bool) if remove_diagonal else same
+    near = -gamma * jnp.maximum(margin + distance, 0) * (margin - distance)
+    far = gamma * jnp.maximum(1 + margin - distance, 0) * (1 - margin - distance)
+    return jax.nn.softplus(_log_sum_exp(near, positive) + _log_sum_exp(far, ~same))
+
+
+def _log_sum_exp(values: jax.Array, where: jax.Array) -> jax.Array:
+    return jax.nn.logsumexp(jnp.where(where, values, -jnp.inf), axis=1)
+
+
+def _labelled(labels_name: str, labels: Any, name: str, embeddings: Any) -> tuple[jax.Array, jax.Array]:
+    labels, embeddings = as_arrays("circle", labels, embeddings)
+    if embeddings.ndim != 2 or labels.shape not in (embeddings.shape[:1], (embeddings.shape[0], 1)):
+        raise ModelError(
+            f"circle: `{labels_name}` does not fit `{name}`",
+            given=f"{labels_name} of shape {labels.shape}, {name} of shape {embeddings.shape}",
+            expected="class indices (batch,) or (batch, 1), embeddings (batch, n)",
+            fix="let the model end with one vector for each example, and pass its class",
+        )
+    return labels.reshape(-1).astype(jnp.int32), embeddings
+
+
+class Circle(LibraryLoss):
+    """`circle` as a loss.
+
+    Args:
+        gamma: how sharp the loss is.
+        margin: how near is near enough.
+        remove_diagonal: whether an embedding is not compared with itself.
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Embeddings whose value is 0 do not count in the mean.
+
+    Source: `keras.losses.Circle`.
+    """
+
+    def __init__(
+        self,
+        gamma: float = 80.0,
+        margin: float = 0.4,
+        remove_diagonal: bool = True,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "circle",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self.gamma = gamma
+        self.margin = margin
+        self.remove_diagonal = remove_diagonal
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return circle(y_true, y_pred, gamma=self.gamma, margin=self.margin, remove_diagonal=self.remove_diagonal)
+
+    def _counts(self, y_true: Any, values: jax.Array) -> jax.Array:
+        return values > 0

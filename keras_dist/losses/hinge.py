@@ -1,0 +1,122 @@
+"""Margins: hinge losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.losses.arguments import matched
+from keras_dist.losses.loss import ElementwiseLoss, LibraryLoss
+
+
+def hinge(y_true: Any, y_pred: Any) -> jax.Array:
+    """`mean(max(1 - y_true * y_pred, 0), axis=-1)`.
+
+    Args:
+        y_true: -1 or 1; a batch that holds nothing but 0 and 1 is taken as -1 and 1.
+        y_pred: scores (batch, ..., n).
+
+    Returns:
+        (batch, ...).
+
+    Raises:
+        ModelError: the shapes differ.
+
+    Source: `keras.losses.hinge`.
+    """
+    y_true, y_pred = matched("hinge", y_true, y_pred)
+    return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)), axis=-1)
+
+
+def squared_hinge(y_true: Any, y_pred: Any) -> jax.Array:
+    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`; arguments as of `hinge`.
+
+    Source: `keras.losses.squared_hinge`.
+    """
+    y_true, y_pred = matched("squared_hinge", y_true, y_pred)
+    return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)) ** 2, axis=-1)
+
+
+def categorical_hinge(y_true: Any, y_pred: Any) -> jax.Array:
+    """`max(neg - pos + 1, 0)` with the score `pos` of the true class and the largest score `neg` of the others, or 0.
+
+    Args:
+        y_true: one-hot rows (batch, ..., classes).
+        y_pred: scores (batch, ..., classes).
+
+    Source: `keras.losses.categorical_hinge`.
+    """
+    y_true, y_pred = matched("categorical_hinge", y_true, y_pred)
+    pos = jnp.sum(y_true * y_pred, axis=-1)
+    neg = jnp.max((1.0 - y_true) * y_pred, axis=-1)
+    return jnp.maximum(neg - pos + 1.0, 0.0)
+
+
+def _signs(y_true: jax.Array) -> jax.Array:
+    """-1 and 1 for a batch of 0 and 1; any other as it is."""
+    is_binary = jnp.all((y_true == 0) | (y_true == 1))
+    return jnp.where(is_binary, 2 * y_true - 1, y_true)
+
+
+class Hinge(ElementwiseLoss):
+    """`hinge` as a loss.
+
+    Args:
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.Hinge`.
+    """
+
+    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str = "hinge", dtype: Any = None) -> None:
+        super().__init__(name, reduction, dtype)
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return hinge(y_true, y_pred)
+
+
+class SquaredHinge(ElementwiseLoss):
+    """`squared_hinge` as a loss.
+
+    Args:
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.SquaredHinge`.
+    """
+
+    def __init__(
+        self, reduction: str | None = "sum_over_batch_size", name: str = "squared_hinge", dtype: Any = None
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return squared_hinge(y_true, y_pred)
+
+
+class CategoricalHinge(LibraryLoss):
+    """`categorical_hinge` as a loss.
+
+    Args:
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.CategoricalHinge`.
+    """
+
+    def __init__(
+        self, reduction: str | None = "sum_over_batch_size", name: str = "categorical_hinge", dtype: Any = None
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return categorical_hinge(y_true, y_pred)

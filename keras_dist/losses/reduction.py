@@ -1,0 +1,121 @@
+"""From values of a loss to one number: checks, weights, masks, reductions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.losses.arguments import is_array
+
+_MEANS = ("sum_over_batch_size", "mean")
+_REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
+
+
+def check_reduction(reduction: Any) -> str | None:
+    """The reduction, if there is one of this name.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if reduction not in _REDUCTIONS:
+        near = did_you_mean(reduction, filter(None, _REDUCTIONS)) if isinstance(reduction, str) else ""
+        raise ModelError(
+            f"a loss cannot be reduced by {reduction!r}{near}",
+            given=f"reduction={shorten(reduction)}",
+            expected=f"one of {', '.join(map(repr, _REDUCTIONS))}",
+            fix='leave it out for the mean over all values, or pass "sum"',
+        )
+    return reduction
+
+
+def check_values(values: Any, y_true: Any, y_pred: Any) -> jax.Array:
+    """What a loss returned, if it is a scalar or has a value for each example.
+
+    Examples are the first dim of the arrays in `y_true` and `y_pred`.
+
+    Raises:
+        ModelError: it is no array, has another length, or compares every example with every other.
+    """
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((y_true, y_pred))]
+    rows = {shape[0] for shape in shapes if shape}
+    expected = f"a scalar, or values of shape ({' or '.join(map(str, sorted(rows)))}, ...)"
+    if not (is_array(values) or isinstance(values, int | float)):
+        raise ModelError(
+            "`loss` did not return an array",
+            given=f"{shorten(values)} of type {type(values).__name__}",
+            expected=expected,
+            fix="return one array from the loss",
+        )
+    shape = jnp.shape(values)
+    pair = shape[:1] * 2
+    compares_all = y_true is not None and shape[:2] == pair != (1, 1) and all(s[:2] != pair for s in shapes)
+    if shape and rows and (compares_all or shape[0] not in rows):
+        raise ModelError(
+            "`loss` returned no value for each example",
+            given=f"shape {shape} from arrays of shapes {', '.join(map(str, shapes))}",
+            expected=f"{expected} that do not pair every example with every other",
+            fix="give y_true and y_pred one shape in the loss, and reduce over all dims but the first",
+        )
+    values = jnp.asarray(values)
+    return values if jnp.issubdtype(values.dtype, jnp.inexact) else values.astype(jnp.float32)
+
+
+def reduce_values(
+    values: jax.Array, sample_weight: Any = None, masks: Sequence[Any] = (), reduction: str | None = "mean"
+) -> jax.Array:
+    """The loss of a batch: its values, each times its weight, as one number.
+
+    Args:
+        values: (batch, ...), or a scalar when there are neither weights nor masks.
+        sample_weight: a shape that `values` starts with, such as (batch,), or one of as many dims that broadcasts.
+        masks: which values count, likewise; all must agree.
+        reduction: of "sum_over_batch_size" and "mean" the sum of weighted values is divided by the number of values
+            that count, whatever their weights; of "mean_with_sample_weight" by the sum of weights; "none" and None
+            leave the values.
+
+    Raises:
+        ModelError: weights or masks do not fit, as when the loss is a scalar.
+
+    Source: `keras.src.losses.loss.reduce_weighted_values`.
+    """
+    weight = None if sample_weight is None else _fit("sample_weight", sample_weight, values).astype(values.dtype)
+    if masks:
+        counts = functools.reduce(jnp.logical_and, [_fit("mask", mask, values).astype(bool) for mask in masks])
+        values = jnp.where(counts, values, 0)  # a value that does not count may be NaN
+        share = counts.size / jnp.maximum(jnp.sum(counts), 1) if reduction in _MEANS else 1
+        counts = (counts * share).astype(values.dtype)
+        weight = counts if weight is None else weight * counts
+    if weight is not None:
+        values = values * weight
+    if reduction in ("none", None):
+        return values
+    if reduction == "sum":
+        return jnp.sum(values)
+    if reduction == "mean_with_sample_weight" and weight is not None:
+        total = jnp.sum(weight)
+        return jnp.where(total == 0, 0, jnp.sum(values) / jnp.where(total == 0, 1, total))
+    return jnp.sum(values) / max(values.size, 1)
+
+
+def _fit(name: str, given: Any, values: jax.Array) -> jax.Array:
+    """`given` with as many dims as `values`, to broadcast against them."""
+    array = jnp.asarray(given)
+    if array.ndim == values.ndim + 1 and array.shape[-1] == 1:
+        array = jnp.squeeze(array, -1)
+    starts = values.shape[: array.ndim] == array.shape
+    broadcasts = array.ndim == values.ndim and all(n in (1, m) for n, m in zip(array.shape, values.shape, strict=True))
+    if not (starts or broadcasts):
+        raise ModelError(
+            f"`{name}` does not fit the loss",
+            given=f"{name} of shape {array.shape}, loss of shape {values.shape}",
+            expected=f"a loss with a value for each example, and a {name} for each",
+            fix="let the loss return one value for each example instead of their mean"
+            if values.ndim == 0
+            else f"give {name} the shape {values.shape}, its beginning, or as many dims",
+        )
+    return array.reshape(array.shape + (1,) * (values.ndim - array.ndim))

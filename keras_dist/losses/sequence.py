@@ -1,0 +1,61 @@
+"""Sequences without alignment: CTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import as_arrays
+from keras_dist.losses.loss import LibraryLoss
+
+
+def ctc(y_true: Any, y_pred: Any) -> jax.Array:
+    """Minus the logarithm of the probability of a sequence, whatever its alignment.
+
+    Args:
+        y_true: class indices (batch, length), with 0 after the end of each sequence.
+        y_pred: logits (batch, steps, classes); class 0 is the blank.
+
+    Returns:
+        (batch,).
+
+    Raises:
+        ModelError: the shapes do not fit.
+
+    Source: `keras.losses.ctc`.
+    """
+    y_true, y_pred = as_arrays("ctc", y_true, y_pred)
+    if y_true.ndim != 2 or y_pred.ndim != 3 or len(y_true) != len(y_pred):
+        raise ModelError(
+            "ctc: `y_true` does not fit `y_pred`",
+            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+            expected="class indices (batch, length) and logits (batch, steps, classes)",
+            fix="pad the sequences of a batch with 0 to one length",
+        )
+    lengths = jnp.sum(y_true != 0, axis=1, keepdims=True)
+    paddings = jnp.arange(y_true.shape[1]) >= lengths
+    steps = jnp.zeros(y_pred.shape[:2], y_pred.dtype)
+    return optax.ctc_loss(y_pred, steps, y_true.astype(jnp.int32), paddings.astype(y_pred.dtype))
+
+
+class CTC(LibraryLoss):
+    """`ctc` as a loss.
+
+    Args:
+        reduction: as in `Loss`.
+        name: of the loss.
+        dtype: as in `Loss`.
+
+    Source: `keras.losses.CTC`.
+    """
+
+    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str = "ctc", dtype: Any = None) -> None:
+        super().__init__(name, reduction, dtype)
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """A value for each example."""
+        return ctc(y_true, y_pred)
