@@ -1,0 +1,76 @@
+"""Initializers: Keras's names and defaults on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`."""
+
+from keras_dist.initializers.adapters import FromArray, FromFunction
+from keras_dist.initializers.constants import Constant, Identity, Ones, Zeros
+from keras_dist.initializers.identifiers import deserialize, get, serialize
+from keras_dist.initializers.initializer import Initializer, RandomInitializer
+from keras_dist.initializers.orthogonal_random import Orthogonal
+from keras_dist.initializers.plain_random import RandomNormal, RandomUniform, TruncatedNormal
+from keras_dist.initializers.scaled_random import (
+    GlorotNormal,
+    GlorotUniform,
+    HeNormal,
+    HeUniform,
+    LecunNormal,
+    LecunUniform,
+    VarianceScaling,
+)
+
+# Keras knows the classes under these names, too
+IdentityInitializer = identity = Identity
+OrthogonalInitializer = orthogonal = Orthogonal
+constant = Constant
+glorot_normal = GlorotNormal
+glorot_uniform = GlorotUniform
+he_normal = HeNormal
+he_uniform = HeUniform
+lecun_normal = LecunNormal
+lecun_uniform = LecunUniform
+ones = Ones
+random_normal = RandomNormal
+random_uniform = RandomUniform
+truncated_normal = TruncatedNormal
+variance_scaling = VarianceScaling
+zeros = Zeros
+
+__all__ = [
+    "Constant",
+    "FromArray",
+    "FromFunction",
+    "GlorotNormal",
+    "GlorotUniform",
+    "HeNormal",
+    "HeUniform",
+    "Identity",
+    "IdentityInitializer",
+    "Initializer",
+    "LecunNormal",
+    "LecunUniform",
+    "Ones",
+    "Orthogonal",
+    "OrthogonalInitializer",
+    "RandomInitializer",
+    "RandomNormal",
+    "RandomUniform",
+    "TruncatedNormal",
+    "VarianceScaling",
+    "Zeros",
+    "constant",
+    "deserialize",
+    "get",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "identity",
+    "lecun_normal",
+    "lecun_uniform",
+    "ones",
+    "orthogonal",
+    "random_normal",
+    "random_uniform",
+    "serialize",
+    "truncated_normal",
+    "variance_scaling",
+    "zeros",
+]

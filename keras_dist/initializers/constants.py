@@ -1,0 +1,91 @@
+"""Initializers that draw nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.initializers.initializer import Initializer
+
+
+class Constant(Initializer):
+    """One value everywhere.
+
+    Args:
+        value: a number.
+
+    Raises:
+        ModelError: `value` is not a number.
+
+    Source: `keras.initializers.Constant`.
+    """
+
+    def __init__(self, value: Any = 0.0) -> None:
+        if not isinstance(value, int | float | complex | np.generic | np.ndarray | jax.Array) or np.ndim(value):
+            raise ModelError(
+                "Constant: `value` is not a number",
+                given=f"value={shorten(value)}",
+                expected="a number",
+                fix="for example Constant(0.1); pass an array as the initializer itself",
+            )
+        self.value: Any = value
+
+    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+        """`value`, in `shape`."""
+        return jnp.full(shape, self.value, dtype or "float32")
+
+
+class Zeros(Initializer):
+    """0 everywhere.
+
+    Source: `keras.initializers.Zeros`.
+    """
+
+    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Zeros, in `shape`."""
+        return jnp.zeros(shape, dtype or "float32")
+
+
+class Ones(Initializer):
+    """1 everywhere.
+
+    Source: `keras.initializers.Ones`.
+    """
+
+    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Ones, in `shape`."""
+        return jnp.ones(shape, dtype or "float32")
+
+
+class Identity(Initializer):
+    """`gain` on the diagonal of a matrix, 0 elsewhere.
+
+    Args:
+        gain: a number.
+
+    Source: `keras.initializers.Identity`.
+    """
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self.gain = gain
+
+    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+        """The matrix (rows, columns).
+
+        Raises:
+            ModelError: `shape` is not that of a matrix.
+        """
+        if len(shape) != 2:
+            raise ModelError(
+                "Identity gives matrices only",
+                given=f"shape {tuple(shape)} of {len(shape)} dims",
+                expected="a shape (rows, columns)",
+                fix="choose another initializer for this weight",
+            )
+        dtype = dtype or "float32"
+        return jnp.asarray(self.gain, dtype) * jnp.eye(*shape, dtype=dtype)
