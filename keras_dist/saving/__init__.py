@@ -1,7 +1,7 @@
 """Objects as plain configs and back: what `get_config` holds, custom classes by their registered names."""
 
 from keras_dist.saving.configurable import Configurable
-from keras_dist.saving.identifiers import resolve
+from keras_dist.saving.identifiers import names_of, resolve
 from keras_dist.saving.registry import (
     CustomObjectScope,
     custom_object_scope,
@@ -20,6 +20,7 @@ __all__ = [
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "names_of",
     "register_keras_serializable",
     "resolve",
     "serialize_keras_object",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, Self
 
+from keras_dist._signatures import takes
+from keras_dist.errors import ConfigError, shorten
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
 
 
@@ -27,18 +29,40 @@ class Configurable:
         """The arguments of the constructor as plain values: numbers, strings, lists, and dicts of these.
 
         Raises:
-            ConfigError: an argument cannot be written down.
+            ConfigError: an argument cannot be written down, or has no name.
         """
+        if unnamed := [name for name in self._arguments if name.startswith("*")]:
+            raise ConfigError(
+                f"{type(self).__name__} was made with arguments that have no name",
+                given=f"{unnamed[0]} = {shorten(self._arguments[unnamed[0]])}",
+                expected="a constructor whose arguments all have names",
+                fix="take one list instead, or override get_config and from_config",
+            )
         return {name: serialize_keras_object(value) for name, value in self._arguments.items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """An object made with the arguments that `get_config` gave."""
-        return cls(**{name: deserialize_keras_object(value) for name, value in config.items()})
+        """An object made with the arguments that `get_config` gave.
+
+        Raises:
+            ConfigError: the constructor does not take these arguments.
+        """
+        arguments = {name: deserialize_keras_object(value) for name, value in config.items()}
+        if not takes(cls, **arguments):
+            raise ConfigError(
+                f"the config does not fit the constructor of {cls.__name__}",
+                given=f"config with {', '.join(config) or 'no arguments'}",
+                expected=f"{', '.join(list(inspect.signature(cls.__init__).parameters)[1:]) or 'no arguments'}",
+                fix="correct the names in the config, or override from_config where they differ",
+            )
+        return cls(**arguments)
 
 
 def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Each parameter of the constructor with its value, defaults included; empty when the call does not fit."""
+    """Each parameter of the constructor with its value, defaults included; empty when the call does not fit.
+
+    Arguments without names are there as `*name`, if there are any.
+    """
     signature = inspect.signature(cls.__init__)
     try:
         bound = signature.bind(None, *args, **kwargs)
@@ -48,9 +72,11 @@ def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     arguments: dict[str, Any] = {}
     for index, (name, value) in enumerate(bound.arguments.items()):
         kind = signature.parameters[name].kind
-        if index == 0 or kind is inspect.Parameter.VAR_POSITIONAL:
-            continue  # self; *args have no names
-        if kind is inspect.Parameter.VAR_KEYWORD:
+        if index == 0:
+            continue  # self
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            arguments.update({f"*{name}": value} if value else {})
+        elif kind is inspect.Parameter.VAR_KEYWORD:
             arguments.update(value)
         else:
             arguments[name] = value

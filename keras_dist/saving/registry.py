@@ -25,7 +25,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
         name: by default that of the class or function.
 
     Raises:
-        ConfigError: a class without `get_config` is registered.
+        ConfigError: a class without `get_config` is registered, or the decorator was not called.
 
     Example:
         >>> from keras_dist import saving
@@ -37,6 +37,13 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
     Source: `keras.saving.register_keras_serializable`.
     """
+    if not isinstance(package, str):
+        raise ConfigError(
+            "register_keras_serializable decorates only when it is called",
+            given=f"package={shorten(package)}",
+            expected="the name of a package",
+            fix="write @saving.register_keras_serializable()",
+        )
 
     def register(obj: Any) -> Any:
         if inspect.isclass(obj) and not hasattr(obj, "get_config"):
@@ -59,26 +66,31 @@ def get_registered_name(obj: Any) -> str:
     return _names.get(obj, getattr(obj, "__name__", type(obj).__name__))
 
 
-def get_registered_object(name: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """What is registered as `name`, in `custom_objects`, an open scope, or for good; None when nothing is."""
-    for table in (custom_objects or {}, _scoped.get(), _registered):
+def get_registered_object(
+    name: str, custom_objects: Mapping[str, Any] | None = None, module_objects: Mapping[str, Any] | None = None
+) -> Any:
+    """What is called `name`: in `custom_objects`, an open scope, for good, or in `module_objects`; else None."""
+    for table in (custom_objects or {}, _scoped.get(), _registered, module_objects or {}):
         if name in table:
             return table[name]
     return None
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Everything that is registered, scopes included, by name."""
-    return {**_registered, **_scoped.get()}
+    """The table of what is registered, by name: what is put into it is registered. Scopes are not in it.
+
+    Source: `keras.saving.get_custom_objects`.
+    """
+    return _registered
 
 
 @contextlib.contextmanager
-def custom_object_scope(custom_objects: Mapping[str, Any]) -> Iterator[None]:
+def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
     """Inside, configs may mention these objects by these names.
 
     Source: `keras.saving.custom_object_scope`.
     """
-    token = _scoped.set({**_scoped.get(), **custom_objects})
+    token = _scoped.set({**_scoped.get(), **(custom_objects or {})})
     try:
         yield
     finally:

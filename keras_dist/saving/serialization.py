@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import importlib
-import inspect
 import marshal
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,23 @@ from keras_dist.errors import ConfigError, shorten
 from keras_dist.saving.registry import custom_object_scope, get_registered_name, get_registered_object
 
 _HOUSE = "keras_dist"
+
+# A config may come from anywhere: of the house it can mention what models are made of, not what reads files.
+_ROOMS_OF_FUNCTIONS = {"activations", "losses", "metrics", "ops"}
+_ROOMS = _ROOMS_OF_FUNCTIONS | {
+    "callbacks",
+    "constraints",
+    "initializers",
+    "layers",
+    "mixed_precision",
+    "models",
+    "optimizers",
+    "random",
+    "regularizers",
+}
+
+# what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
+_safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
 
 
 def serialize_keras_object(obj: Any) -> Any:
@@ -28,6 +46,8 @@ def serialize_keras_object(obj: Any) -> Any:
 
     Source: `keras.saving.serialize_keras_object`.
     """
+    if isinstance(obj, np.generic):
+        return obj.item()
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
     if isinstance(obj, list):
@@ -36,16 +56,13 @@ def serialize_keras_object(obj: Any) -> Any:
         return {"class_name": "__tuple__", "config": {"value": [serialize_keras_object(item) for item in obj]}}
     if isinstance(obj, Mapping):
         return {key: serialize_keras_object(value) for key, value in obj.items()}
-    if isinstance(obj, np.generic):
-        return obj.item()
     if isinstance(obj, np.ndarray) or (type(obj).__module__.startswith(("jax", "jaxlib")) and hasattr(obj, "tolist")):
         array = np.asarray(obj)
         return {"class_name": "__numpy__", "config": {"value": array.tolist(), "dtype": array.dtype.name}}
-    if isinstance(obj, np.dtype) or (isinstance(obj, type) and issubclass(obj, np.generic)):
+    if isinstance(obj, np.dtype) or (isinstance(obj, type) and _is_scalar_type(obj)):
         return np.dtype(obj).name
     if isinstance(obj, types.FunctionType) and obj.__name__ == "<lambda>":
-        code = base64.b64encode(marshal.dumps(obj.__code__)).decode("ascii")
-        return {"class_name": "__lambda__", "config": {"value": code}}
+        return {"class_name": "__lambda__", "config": _describe_lambda(obj)}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
         return _description(type(obj), obj.get_config())
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
@@ -59,73 +76,128 @@ def serialize_keras_object(obj: Any) -> Any:
 
 
 def deserialize_keras_object(
-    config: Any, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+    config: Any,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
     """What `serialize_keras_object` has written down.
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
         custom_objects: classes and functions by name, beside the registered ones.
-        safe_mode: whether lambdas are refused, whose code would run.
+        safe_mode: whether lambdas are refused, whose code would run. Inside another such call that one decides.
+        module_objects: what else the outermost config may mention by its bare name.
 
     Raises:
-        ConfigError: a class or function is not known, or a lambda is refused.
+        ConfigError: a class or function is not known, a lambda is refused, or the config is damaged.
 
     Source: `keras.saving.deserialize_keras_object`.
     """
-    with custom_object_scope(custom_objects or {}):
-        return _read(config, safe_mode)
+    outer = _safe_mode.get()
+    token = _safe_mode.set(safe_mode if outer is None else outer)
+    try:
+        with custom_object_scope(custom_objects):
+            return _read(config, module_objects or {})
+    finally:
+        _safe_mode.reset(token)
 
 
-def _read(config: Any, safe_mode: bool) -> Any:
-    if isinstance(config, list | tuple):
-        return type(config)(_read(item, safe_mode) for item in config)
+def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
+    if isinstance(config, list):
+        return [_read(item, {}) for item in config]
+    if isinstance(config, tuple):
+        return tuple(_read(item, {}) for item in config)
     if not isinstance(config, Mapping):
         return config
     if "class_name" not in config or "config" not in config:
-        return {key: _read(value, safe_mode) for key, value in config.items()}
+        return {key: _read(value, {}) for key, value in config.items()}
     class_name, inner = config["class_name"], config["config"]
-    if class_name == "__tuple__":
-        return tuple(_read(item, safe_mode) for item in inner["value"])
-    if class_name == "__numpy__":
-        return np.asarray(inner["value"], inner["dtype"])
-    if class_name == "__lambda__":
-        return _read_lambda(inner["value"], safe_mode)
     if class_name == "function":
-        return _find(str(inner), config)
-    cls = _find(class_name, config)
-    if not hasattr(cls, "from_config"):
+        return _find(inner, config, module_objects)
+    if not isinstance(inner, Mapping):
+        raise _damaged(config)
+    if class_name in ("__tuple__", "__numpy__", "__tensor__", "__lambda__"):
+        try:
+            return _read_value(class_name, inner)
+        except ConfigError:
+            raise
+        except (EOFError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(config) from error
+    found = _find(class_name, config, module_objects)
+    if not hasattr(found, "from_config"):
         raise _unknown(class_name, config)
-    if "safe_mode" in inspect.signature(cls.from_config).parameters:
-        return cls.from_config(inner, safe_mode=safe_mode)
-    return cls.from_config(inner)
+    return found.from_config(dict(inner))
+
+
+def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
+    if class_name == "__tuple__":
+        return tuple(_read(item, {}) for item in inner["value"])
+    if class_name == "__lambda__":
+        return _read_lambda(inner)
+    return np.asarray(inner["value"], inner["dtype"])
+
+
+def _is_scalar_type(cls: type) -> bool:
+    """Whether `cls` is `numpy.float32`, `jax.numpy.float32` or the like."""
+    return issubclass(cls, np.generic) or (cls.__module__.split(".")[0] == "jax" and hasattr(cls, "dtype"))
 
 
 def _description(obj: Any, config: Any) -> dict[str, Any]:
-    registered_name = get_registered_name(obj)
-    module = obj.__module__
-    if module.split(".")[0] == _HOUSE:
-        module = ".".join(module.split(".")[:2])
-    known = registered_name if registered_name != obj.__name__ or module.split(".")[0] != _HOUSE else None
-    return {"module": module, "class_name": obj.__name__, "config": config, "registered_name": known}
+    """The config of `obj`, a class or a function, with the first package of the house that exports it."""
+    registered_name, module = get_registered_name(obj), str(obj.__module__)
+    if module.split(".")[0] == _HOUSE and registered_name == obj.__name__:
+        packages = (name for name in _packages(module) if obj.__name__ in getattr(sys.modules.get(name), "__all__", ()))
+        module, registered_name = next(packages, module), None
+    return {"module": module, "class_name": obj.__name__, "config": config, "registered_name": registered_name}
 
 
-def _find(name: str, config: Mapping[str, Any]) -> Any:
-    """The class or function `name`: registered, or one of this package. Nothing else is ever imported."""
+def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any]) -> Any:
+    """The class or function `name`: registered, of this package, or one of `module_objects`.
+
+    Nothing else is ever imported.
+    """
+    if not isinstance(name, str):
+        raise _damaged(config)
     for key in (config.get("registered_name"), name):
-        found = get_registered_object(key) if key else None
+        found = get_registered_object(key) if isinstance(key, str) else None
         if found is not None:
             return found
-    module = str(config.get("module") or "")
-    house, _, room = module.partition(".")
-    if house in (_HOUSE, "keras") and room.split(".")[0].isidentifier() and not room.startswith("_"):
+    found = _exported(name, config.get("module"))
+    if found is None:
+        found = module_objects.get(name)
+    if found is None:
+        raise _unknown(name, config)
+    return found
+
+
+def _exported(name: str, module: Any) -> Any:
+    """The class or function that `module` exports as `name`, if configs may mention it; else None."""
+    house, *rooms = str(module).split(".")
+    if house not in (_HOUSE, "keras") or not set(rooms[:1]) <= _ROOMS or not all(map(_is_public, rooms)):
+        return None
+    for package_name in _packages(".".join([_HOUSE, *rooms])):
         try:
-            package = importlib.import_module(f"{_HOUSE}.{room.split('.')[0]}")
-        except ModuleNotFoundError:
-            raise _unknown(name, config) from None
+            package = importlib.import_module(package_name)
+        except ModuleNotFoundError as error:
+            if str(error.name).split(".")[0] == _HOUSE:
+                return None
+            raise
         if name in getattr(package, "__all__", ()):
-            return getattr(package, name)
-    raise _unknown(name, config)
+            found = getattr(package, name)
+            room = (*str(getattr(found, "__module__", "")).split("."), "")[1]
+            return found if room in (_ROOMS if isinstance(found, type) else _ROOMS_OF_FUNCTIONS) else None
+    return None
+
+
+def _packages(module: str) -> list[str]:
+    """`keras_dist.a`, `keras_dist.a.b`, ... up to `module`; `keras_dist` alone for itself."""
+    parts = module.split(".")
+    return [".".join(parts[:depth]) for depth in range(min(2, len(parts)), len(parts) + 1)]
+
+
+def _is_public(name: str) -> bool:
+    return name.isidentifier() and not name.startswith("_")
 
 
 def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
@@ -138,12 +210,35 @@ def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
     )
 
 
-def _read_lambda(code: str, safe_mode: bool) -> Any:
-    if safe_mode:
+def _damaged(config: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        "the config of an object cannot be read",
+        given=shorten(dict(config)),
+        expected='{"class_name": <name>, "config": {...}}, as serialize_keras_object writes it',
+        fix="write it again with serialize_keras_object, or mend it by hand",
+    )
+
+
+def _describe_lambda(function: types.FunctionType) -> dict[str, Any]:
+    if function.__closure__ or function.__kwdefaults__:
+        raise ConfigError(
+            "a lambda that needs more than its own code cannot be written down",
+            given=f"a lambda with {', '.join((*function.__code__.co_freevars, *(function.__kwdefaults__ or ())))}",
+            expected="a lambda of its arguments alone, without defaults for keywords",
+            fix="register a named function: @saving.register_keras_serializable()",
+        )
+    code = base64.b64encode(marshal.dumps(function.__code__)).decode("ascii")
+    return {"value": code, "defaults": serialize_keras_object(list(function.__defaults__ or ()))}
+
+
+def _read_lambda(inner: Mapping[str, Any]) -> Any:
+    if _safe_mode.get() is not False:
         raise ConfigError(
             "the config holds a lambda, whose code would run",
             given="a lambda",
             expected="named functions, while safe_mode=True",
             fix="pass safe_mode=False if you trust where it comes from, or register a named function instead",
         )
-    return types.FunctionType(marshal.loads(base64.b64decode(code)), {"__builtins__": __builtins__}, "<lambda>")
+    code = marshal.loads(base64.b64decode(inner["value"]))
+    defaults = tuple(_read(inner.get("defaults", []), {}))
+    return types.FunctionType(code, {"__builtins__": __builtins__}, "<lambda>", defaults)
