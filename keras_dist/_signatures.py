@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def takes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
     """Whether `function` can be called with arguments like these; True where Python cannot tell (some builtins)."""
     if inspect.isclass(function):  # metaclasses such as Flax's hide the parameters of __init__
         function, args = function.__init__, (None, *args)

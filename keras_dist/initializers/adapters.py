@@ -43,7 +43,7 @@ class FromFunction(RandomInitializer):
         dtype = dtype or "float32"
         if self._wants_key:
             values = self.function(self.choose_key(key), shape, dtype)
-        elif takes(self.function, shape, dtype=dtype):
+        elif _takes_dtype_by_name(self.function):
             values = self.function(shape, dtype=dtype)
         else:
             values = self.function(shape, dtype)
@@ -86,7 +86,8 @@ def has_contract(function: Callable[..., Any]) -> bool:
 def _wants_key(function: Callable[..., Any]) -> bool:
     """Whether `function` is `f(key, shape, dtype)`; False when it is `f(shape, dtype)`."""
     first, second, *_ = *_parameters(function), "", ""
-    if first not in _KEYS and second != "shape" and takes(function, (), "float32"):
+    keras_form = _takes_dtype_by_name(function) or takes(function, (), "float32")
+    if first not in _KEYS and second != "shape" and keras_form:
         return False
     if first != "shape" and takes(function, None, (), "float32"):
         return True
@@ -96,6 +97,10 @@ def _wants_key(function: Callable[..., Any]) -> bool:
         expected="f(shape, dtype), f(key, shape, dtype) or f(shape, dtype, key)",
         fix="change its parameters, or wrap it: lambda shape, dtype: ...",
     )
+
+
+def _takes_dtype_by_name(function: Callable[..., Any]) -> bool:
+    return takes(function, (), dtype="float32")
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
