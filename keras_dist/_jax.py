@@ -80,7 +80,7 @@ def tied_paths(tree: Any) -> list[list[str]]:
     """Groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
     if not isinstance(tree, nnx.Module):
         return []
-    return [[_paths.join(parts) for parts in group] for group in nnx.find_duplicates(tree)]
+    return [[_paths.join(_paths.visible(parts)) for parts in group] for group in nnx.find_duplicates(tree)]
 
 
 def adopt_traced_buffers(module: Any) -> None:

@@ -7,10 +7,18 @@ from typing import Any
 
 Parts = tuple[str | int, ...]
 
+MEMBERS = "_members"
+"""An attribute of this name holds what a user knows by names of its own, and is no part of a path."""
+
 
 def parts_of(key_path: Sequence[Any]) -> Parts:
     """The names and indices in a `jax.tree_util` key path."""
-    return tuple(_name(key) for key in key_path)
+    return visible(_name(key) for key in key_path)
+
+
+def visible(parts: Iterable[Any]) -> Parts:
+    """The parts of a path that a user would say."""
+    return tuple(part for part in parts if part != MEMBERS)
 
 
 def join(parts: Iterable[Hashable]) -> str:

@@ -42,7 +42,7 @@ def constrain_inputs(x: Any, distribution: Distribution) -> Any:
 def constrain_outputs(module: Any, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
     for parts, node in list(nnx.iter_graph(module)):
-        name = _paths.join((*parts, "output"))
+        name = _paths.join((*_paths.visible(parts), "output"))
         if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
             node.__class__ = _constrained_class(type(node), name, distribution)
 

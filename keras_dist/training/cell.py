@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +22,9 @@ from keras_dist.errors import ModelError
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.state import TrainState
+
+_clock = itertools.count(1)
+_lock_of_linked_cells = threading.RLock()  # one for all, so that no two threads wait for each other
 
 
 class StateCell:
@@ -44,7 +49,48 @@ class StateCell:
         trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
         self.state_plan = self._plan_of_state({})
         step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
+        self._links: list[tuple[weakref.ref[StateCell], dict[int, int]]] = []
+        self._seen: weakref.WeakKeyDictionary[StateCell, int] = weakref.WeakKeyDictionary()
         self.state = TrainState(trainable, rest, {}, step)
+
+    @property
+    def state(self) -> TrainState:
+        """The current arrays."""
+        if self._links:
+            self._follow_links()
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state = state
+        self._version = next(_clock)
+
+    def link(self, other: StateCell, indices: Mapping[int, int]) -> None:
+        """Share variables with another model: what one of them writes, the other finds when it reads next.
+
+        Args:
+            other: the cell of the other model. Its values are taken over.
+            indices: for each shared variable of this cell its index in the other.
+        """
+        self.lock = other.lock = _lock_of_linked_cells
+        self._links.append((weakref.ref(other), dict(indices)))
+        other._links.append((weakref.ref(self), {theirs: mine for mine, theirs in indices.items()}))
+        other._seen[self] = self._version
+
+    def _follow_links(self) -> None:
+        """Copy the shared variables that another model has written since they were last copied."""
+        links, self._links = self._links, []  # a cell that is being read does not ask who asks
+        with self.lock:
+            for reference, indices in links:
+                other = reference()
+                if other is None:
+                    continue
+                state = other.state
+                if other._version > self._seen.get(other, 0):
+                    theirs = other.graph.flatten(state.trainable, state.rest)
+                    self.write_all({mine: theirs[index] for mine, index in indices.items()})
+                    self._seen[other], other._seen[self] = other._version, self._version
+        self._links = [link for link in links if link[0]() is not None]
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -106,6 +152,14 @@ class StateCell:
                 leaves[index] = place_copy(value, shardings[index])
             trainable, rest = self.graph.nest(leaves)
             self.state = self.state.replace(trainable=trainable, rest=rest)
+
+    def use(self, graph: ModuleGraph) -> None:
+        """Exchange the graph for one of the same variables that trains others of them; optimizer slots are dropped."""
+        leaves = self.leaves()
+        self.graph = graph
+        self.state_plan = self._plan_of_state({})
+        trainable, rest = graph.nest(leaves)
+        self.state = TrainState(trainable, rest, {}, self.state.step)
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
         """Give birth to the slots of these optimizers, in place of those before, and start counting steps anew."""

@@ -12,6 +12,7 @@ from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
 from keras_dist._signatures import takes
+from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
 
@@ -32,6 +33,8 @@ class ModuleGraph:
         specs: the variables, in flattening order of that state.
         parts: for each the names that lead to it.
         trained: for each whether it is trained.
+        regularizers: for each the function of its value that is added to the loss, or None.
+        constraints: for each the function that is applied to its value after an update, or None.
         module_paths: paths of all submodules.
     """
 
@@ -40,6 +43,8 @@ class ModuleGraph:
     specs: tuple[VariableSpec, ...]
     parts: tuple[_paths.Parts, ...]
     trained: tuple[bool, ...]
+    regularizers: tuple[Callable[[Any], Any] | None, ...]
+    constraints: tuple[Callable[[Any], Any] | None, ...]
     module_paths: tuple[str, ...]
 
     def nest(self, leaves: Sequence[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -53,6 +58,25 @@ class ModuleGraph:
         """The inverse of `nest`."""
         flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(rest)}
         return [flat[parts] for parts in self.parts]
+
+    def edited(self, change: Callable[[Any], None], trained: Sequence[bool]) -> ModuleGraph:
+        """The graph after static attributes of the module have changed, and with other variables trained."""
+
+        def edit() -> None:
+            module = nnx.merge(self.graphdef, self.treedef.unflatten(_empty(self.specs)), copy=True)
+            change(module)
+            edited.append(nnx.split(module)[0])
+
+        edited: list[Any] = []
+        with _jax.without_eager_sharding():
+            jax.eval_shape(edit)
+        return dataclasses.replace(self, graphdef=edited[0], trained=tuple(trained))
+
+    def described(self) -> Any:
+        """The module with shapes in the place of arrays."""
+        shapes = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in self.specs]
+        with _jax.without_eager_sharding():
+            return nnx.merge(self.graphdef, self.treedef.unflatten(shapes), copy=True)
 
     def merge(self, trainable: Any, rest: Any) -> Any:
         """The module with these values. Free to be changed: it shares nothing with another."""
@@ -159,10 +183,39 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
     specs, treedef = describe_variables(state, _jax.tied_paths(module))
     parts = leaf_parts(state)
     owners = _owners(state)
-    module_paths = [_paths.join(path) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
+    specs = [_with_layout(spec, _noted(owner, "layout")) for spec, owner in zip(specs, owners, strict=True)]
     return ModuleGraph(
-        graphdef, treedef, tuple(specs), tuple(parts), _trained(specs, parts, owners, trainable), tuple(module_paths)
+        graphdef,
+        treedef,
+        tuple(specs),
+        tuple(parts),
+        _trained(specs, parts, owners, trainable),
+        tuple(_noted(owner, "regularizer") for owner in owners),
+        tuple(_noted(owner, "constraint") for owner in owners),
+        tuple(_paths.join(_paths.visible(path)) for path, node in nnx.iter_graph(module) if _is_module(node)),
     )
+
+
+def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
+    """An array for each spec, to be made in a trace."""
+    return [jax.lax.empty(spec.shape, spec.dtype) for spec in specs]
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, nnx.Module)
+
+
+def _noted(owner: Any, name: str) -> Any:
+    """What a layer has noted about a variable; None for raw arrays and other people's variables."""
+    return owner.get_metadata().get(name) if _jax.is_variable(owner) else None
+
+
+def _with_layout(spec: VariableSpec, layout: Any) -> VariableSpec:
+    """`spec` with the layout that a layer was given for it, as a `TensorLayout` or as axes."""
+    if layout is None:
+        return spec
+    layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)
+    return dataclasses.replace(spec, _layout=layout)
 
 
 def _owners(state: Any) -> list[Any]:

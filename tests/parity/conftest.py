@@ -13,3 +13,11 @@ os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 def keras() -> types.ModuleType:
     """Keras on JAX."""
     return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of Keras about Keras are not ours."""
+    for item in items:
+        if "parity" in item.path.parts:
+            item.add_marker(pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Exception encountered when calling:UserWarning"))

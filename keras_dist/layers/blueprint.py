@@ -1,0 +1,38 @@
+"""A layer made anew from its description, so that its weights can be created inside a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist import _jax, _paths
+from keras_dist.distribution.variables import leaf_parts
+
+
+def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
+    """A copy of a module, to be changed in the trace that is running, and the arrays that the module has already.
+
+    In the copy these are zeros: their values need not go through the trace. Attributes keep their order.
+    """
+    graphdef, state = nnx.split(module)
+    known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
+    with _jax.without_eager_sharding():
+        copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
+    originals = {path: node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
+    for path, node in nnx.iter_graph(copy):
+        if path in originals and isinstance(node, nnx.Module):
+            _reorder(vars(node), list(vars(originals[path])))
+    return copy, known
+
+
+def _placeholder(array: Any) -> Any:
+    return array if _jax.is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)
+
+
+def _reorder(attributes: dict[str, Any], names: list[str]) -> None:
+    ordered = {name: attributes[name] for name in names if name in attributes} | attributes
+    attributes.clear()
+    attributes.update(ordered)

@@ -1,0 +1,71 @@
+"""`NNXLayer`: any `flax.nnx.Module` as a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.layer import Layer, to_snake_case
+
+
+class NNXLayer(Layer):
+    """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
+
+    Its variables keep their paths: `linear/kernel`. The model copies their values.
+
+    Args:
+        module: called as `module(inputs)`, in training or evaluation mode.
+        name: by default the name of its class.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `module` is none.
+
+    Example:
+        >>> from flax import nnx
+        >>> from keras_dist import layers
+        >>> layer = layers.NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), name="head")
+        >>> layer(layers.Input((8,))).shape
+        (None, 3)
+    """
+
+    def __init__(self, module: nnx.Module, *, name: str | None = None, **kwargs: Any) -> None:
+        if not isinstance(module, nnx.Module):
+            raise ModelError(
+                "NNXLayer: `module` is not a flax.nnx.Module",
+                given=f"{shorten(module)} of type {type(module).__name__}",
+                expected="a module with values",
+                fix="for example NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)))",
+            )
+        super().__init__(name=name or to_snake_case(type(module).__name__), **kwargs)
+        self._is_named = name is not None
+        self._members = module
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """What the module gives."""
+        if training:
+            self._members.train()
+        else:
+            self._members.eval()
+        return self._members(inputs)
+
+
+def as_layer(value: Any) -> Layer:
+    """`value`, if it is a layer; a module wrapped as one.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if isinstance(value, Layer):
+        return value
+    if isinstance(value, nnx.Module):
+        return NNXLayer(value)
+    raise ModelError(
+        "not a layer",
+        given=f"{shorten(value)} of type {type(value).__name__}",
+        expected="a layer, or a flax.nnx.Module",
+        fix="make an object of a class; wrap a function as layers.Lambda(function)",
+    )

@@ -1,0 +1,145 @@
+"""`Input` and `InputLayer`: where a model's graph begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.symbolic import KerasTensor, Node
+
+
+class InputLayer(Layer):
+    """The beginning of a model's graph: it gives its input.
+
+    Args:
+        shape: dims of one example, without the batch; None for any size.
+        batch_size: the number of examples, when it is fixed.
+        dtype: element type; float32 by default.
+        sparse: as in Keras; only False.
+        ragged: as in Keras; only False.
+        batch_shape: dims with the batch, in place of `shape` and `batch_size`.
+        input_tensor: as in Keras; only None.
+        optional: whether the input may be left out.
+        name: its name.
+        **kwargs: `input_shape`, an older name of `shape`.
+
+    Raises:
+        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is no shape.
+
+    Source: `keras.layers.InputLayer`.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int | None] | None = None,
+        batch_size: int | None = None,
+        dtype: Any = None,
+        sparse: bool | None = None,
+        ragged: bool | None = None,
+        batch_shape: Sequence[int | None] | None = None,
+        input_tensor: Any = None,
+        optional: bool = False,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, **kwargs)
+        if sparse or ragged or input_tensor is not None:
+            raise ModelError(
+                f"Input {self.name!r} cannot be sparse, ragged or an existing tensor",
+                given=f"sparse={sparse}, ragged={ragged}, input_tensor={shorten(input_tensor)}",
+                expected="dense arrays of one shape",
+                fix="leave these arguments out",
+            )
+        if shape is None and batch_shape is None and self._own_input_shape is not None:
+            batch_shape = self._own_input_shape
+        self.batch_shape = _batch_shape(shape, batch_size, batch_shape, self.name)
+        self.optional = optional
+        self.built = True
+        node = Node(self, (), {})
+        node.outputs = KerasTensor(self.batch_shape, self.dtype, self.name, node)
+        object.__setattr__(self, "_nodes", [node])
+
+    def call(self) -> Any:
+        """Nothing: a model puts its input in the place of this layer."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """Shape with the batch, element type, name."""
+        return {
+            "batch_shape": list(self.batch_shape),
+            "dtype": self.dtype,
+            "optional": self.optional,
+            "name": self.name,
+        }
+
+
+def Input(
+    shape: Sequence[int | None] | None = None,
+    batch_size: int | None = None,
+    dtype: Any = None,
+    sparse: bool | None = None,
+    ragged: bool | None = None,
+    batch_shape: Sequence[int | None] | None = None,
+    name: str | None = None,
+    tensor: Any = None,
+    optional: bool = False,
+) -> KerasTensor:
+    """The symbolic input of a model.
+
+    Args:
+        shape: dims of one example, without the batch; None for any size.
+        batch_size: the number of examples, when it is fixed.
+        dtype: element type; float32 by default.
+        sparse: as in Keras; only False.
+        ragged: as in Keras; only False.
+        batch_shape: dims with the batch, in place of `shape` and `batch_size`.
+        name: its name; `model.fit` takes dicts by these names.
+        tensor: as in Keras; only None.
+        optional: whether the input may be left out.
+
+    Raises:
+        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is no shape.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layers.Dense(3)(layers.Input((8,)))
+        <KerasTensor shape=(None, 3), dtype=float32, name=dense/output>
+
+    Source: `keras.Input`.
+    """
+    layer = InputLayer(shape, batch_size, dtype, sparse, ragged, batch_shape, tensor, optional, name)
+    return layer.output
+
+
+def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tuple[int | None, ...]:
+    if (shape is None) == (batch_shape is None) or (batch_shape is not None and batch_size is not None):
+        raise ModelError(
+            f"Input {name!r} needs `shape` or `batch_shape`",
+            given=f"shape={shorten(shape)}, batch_size={batch_size!r}, batch_shape={shorten(batch_shape)}",
+            expected="one of them",
+            fix="for example Input((28, 28, 1)): the dims of one example",
+        )
+    dims = (batch_size, *_dims(shape, name)) if batch_shape is None else tuple(_dims(batch_shape, name))
+    if any(dim is not None and (not isinstance(dim, int | np.integer) or dim < 1) for dim in dims) or not dims:
+        raise ModelError(
+            f"Input {name!r}: `shape` is not a shape",
+            given=f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}",
+            expected="integers of at least 1, or None for any size",
+            fix="for example Input((28, 28, 1))",
+        )
+    return tuple(None if dim is None else int(dim) for dim in dims)
+
+
+def _dims(shape: Any, name: str) -> tuple[Any, ...]:
+    if (isinstance(shape, Sequence) and not isinstance(shape, str)) or isinstance(shape, np.ndarray):
+        return tuple(shape)
+    raise ModelError(
+        f"Input {name!r}: `shape` is not a sequence of dims",
+        given=f"shape={shorten(shape)} of type {type(shape).__name__}",
+        expected="a tuple of integers",
+        fix=f"shape=({shape},)" if isinstance(shape, int) else "for example shape=(28, 28, 1)",
+    )

@@ -1,0 +1,119 @@
+"""`InputSpec`: what a layer asks of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist.errors import ModelError
+
+
+class InputSpec:
+    """What a layer asks of one of its inputs.
+
+    Args:
+        dtype: its element type.
+        shape: its dims; None for any.
+        ndim: its number of dims.
+        max_ndim: the largest number of dims.
+        min_ndim: the smallest number of dims.
+        axes: sizes of single dims, by index; None for any.
+        allow_last_axis_squeeze: whether a last dim of 1 may be missing or too much.
+        name: as in Keras; not used.
+        optional: whether the input may be None.
+
+    Source: `keras.InputSpec`.
+    """
+
+    def __init__(
+        self,
+        dtype: Any = None,
+        shape: Sequence[int | None] | None = None,
+        ndim: int | None = None,
+        max_ndim: int | None = None,
+        min_ndim: int | None = None,
+        axes: Mapping[int, int | None] | None = None,
+        allow_last_axis_squeeze: bool = False,
+        name: str | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = None if shape is None else tuple(shape)
+        self.ndim = len(self.shape) if self.shape is not None else ndim
+        self.max_ndim = max_ndim
+        self.min_ndim = min_ndim
+        self.axes = dict(axes or {})
+        self.allow_last_axis_squeeze = allow_last_axis_squeeze
+        self.name = name
+        self.optional = optional
+
+    def problem(self, shape: Sequence[int | None], dtype: Any) -> str:
+        """What was expected instead of such an input; empty when it fits."""
+        rank = len(shape)
+        if self.ndim is not None and rank != self.ndim and not (self.allow_last_axis_squeeze and self._squeezes(shape)):
+            return f"rank {self.ndim}"
+        if self.max_ndim is not None and rank > self.max_ndim:
+            return f"rank {self.max_ndim} at most"
+        if self.min_ndim is not None and rank < self.min_ndim:
+            return f"rank {self.min_ndim} at least"
+        if self.dtype is not None and np.dtype(self.dtype) != np.dtype(dtype):
+            return f"dtype {self.dtype}"
+        sizes = {**dict(enumerate(self.shape or ())), **self.axes}
+        for dim, size in sizes.items():
+            if size is not None and -rank <= dim < rank and shape[dim] not in (size, None):
+                return f"{size} in dim {dim}"
+        return ""
+
+    def _squeezes(self, shape: Sequence[int | None]) -> bool:
+        difference = len(shape) - (self.ndim or 0)
+        wanted = self.shape or (self.axes.get(-1),)
+        return (difference == -1 and wanted[-1] == 1) or (difference == 1 and shape[-1] == 1)
+
+
+def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
+    """Check the inputs of a layer.
+
+    Args:
+        specs: an `InputSpec`, a list or dict of them, or None for anything.
+        inputs: arrays, in the same structure.
+        layer_name: for the error.
+
+    Raises:
+        ModelError: one does not fit.
+    """
+    if specs is None:
+        return
+    wanted = [specs] if isinstance(specs, InputSpec) else jax.tree.leaves(specs, is_leaf=_is_spec)
+    found = [inputs] if isinstance(specs, InputSpec) else _in_order(specs, inputs)
+    if len(wanted) != len(found):
+        raise ModelError(
+            f"layer {layer_name!r} got another number of inputs than it takes",
+            given=f"{len(found)} input(s)",
+            expected=f"{len(wanted)} input(s)",
+            fix="pass the inputs as one list",
+        )
+    for index, (spec, value) in enumerate(zip(wanted, found, strict=True)):
+        if (value is None and spec.optional) or not hasattr(value, "shape"):
+            continue
+        expected = spec.problem(value.shape, value.dtype)
+        if expected:
+            which = "the input" if len(wanted) == 1 else f"input {index}"
+            raise ModelError(
+                f"{which} of layer {layer_name!r} does not fit",
+                given=f"shape {tuple(value.shape)}, dtype {value.dtype}",
+                expected=f"{expected}",
+                fix="reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch",
+            )
+
+
+def _in_order(specs: Any, inputs: Any) -> list[Any]:
+    if isinstance(specs, Mapping) and isinstance(inputs, Mapping):
+        return [inputs.get(name) for name in sorted(specs)]
+    return list(inputs) if isinstance(inputs, list | tuple) else jax.tree.leaves(inputs)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, InputSpec)

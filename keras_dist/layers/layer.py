@@ -1,0 +1,629 @@
+"""`Layer`: the base of all layers, built lazily."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist import constraints, initializers, random, regularizers
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.layers import call_context, symbolic
+from keras_dist.layers.input_spec import check_inputs
+from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, walk
+from keras_dist.saving import Configurable
+
+
+class _Outside:
+    """What a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
+
+    __slots__ = ("_arguments", "_home", "_made", "_nodes")
+
+
+class Layer(_Outside, Configurable, nnx.Module):
+    """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
+
+    Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
+
+    A layer that is made outside of a model is a description. The model makes its weights, sharded at birth; from then
+    on `layer.kernel`, `layer.weights` and the like are handles on the model's arrays. A layer that is called on arrays
+    before it is in a model makes weights of its own, which the model takes over.
+
+    Args:
+        activity_regularizer: a function of the output that is added to the loss.
+        trainable: whether its weights are trained. Changed later, it counts from the next `compile`.
+        dtype: element type of weights and arithmetic; float32 by default.
+        autocast: whether inputs of other floating types are cast to it.
+        name: by default the name of the class, `dense`; a model numbers the names that it meets twice, `dense_1`.
+        **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
+
+    Attributes:
+        supports_masking: whether a mask of the input is also one of the output.
+        input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
+
+    Raises:
+        ModelError: an argument is not known, or the name cannot be one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> class Scale(layers.Layer):
+        ...     def build(self, input_shape):
+        ...         self.factor = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="factor")
+        ...
+        ...     def call(self, inputs):
+        ...         return inputs * self.factor
+        >>> Scale()(jnp.ones((2, 3))).shape
+        (2, 3)
+
+    Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. A
+    sublayer's path is made of the attributes that lead to it.
+
+    Source: `keras.layers.Layer`.
+    """
+
+    __slots__ = ()
+
+    supports_masking: bool = False
+    input_spec: Any = None
+
+    def __init__(
+        self,
+        *,
+        activity_regularizer: Any = None,
+        trainable: bool = True,
+        dtype: Any = None,
+        autocast: bool = True,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._is_named = name is not None
+        self._name = check_name(name) if name is not None else to_snake_case(type(self).__name__)
+        self._trainable = bool(trainable)
+        self._dtype = check_dtype(dtype, self._name)
+        self.autocast = autocast
+        self.activity_regularizer = regularizers.get(activity_regularizer)
+        self._own_input_shape = _input_shape_of(kwargs)
+        self._is_built = False
+        if kwargs:
+            raise self._unknown_arguments(kwargs)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights."""
+        return self._dtype
+
+    variable_dtype = dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        """Element type of its arithmetic."""
+        return self._dtype
+
+    @property
+    def built(self) -> bool:
+        """Whether its weights exist."""
+        return self._is_built or _home(self) is not None
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        self._is_built = bool(value)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether its weights are trained. Setting it sets all sublayers; it counts from the next `compile`."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+        for layer in self._sublayers():
+            layer._trainable = bool(value)
+
+    def build(self, input_shape: Any) -> None:
+        """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for the inputs.
+
+        Args:
+            *args: arrays; further options by name. A parameter `training` or `mask` is filled in when it is not given.
+            **kwargs: likewise.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for arrays; for symbolic inputs, as `Input` gives, a symbolic output.
+
+        Raises:
+            ModelError: the inputs do not fit, or a weight cannot be created.
+        """
+        self._check_initialised()
+        if symbolic.is_any_symbolic((args, kwargs)):
+            return symbolic.connect(self, args, kwargs)
+        home = _home(self)
+        if home is not None:
+            return home.call(args, kwargs)
+        with call_context.entered(kwargs.get("training")) as context:
+            return self._run(args, kwargs, context)
+
+    def describe_weight(
+        self,
+        name: str,
+        initializer: Any,
+        regularizer: Any = None,
+        constraint: Any = None,
+        layout: Any = None,
+    ) -> None:
+        """Note how the weight `name` is to be created: as `kernel_initializer`, `kernel_layout` and so on.
+
+        Args:
+            name: the name that `add_weight` is going to be given.
+            initializer: a name, a config or a function.
+            regularizer: likewise, or None.
+            constraint: likewise, or None.
+            layout: a `TensorLayout`, axes, or None.
+
+        Raises:
+            UnknownNameError: a name is not known.
+            ModelError: one is neither a name nor a function.
+        """
+        setattr(self, f"{name}_initializer", initializers.get(initializer))
+        setattr(self, f"{name}_regularizer", regularizers.get(regularizer))
+        setattr(self, f"{name}_constraint", constraints.get(constraint))
+        setattr(self, f"{name}_layout", layout)
+
+    def add_weight(
+        self,
+        shape: Any = None,
+        initializer: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        regularizer: Any = None,
+        constraint: Any = None,
+        aggregation: str = "none",
+        overwrite_with_gradient: bool = False,
+        name: str | None = None,
+        *,
+        layout: Any = None,
+    ) -> nnx.Variable:
+        """A new weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
+
+        Args:
+            shape: its dims; a scalar by default.
+            initializer: gives its first value; by default what `describe_weight` noted for `name`, else
+                `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
+            dtype: its element type; by default that of the layer.
+            trainable: whether gradients train it.
+            autocast: as in Keras; not used.
+            regularizer: a function of its value that is added to the loss.
+            constraint: a function of its value, applied after each update.
+            aggregation: as in Keras; not used, since arrays are global.
+            overwrite_with_gradient: as in Keras; not used.
+            name: by default the attribute's.
+            layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
+
+        Raises:
+            ModelError: the shape is none, or the initializer gives another one.
+        """
+        del autocast, aggregation, overwrite_with_gradient
+        label = name or "weight"
+        dims = check_shape(() if shape is None else shape, label, self.name)
+        dtype = jnp.dtype(dtype or self.variable_dtype)
+        described = vars(self)
+        if initializer is None:
+            default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
+            initializer = described.get(f"{name}_initializer", default)
+        draw = initializers.get(initializer)
+        value = draw(dims, dtype, key=random.next_key())
+        check_initial_value(value, dims, label, self.name, initializer)
+        kind = nnx.Param if trainable else Statistic
+        variable = kind(
+            jnp.asarray(value, dtype),
+            keras_name=name,
+            layout=described.get(f"{name}_layout") if layout is None else layout,
+            regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
+            constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
+        )
+        made = getattr(self, "_made", None)
+        if made is not None:
+            made.append((label, variable))
+        return variable
+
+    def add_loss(self, loss: Any) -> None:
+        """Add a scalar, or each of several, to the loss of the call that is running.
+
+        Raises:
+            ModelError: no call is running.
+        """
+        context = call_context.current()
+        if context is None:
+            raise ModelError(
+                f"add_loss of layer {self.name!r} outside of a call",
+                given="add_loss(...) while nothing is called",
+                expected="add_loss inside of call()",
+                fix="for a function of a weight use its regularizer: add_weight(..., regularizer=...)",
+            )
+        context.losses.extend(jax.tree.leaves(loss))
+
+    @property
+    def weights(self) -> list[Any]:
+        """Handles on its weights, the trained ones first, then on those of its sublayers."""
+        home = _home(self)
+        if home is not None:
+            return home.weights()
+        if not self._is_built and not any(True for _ in walk(self)):
+            return []
+        return [
+            OwnWeight("/".join(map(str, parts)), variable, self._trainable and isinstance(variable, nnx.Param))
+            for parts, variable in walk(self)
+            if not isinstance(variable, nnx.RngState)
+        ]
+
+    @property
+    def variables(self) -> list[Any]:
+        """As `weights`; the states of random generators are not listed."""
+        return self.weights
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """Handles on the weights that are trained."""
+        return [weight for weight in self.weights if weight.trainable]
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """Handles on the weights that are not trained."""
+        return [weight for weight in self.weights if not weight.trainable]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """As `trainable_weights`."""
+        return [weight for weight in self.variables if weight.trainable]
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """As `non_trainable_weights`."""
+        return [weight for weight in self.variables if not weight.trainable]
+
+    def get_weights(self) -> list[np.ndarray]:
+        """The values of `weights`, on the host."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set the values of `weights`, in their order.
+
+        Raises:
+            ModelError: there are more or fewer, or a shape differs; nothing is set then.
+        """
+        handles = self.weights
+        values = list(weights)
+        given = [np.shape(value) for value in values]
+        expected = [handle.shape for handle in handles]
+        if given != expected:
+            wrong = [handle.path for handle, shape in zip(handles, given, strict=False) if handle.shape != shape]
+            raise ModelError(
+                f"set_weights of layer {self.name!r}: the values do not fit" + (f" {wrong[:5]}" if wrong else ""),
+                given=f"{len(given)} values of shapes {shorten(given)}",
+                expected=f"{len(expected)} values of shapes {shorten(expected)}" if expected else "a built layer",
+                fix="pass what get_weights() of the same layer gives" if expected else "call or build it first",
+            )
+        for handle, value in zip(handles, values, strict=True):
+            handle.assign(value)
+
+    def count_params(self) -> int:
+        """The number of elements of all weights.
+
+        Raises:
+            ModelError: the layer is not built.
+        """
+        if not self.built:
+            raise self._not_built("count_params")
+        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the output for inputs of this shape, the batch included; None for any size."""
+        return symbolic.output_shape(self, input_shape)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The mask of the output, given that of the inputs."""
+        return previous_mask
+
+    @property
+    def input(self) -> Any:
+        """The symbolic input of the first call."""
+        return symbolic.first_node(self).inputs
+
+    @property
+    def output(self) -> Any:
+        """The symbolic output of the first call."""
+        return symbolic.first_node(self).outputs
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor as plain values; layouts as lists of axes."""
+        arguments = {
+            name: _axes_of(value) if name.endswith("_layout") else value for name, value in self._arguments.items()
+        }
+        arguments = {
+            name: value for name, value in arguments.items() if not (name.endswith("_layout") and value is None)
+        }
+        arguments |= {"name": self.name, "trainable": self._trainable, "dtype": self.dtype}
+        return Configurable.get_config(_Named(arguments))  # type: ignore[arg-type]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        value = contain(value)
+        if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
+            value = nnx.data(value)  # `self.kernel = None` before
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        # only for names that are not there: weights, which live in the model
+        if name.startswith(("__", "_pytree__")) or name in _Outside.__slots__:
+            raise AttributeError(name)
+        home = _home(self)
+        if home is not None:
+            return home.attribute(name)
+        cls = type(self).__name__
+        raise AttributeError(
+            f"{cls!r} object has no attribute {name!r}"
+            + (
+                ""
+                if vars(self).get("_is_built")
+                else "; weights exist from the time on when the layer is called on an "
+                "array, or is in a model that knows its input"
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name}, built={self.built}>"
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
+        parameters = _call_parameters(type(self))
+        args, kwargs = jax.tree.map(functools.partial(_as_input, self, context), (args, kwargs))
+        tensors = _tensor_arguments(parameters, args, kwargs)
+        first = next(iter(tensors.values()), None)
+        check_inputs(self.input_spec, first, self.name)
+        self._build_once(tensors)
+        if "training" in parameters:
+            kwargs["training"] = _given(parameters, args, kwargs, "training", _training(parameters, context))
+        elif not _takes_any(parameters):
+            kwargs.pop("training", None)
+        masks = {name: context.mask_of(tensor) for name, tensor in tensors.items()}
+        for name, mask in masks.items():
+            wanted = "mask" if len(tensors) == 1 else f"{name}_mask"
+            if wanted in parameters and _given(parameters, args, kwargs, wanted, None) is None:
+                kwargs[wanted] = mask if _any(mask) else None
+        outputs = self.call(*args, **kwargs)
+        if self.activity_regularizer is not None:
+            context.losses.extend(self.activity_regularizer(output) for output in jax.tree.leaves(outputs))
+        previous = kwargs.get("mask", next(iter(masks.values()), None))
+        if self.supports_masking and (_any(previous) or type(self).compute_mask is not Layer.compute_mask):
+            context.set_mask(outputs, self.compute_mask(first, previous))
+        return outputs
+
+    def _build_once(self, tensors: Mapping[str, Any]) -> None:
+        if self._is_built:
+            return
+        self._check_same_trace()
+        shapes = {f"{name}_shape": _shapes_of(tensor) for name, tensor in tensors.items()}
+        names = list(inspect.signature(self.build).parameters)
+        object.__setattr__(self, "_made", [])
+        if len(names) == 1:
+            self.build(next(iter(shapes.values()), None))
+        else:
+            self.build(**{name: shapes[name] for name in names if name in shapes})
+        for value in list(vars(self).values()):
+            if isinstance(value, random.SeedGenerator):
+                _ = value.state  # born with the layer, not in the first step that draws
+        self._check_weights_are_kept()
+        self._is_built = True
+
+    def _check_weights_are_kept(self) -> None:
+        kept = {id(variable) for _, variable in walk(self)}
+        lost = [label for label, variable in self._made if id(variable) not in kept]
+        object.__setattr__(self, "_made", None)
+        if lost:
+            raise ModelError(
+                f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",
+                given="the result of add_weight, not assigned",
+                expected="each weight in an attribute of the layer, or in a list or dict that is one",
+                fix="self.kernel = self.add_weight(...)",
+            )
+
+    def _check_same_trace(self) -> None:
+        if not self._pytree__state.trace_state.is_valid():
+            raise ModelError(
+                f"layer {self.name!r} is called inside of a model that it is not part of",
+                given=f"{type(self).__name__} made outside, called in a function or layer of the model",
+                expected="layers that the model knows",
+                fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
+                "tensors",
+            )
+
+    def _check_initialised(self) -> None:
+        if "_is_built" not in vars(self):
+            raise ModelError(
+                f"{type(self).__name__}.__init__ does not call super().__init__()",
+                given="a layer without name and dtype",
+                expected="super().__init__() before anything else",
+                fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
+            )
+
+    def _not_built(self, what: str) -> ModelError:
+        return ModelError(
+            f"{what}: layer {self.name!r} is not built",
+            given="a layer that has seen no input",
+            expected="a layer in a model that knows its input, or one that has been called",
+            fix="start the model with Input(shape), call the layer on an array, or model.build(input_shape)",
+        )
+
+    def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
+        known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]
+        known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
+        first = next(iter(kwargs))
+        return ModelError(
+            f"{type(self).__name__} does not know the argument {first!r}{did_you_mean(first, known)}",
+            given=f"{', '.join(f'{name}={value!r:.40}' for name, value in kwargs.items())}",
+            expected=f"some of {', '.join(dict.fromkeys(known))}",
+            fix="correct the name, or leave it out",
+        )
+
+    def _sublayers(self) -> list[Layer]:
+        """All layers below this one, each once."""
+        return [node for _, node in nnx.iter_graph(self) if isinstance(node, Layer) and node is not self]
+
+
+class _Named:
+    """Arguments, as `Configurable.get_config` reads them."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+
+
+def contain(value: Any) -> Any:
+    """Lists, tuples and dicts of modules as `nnx.List` and `nnx.Dict`, also empty ones, which may be filled later."""
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [contain(item) for item in value]
+        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
+            return nnx.List(items)
+    elif type(value) is dict:
+        if value == {}:
+            return nnx.Dict()
+        items = {name: contain(item) for name, item in value.items()}
+        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items.values()):
+            return nnx.Dict({str(name): item for name, item in items.items()})
+    return value
+
+
+def check_name(name: Any) -> str:
+    """`name`, if a layer can have it.
+
+    Raises:
+        ModelError: it is no string, is empty, or contains "/".
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ModelError(
+            "`name` cannot be the name of a layer",
+            given=f"name={name!r}",
+            expected='a string without "/", which separates names in paths',
+            fix='for example name="d1"',
+        )
+    return name
+
+
+def check_dtype(dtype: Any, layer: str) -> str:
+    """`dtype` by name; float32 for None.
+
+    Raises:
+        ModelError: there is no such element type.
+    """
+    try:
+        return jnp.dtype("float32" if dtype is None else dtype).name
+    except TypeError:
+        raise ModelError(
+            f"`dtype` of layer {layer!r} is not an element type",
+            given=f"dtype={dtype!r}",
+            expected="a name or numpy dtype",
+            fix='for example dtype="bfloat16"',
+        ) from None
+
+
+def to_snake_case(name: str) -> str:
+    """`Conv2DTranspose` -> `conv2d_transpose`."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def _home(layer: Layer) -> Any:
+    """What knows the weights of a layer that lives in a model; None for others."""
+    return getattr(layer, "_home", None)
+
+
+def _training(parameters: Mapping[str, inspect.Parameter], context: call_context.CallContext) -> bool:
+    """Whether a call that does not say so trains: as the call around it, else by the default of the layer's own."""
+    return bool(parameters["training"].default is True if context.training is None else context.training)
+
+
+@functools.cache
+def _call_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(cls.call).parameters)  # type: ignore[attr-defined]
+    parameters.pop("self", None)
+    return parameters
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _given(
+    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, default: Any
+) -> Any:
+    """The value that a call gives to a parameter; `default` when it gives none, or None."""
+    position = list(parameters).index(name)
+    value = args[position] if position < len(args) else kwargs.get(name)
+    return default if value is None else value
+
+
+def _tensor_arguments(
+    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call that hold arrays, by the names of the parameters."""
+    names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
+    named |= {name: value for name, value in kwargs.items() if not name.endswith("mask")}
+    return {name: value for name, value in named.items() if any(map(_is_array, jax.tree.leaves(value)))}
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:
+    """An array as the layer computes with it; anything else as it is."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = jnp.asarray(value)
+    if not isinstance(value, jax.Array) or not layer.autocast:
+        return value
+    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype == jnp.dtype(layer.compute_dtype):
+        return value
+    cast = value.astype(layer.compute_dtype)
+    context.set_mask(cast, context.mask_of(value))
+    return cast
+
+
+def _shapes_of(tensors: Any) -> Any:
+    """The shape of an array; of a structure of arrays the structure of their shapes."""
+    return jax.tree.map(jnp.shape, tensors)
+
+
+def _any(masks: Any) -> bool:
+    return any(mask is not None for mask in jax.tree.leaves(masks))
+
+
+def _axes_of(layout: Any) -> Any:
+    axes = getattr(layout, "axes", layout)
+    return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
+
+
+def _input_shape_of(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What `input_shape`, `input_dim` or `batch_input_shape` say of the input, the batch included; taken out."""
+    if kwargs.get("input_shape") is not None:
+        return (None, *kwargs.pop("input_shape"))
+    if kwargs.get("input_dim") is not None:
+        return (None, kwargs.pop("input_dim"))
+    if kwargs.get("batch_input_shape") is not None:
+        return tuple(kwargs.pop("batch_input_shape"))
+    return None

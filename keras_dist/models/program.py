@@ -1,0 +1,226 @@
+"""`Program`: a functional model as a list of calls, between inputs and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.layers.symbolic import KerasTensor, Node, Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The place of a tensor among the values of a run."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer or operation.
+
+    Attributes:
+        operation: the layer's name among the members, or an `Operation`.
+        args: positional arguments, with slots in the place of tensors.
+        kwargs: arguments by name, likewise.
+        outputs: what it gives, likewise.
+    """
+
+    operation: str | Operation
+    args: Any
+    kwargs: Any
+    outputs: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """The calls of a functional model in order.
+
+    Attributes:
+        calls: the calls.
+        inputs: structure of the inputs, with slots in the place of tensors.
+        outputs: structure of the outputs, likewise.
+        specs: the symbolic inputs, in flattening order.
+        optional: for each whether it may be None.
+        output_names: a name for each output, in flattening order.
+    """
+
+    calls: tuple[Call, ...]
+    inputs: Any
+    outputs: Any
+    specs: tuple[KerasTensor, ...]
+    optional: tuple[bool, ...]
+    output_names: tuple[str, ...]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs."""
+        return [spec.name for spec in self.specs]
+
+    def run(self, members: Mapping[str, Callable[..., Any]], inputs: Any) -> Any:
+        """The outputs for the inputs.
+
+        Args:
+            members: the layers by name.
+            inputs: arrays in the structure of the model's inputs, or a list, or a dict by the names of the inputs.
+
+        Raises:
+            ModelError: the inputs do not fit.
+        """
+        values: dict[int, Any] = dict(zip(_indices(self.inputs), self._arranged(inputs), strict=True))
+        for call in self.calls:
+            operation = members[call.operation] if isinstance(call.operation, str) else call.operation
+            args, kwargs = _filled((call.args, call.kwargs), values)
+            outputs = operation(*args, **kwargs)
+            values |= zip(_indices(call.outputs), jax.tree.leaves(outputs), strict=True)
+        return _filled(self.outputs, values)
+
+    def _arranged(self, inputs: Any) -> list[Any]:
+        """The inputs in flattening order, as their specs want them."""
+        given = self._in_order(inputs)
+        if len(given) != len(self.specs):
+            raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
+        return [
+            self._checked(spec, value, optional)
+            for spec, value, optional in zip(self.specs, given, self.optional, strict=True)
+        ]
+
+    def _in_order(self, inputs: Any) -> list[Any]:
+        if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
+            keys, given = list(self.inputs), inputs
+            order = [next(iter(_indices(self.inputs[key])), None) for key in keys]
+            missing = [key for key in keys if key not in given]
+            if missing:
+                raise self._misfit(f"a dict with {list(given)}", f"a dict with {keys}")
+            by_slot = dict(zip(order, (given[key] for key in keys), strict=True))
+            return [by_slot[index] for index in _indices(self.inputs)]
+        if isinstance(inputs, Mapping):
+            missing = [
+                name
+                for name, optional in zip(self.input_names, self.optional, strict=True)
+                if name not in inputs and not optional
+            ]
+            if missing:
+                near = "".join(did_you_mean(name, map(str, inputs)) for name in missing)
+                raise self._misfit(f"a dict with {list(inputs)}{near}", f"a dict with {self.input_names}")
+            return [inputs.get(name) for name in self.input_names]
+        return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
+
+    def _checked(self, spec: KerasTensor, value: Any, optional: bool) -> Any:
+        if value is None and optional:
+            return None
+        if value is None or not hasattr(value, "shape"):
+            raise self._misfit(f"{shorten(value)} for input {spec.name!r}", f"an array of shape {spec.shape}")
+        if value.ndim == spec.ndim - 1 and spec.shape[-1] == 1:
+            value = value[..., None]  # as in Keras: (batch,) for Input((1,))
+        elif value.ndim == spec.ndim + 1 and value.shape[-1] == 1:
+            value = jnp.squeeze(value, -1)
+        fits = value.ndim == spec.ndim and all(
+            wanted in (None, size) for wanted, size in zip(spec.shape, value.shape, strict=True)
+        )
+        if not fits:
+            raise self._misfit(f"shape {tuple(value.shape)} for input {spec.name!r}", f"shape {spec.shape}")
+        return jnp.asarray(value, spec.dtype)
+
+    def _misfit(self, given: str, expected: str) -> ModelError:
+        return ModelError(
+            "the inputs do not fit the model",
+            given=given,
+            expected=expected,
+            fix="pass the inputs in the order of model.inputs, or by name; the first dim is the batch",
+        )
+
+
+def trace_program(inputs: Any, outputs: Any, names: Mapping[int, str]) -> Program:
+    """The program between symbolic inputs and outputs.
+
+    Args:
+        inputs: a structure of symbolic tensors.
+        outputs: likewise.
+        names: for each layer, by id, its name among the members.
+    """
+    specs = jax.tree.leaves(inputs)
+    nodes = nodes_between(inputs, outputs)
+    slots: dict[int, Slot] = {}
+
+    def slot(leaf: Any) -> Any:
+        return slots.setdefault(id(leaf), Slot(len(slots))) if isinstance(leaf, KerasTensor) else leaf
+
+    def slotted(tree: Any) -> Any:
+        return jax.tree.map(slot, tree)
+
+    inputs = slotted(inputs)
+    calls = tuple(
+        Call(
+            node.operation if isinstance(node.operation, Operation) else names[id(node.operation)],
+            slotted(node.args),
+            slotted(node.kwargs),
+            slotted(node.outputs),
+        )
+        for node in nodes
+    )
+    optional = tuple(bool(getattr(spec.node and spec.node.operation, "optional", False)) for spec in specs)
+    return Program(calls, inputs, slotted(outputs), tuple(specs), optional, _output_names(outputs))
+
+
+def nodes_between(inputs: Any, outputs: Any) -> list[Node]:
+    """The calls that lead from inputs to outputs, in the order in which they were made.
+
+    Raises:
+        ModelError: one of them is no symbolic tensor, or an output does not depend on these inputs alone.
+    """
+    for label, tree in (("inputs", inputs), ("outputs", outputs)):
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+        for leaf in leaves if leaves else [tree]:
+            if not isinstance(leaf, KerasTensor):
+                raise ModelError(
+                    f"Model: `{label}` are not symbolic tensors",
+                    given=f"{shorten(leaf)} of type {type(leaf).__name__}",
+                    expected="what Input(shape) gives, and what layers give for it",
+                    fix="inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)",
+                )
+    known = {id(tensor) for tensor in jax.tree.leaves(inputs)}
+    found: dict[int, Node] = {}
+    waiting = [(tensor, tensor) for tensor in jax.tree.leaves(outputs)]
+    while waiting:
+        tensor, output = waiting.pop()
+        node = tensor.node
+        if id(tensor) in known or (node is not None and id(node) in found):
+            continue
+        if node is None or (not node.args and not node.kwargs):
+            raise ModelError(
+                f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
+                given=f"inputs {[leaf.name for leaf in jax.tree.leaves(inputs)]}",
+                expected="every tensor that the outputs depend on among the inputs, or computed from them",
+                fix=f"add {tensor.name!r} to the inputs of the model, or compute the output from its inputs",
+            )
+        found[id(node)] = node
+        waiting.extend((parent, output) for parent in node.parents)
+    return sorted(found.values(), key=lambda node: node.number)
+
+
+def _output_names(outputs: Any) -> tuple[str, ...]:
+    names = []
+    for path, tensor in jax.tree_util.tree_leaves_with_path(outputs):
+        keys = [str(key.key) for key in path if hasattr(key, "key")]
+        names.append(keys[-1] if keys else tensor.name.removesuffix("/output"))
+    return tuple(names)
+
+
+def _indices(tree: Any) -> list[int]:
+    return [leaf.index for leaf in jax.tree.leaves(tree) if isinstance(leaf, Slot)]
+
+
+def _filled(tree: Any, values: Mapping[int, Any]) -> Any:
+    return jax.tree.map(lambda leaf: values[leaf.index] if isinstance(leaf, Slot) else leaf, tree)
+
+
+def members_of(nodes: Sequence[Node]) -> list[Any]:
+    """The layers that the calls are of, each once, in the order of their first call."""
+    layers = [node.operation for node in nodes if not isinstance(node.operation, Operation)]
+    return list({id(layer): layer for layer in layers}.values())
