@@ -1,15 +1,20 @@
 """One layer of Keras and one of ours, with the same weights on the same inputs."""
 
 import inspect
+import os
 import types
 from typing import Any
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 TOLERANCE = 1e-5
+
+few_examples = hypothesis.settings(max_examples=40 if os.environ.get("CI") else 10, deadline=None)
+"""Each example of a layer compiles two programs: fewer than the profile's."""
 
 
 def assert_close(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
@@ -69,15 +74,11 @@ def compare_layers(
     def our_loss(params: Any, inputs: Any) -> Any:
         layer = nnx.merge(graph, params, rest, copy=True)
         outputs = layer(inputs, **extra, **call)
-        return _probe(outputs), (outputs, layer)
+        return _probe(outputs), (outputs, [weight.value for weight in layer.non_trainable_weights])
 
     (_, (their_outputs, fixed_after)), their_gradients = _value_and_grad(keras_loss, gradients)(trained, inputs)
-    (_, (our_outputs, _)), our_gradients = _value_and_grad(our_loss, gradients)(params, inputs)
+    (_, (our_outputs, statistics)), our_gradients = _value_and_grad(our_loss, gradients)(params, inputs)
     assert_close(our_outputs, their_outputs)
-
-    after = nnx.merge(graph, params, rest, copy=True)
-    after(inputs, **extra, **call)
-    statistics = [weight.value for weight in after.non_trainable_weights]
     known = [
         value
         for variable, value in zip(theirs.non_trainable_variables, fixed_after, strict=True)
@@ -97,7 +98,7 @@ def compare_layers(
 def _value_and_grad(loss: Any, gradients: bool) -> Any:
     def both(weights: Any, inputs: Any) -> Any:
         if not gradients:
-            return loss(weights, inputs), None
+            return jax.jit(loss)(weights, inputs), None
         leaves, treedef = jax.tree.flatten(inputs)
         floats = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
@@ -107,7 +108,9 @@ def _value_and_grad(loss: Any, gradients: bool) -> Any:
                 filled[index] = leaf
             return loss(weights, treedef.unflatten(filled))
 
-        return jax.value_and_grad(of, argnums=(0, 1), has_aux=True)(weights, [leaves[index] for index in floats])
+        # one program each: compiling every operation for every shape would take ten times as long
+        step = jax.jit(jax.value_and_grad(of, argnums=(0, 1), has_aux=True))
+        return step(weights, [leaves[index] for index in floats])
 
     return both
 

@@ -20,4 +20,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "parity" in item.path.parts:
             item.add_marker(pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore:Exception encountered when calling:UserWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:keras"))
