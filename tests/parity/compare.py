@@ -13,7 +13,7 @@ from flax import nnx
 
 TOLERANCE = 1e-5
 
-few_examples = hypothesis.settings(max_examples=40 if os.environ.get("CI") else 10, deadline=None)
+few_examples = hypothesis.settings(max_examples=15 if os.environ.get("CI") else 5, deadline=None)
 """Each example of a layer compiles two programs: fewer than the profile's."""
 
 
