@@ -42,9 +42,13 @@ def sparsemax(x: Any, axis: int = -1) -> jax.Array:
         x: an array.
         axis: of the classes.
 
+    Differs from Keras: the values add up to 1, as in the paper. Those of Keras 3.15 do only where one class is left.
+
     Source: `keras.activations.sparsemax`; https://arxiv.org/abs/1602.02068.
     """
-    return jnp.apply_along_axis(projections.projection_simplex, axis, jnp.asarray(x))
+    x = jnp.asarray(x)
+    dtype = jnp.result_type(x, 0.0)  # the projection gives float32 for shorter floats, and floors integers
+    return jnp.apply_along_axis(projections.projection_simplex, axis, x.astype(dtype)).astype(dtype)
 
 
 def glu(x: Any, axis: int = -1) -> jax.Array:

@@ -36,7 +36,7 @@ from keras_dist.activations.smooth import (
     tanh,
 )
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving import custom_object_scope, get_registered_name, resolve, serialize_keras_object
+from keras_dist.saving import custom_object_scope, resolve, serialize_keras_object
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     celu,
@@ -117,9 +117,8 @@ def serialize(activation: Any) -> Any:
 
     Source: `keras.activations.serialize`.
     """
-    if activation in _FUNCTIONS and get_registered_name(activation) == activation.__name__:
-        return activation.__name__
-    return serialize_keras_object(activation)
+    own = next((function for function in _FUNCTIONS if function is activation), None)
+    return serialize_keras_object(activation) if own is None else own.__name__
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:

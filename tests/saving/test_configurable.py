@@ -1,0 +1,93 @@
+"""Objects that know what they were made with."""
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_dist import saving
+from keras_dist.errors import ConfigError
+
+
+class Point(saving.Configurable):
+    def __init__(self, x: float, y: float = 2.0, *, name: str | None = None, **extra: Any) -> None:
+        self.sum = x + y
+        self.extra = extra
+
+
+class Pair(saving.Configurable):
+    def __init__(self, function: Any, second: Any = (1, 2)) -> None:
+        self.function = function
+        self.second = second
+
+
+class Sum(saving.Configurable):
+    def __init__(self, *parts: float, scale: float = 1.0) -> None:
+        self.parts = parts
+
+
+class Narrow(Point):
+    def __init__(self, x: float) -> None:
+        super().__init__(x, y=10.0, name="narrow")
+
+
+class Bare(saving.Configurable):
+    pass
+
+
+def test_a_config_holds_every_argument() -> None:
+    assert Point(1.0).get_config() == {"x": 1.0, "y": 2.0, "name": None}
+    assert Point(1.0, name="p", colour="red").get_config() == {"x": 1.0, "y": 2.0, "name": "p", "colour": "red"}
+    assert Bare().get_config() == {}
+
+
+def test_a_config_makes_the_object_again() -> None:
+    again = Point.from_config(Point(1.0, y=5.0, colour="red").get_config())
+    assert (again.sum, again.extra) == (6.0, {"colour": "red"})
+
+
+def test_arguments_for_the_base_are_not_those_of_the_subclass() -> None:
+    assert Narrow(3.0).get_config() == {"x": 3.0}
+    assert Narrow.from_config({"x": 3.0}).sum == 13.0
+
+
+def test_nested_objects_and_tuples_survive_json() -> None:
+    config = json.loads(json.dumps(saving.serialize_keras_object(Pair(Pair(np.arange(3)), second=(4, [5])))))
+    again = saving.deserialize_keras_object(config, {"Pair": Pair})
+    assert np.array_equal(again.function.function, np.arange(3))
+    assert again.function.second == (1, 2)
+    assert again.second == (4, [5])
+
+
+@pytest.mark.parametrize("remake", [copy.copy, copy.deepcopy, lambda obj: pickle.loads(pickle.dumps(obj))])
+def test_copies_know_their_arguments(remake: Any) -> None:
+    assert remake(Point(1.0, y=5.0)).get_config() == {"x": 1.0, "y": 5.0, "name": None}
+
+
+def test_a_call_that_does_not_fit_fails_as_python_has_it() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        Point()  # type: ignore[call-arg]
+
+
+def test_arguments_without_names_are_not_lost_in_silence() -> None:
+    with pytest.raises(ConfigError, match="arguments that have no name") as caught:
+        Sum(1.0, 2.0).get_config()
+    assert "(1.0, 2.0)" in caught.value.given
+    assert Sum(scale=2.0).get_config() == {"scale": 2.0}
+
+
+def test_a_config_with_other_arguments_is_named() -> None:
+    with pytest.raises(ConfigError, match="does not fit the constructor of Narrow") as caught:
+        Narrow.from_config({"x": 1.0, "z": 2.0})
+    assert caught.value.given == "config with x, z"
+    assert caught.value.expected == "x"
+    with pytest.raises(ConfigError, match="config with no arguments"):
+        Narrow.from_config({})
+
+
+def test_an_argument_that_cannot_be_written_down_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot be written down"):
+        Pair(object()).get_config()

@@ -1,0 +1,295 @@
+"""Objects as plain configs and back."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from keras_dist import activations, initializers, saving
+from keras_dist.errors import ConfigError
+
+
+class Part(saving.Configurable):
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
+class Foreign:
+    """Reads its own part, as Keras's guide has it."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def get_config(self) -> dict[str, Any]:
+        return {"part": saving.serialize_keras_object(self.part)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Foreign":
+        return cls(saving.deserialize_keras_object(config["part"]))
+
+
+def triple(x: Any) -> Any:
+    return 3 * x
+
+
+CUSTOM = {"Part": Part, "Foreign": Foreign, "triple": triple}
+
+
+def there_and_back(obj: Any, **kwargs: Any) -> Any:
+    config = json.loads(json.dumps(saving.serialize_keras_object(obj)))
+    return saving.deserialize_keras_object(config, CUSTOM, **kwargs)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=3)
+        | inner.map(Part)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Part):
+        return isinstance(b, Part) and same(a.value, b.value)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+@given(values)
+def test_plain_values_and_objects_survive_json(value: Any) -> None:
+    assert same(there_and_back(value), value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype="int8").reshape(2, 3),
+        np.array(2.5),
+        np.zeros((2, 0)),
+        np.array([True]),
+        jnp.eye(2, dtype="bfloat16"),
+    ],
+)
+def test_arrays_keep_shape_and_dtype(array: Any) -> None:
+    again = there_and_back(array)
+    assert (again.shape, again.dtype) == (array.shape, array.dtype)
+    assert np.array_equal(again, array)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.int32(3), 3),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.dtype("float32"), "float32"),
+        (np.float16, "float16"),
+        (jnp.bfloat16, "bfloat16"),
+        (jnp.float32, "float32"),
+    ],
+)
+def test_scalars_and_dtypes_become_plain(value: Any, expected: Any) -> None:
+    config = saving.serialize_keras_object(value)
+    assert type(config) is type(expected)
+    assert config == expected
+
+
+def test_tensors_of_keras_are_read() -> None:
+    config = {"class_name": "__tensor__", "config": {"value": [1.0, 2.0], "dtype": "float32"}}
+    again = saving.deserialize_keras_object(config)
+    assert (again.tolist(), again.dtype) == ([1.0, 2.0], np.float32)
+
+
+def test_functions_are_found_by_name() -> None:
+    assert there_and_back(triple) is triple
+    assert there_and_back(activations.relu) is activations.relu
+    with pytest.raises(ConfigError, match="'triple', which is not known") as caught:
+        saving.deserialize_keras_object(saving.serialize_keras_object(triple))
+    assert "custom_objects={'triple': triple}" in caught.value.fix
+
+
+def test_configs_name_the_package_that_exports_an_object() -> None:
+    config = saving.serialize_keras_object(initializers.HeNormal(seed=1))
+    assert config == {
+        "module": "keras_dist.initializers",
+        "class_name": "HeNormal",
+        "config": {"seed": 1, "input_axes": None, "output_axes": None},
+        "registered_name": None,
+    }
+
+
+def test_configs_of_custom_objects_hold_their_registered_name() -> None:
+    @saving.register_keras_serializable("shop")
+    class Till(Part):
+        pass
+
+    config = saving.serialize_keras_object(Till(1))
+    assert config["registered_name"] == "shop>Till"
+    assert type(saving.deserialize_keras_object(config)) is Till
+    assert saving.serialize_keras_object(Part())["registered_name"] == "Part"
+
+
+@pytest.mark.parametrize(
+    "module", ["keras.initializers", "keras_dist.initializers", "keras_dist.initializers.constants"]
+)
+def test_names_of_keras_mean_those_of_this_house(module: str) -> None:
+    config = {"module": module, "class_name": "Ones", "config": {}, "registered_name": None}
+    assert type(saving.deserialize_keras_object(config)) is initializers.Ones
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("subprocess", "Popen"),
+        ("builtins", "eval"),
+        ("this", "s"),
+        ("keras_dist", "distribution"),
+        ("keras_dist.os", "system"),
+        ("keras_dist.initializers.os", "system"),
+        ("keras_dist.initializers", "Configurable"),  # there, not exported
+        ("keras_dist.initializers", "get"),  # exported, but no part of a model
+        ("keras_dist.saving", "deserialize_keras_object"),
+        ("keras_dist.saving", "Configurable"),
+        ("keras_dist.config", "load"),
+        ("keras_dist.datasets", "digits"),
+        ("keras_dist.cli", "demo"),
+        ("keras_dist._jax", "adopt_traced_buffers"),
+        ("keras_dist.initializers.", "Ones"),
+        ("keras_dist..initializers", "Ones"),
+        ("keras_dist.initializers.nowhere", "Nothing"),
+        ("numpy", "ndarray"),
+        (None, "Ones"),
+        (7, "Ones"),
+    ],
+)
+def test_nothing_else_is_reached(module: Any, name: str) -> None:
+    before = set(sys.modules)
+    for config in ({"class_name": name, "config": {}}, {"class_name": "function", "config": name}):
+        with pytest.raises(ConfigError, match=f"'{name}', which is not known") as caught:
+            saving.deserialize_keras_object({**config, "module": module, "registered_name": None})
+        assert "register_keras_serializable" in caught.value.fix
+    assert {module.split(".")[0] for module in set(sys.modules) - before} <= {"keras_dist"}
+
+
+def test_a_registered_name_reaches_nothing_either() -> None:
+    config = {
+        "module": "keras_dist.nowhere",
+        "class_name": "Popen",
+        "config": {},
+        "registered_name": "subprocess>Popen",
+    }
+    with pytest.raises(ConfigError, match="Popen"):
+        saving.deserialize_keras_object(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"class_name": ["a"], "config": {}},
+        {"class_name": None, "config": {}},
+        {"class_name": "Part", "config": None},
+        {"class_name": "Part", "config": [1]},
+        {"class_name": "function", "config": {"x": 1}},
+        {"class_name": "__tuple__", "config": 5},
+        {"class_name": "__tuple__", "config": {}},
+        {"class_name": "__tuple__", "config": {"value": 5}},
+        {"class_name": "__numpy__", "config": {"value": [1], "dtype": "nothing"}},
+        {"class_name": "__numpy__", "config": {"value": [[1], [2, 3]], "dtype": "float32"}},
+    ],
+)
+def test_damaged_configs_are_named(config: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        saving.deserialize_keras_object(config, CUSTOM)
+    assert caught.value.given
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("obj", [object(), {1, 2}, b"bytes", jax.random.key(0), print], ids=repr)
+def test_what_cannot_be_written_down_or_read_again_is_named(obj: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be written down|not known"):
+        there_and_back(obj)
+
+
+def test_dicts_without_a_class_are_dicts() -> None:
+    assert there_and_back({"class_name": "Part"}) == {"class_name": "Part"}
+
+
+def test_lambdas_are_refused_in_safe_mode() -> None:
+    config = saving.serialize_keras_object(lambda x: x + 1)
+    assert saving.deserialize_keras_object(config, safe_mode=False)(1) == 2
+    for safe in ({}, {"safe_mode": True}):
+        with pytest.raises(ConfigError, match="a lambda, whose code would run") as caught:
+            saving.deserialize_keras_object(config, **safe)
+    assert "safe_mode=False" in caught.value.fix
+
+
+@pytest.mark.parametrize("holder", [Part, Foreign])
+def test_safe_mode_holds_for_what_is_inside(holder: Any) -> None:
+    config = saving.serialize_keras_object(holder(Part([lambda x, by=2: x * by])))
+    with pytest.raises(ConfigError, match="a lambda, whose code would run"):
+        saving.deserialize_keras_object(config, CUSTOM)
+    again = saving.deserialize_keras_object(config, CUSTOM, safe_mode=False)
+    inner = again.value if holder is Part else again.part
+    assert inner.value[0](4) == 8
+    with pytest.raises(ConfigError, match="a lambda, whose code would run"):  # it does not outlast the call
+        saving.deserialize_keras_object(config, CUSTOM)
+
+
+def test_what_is_inside_cannot_turn_safe_mode_off() -> None:
+    class Sly(Foreign):
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> "Sly":
+            return cls(saving.deserialize_keras_object(config["part"], safe_mode=False))
+
+    config = saving.serialize_keras_object(Sly(lambda x: x))
+    with pytest.raises(ConfigError, match="a lambda, whose code would run"):
+        saving.deserialize_keras_object(config, {"Sly": Sly})
+
+
+def test_lambdas_that_lean_on_more_than_their_code_are_refused() -> None:
+    by = 3
+    for function, name in ((lambda x: x * by, "by"), (lambda x, *, power=2: x**power, "power")):
+        with pytest.raises(ConfigError, match="more than its own code") as caught:
+            saving.serialize_keras_object(function)
+        assert name in caught.value.given
+
+
+def test_damaged_lambdas_are_named() -> None:
+    for code in ("", "AAAA", "not base64", 5):
+        config = {"class_name": "__lambda__", "config": {"value": code}}
+        with pytest.raises(ConfigError, match="cannot be read"):
+            saving.deserialize_keras_object(config, safe_mode=False)
+
+
+def test_custom_objects_reach_what_is_inside() -> None:
+    again = there_and_back(Foreign(Part(triple)))
+    assert again.part.value is triple
+
+
+def test_module_objects_are_for_the_outermost_name_only() -> None:
+    inner = {"class_name": "Part", "config": {}}
+    assert type(saving.deserialize_keras_object(inner, module_objects=CUSTOM)) is Part
+    with pytest.raises(ConfigError, match="'Part', which is not known"):
+        saving.deserialize_keras_object({"class_name": "Part", "config": {"value": inner}}, module_objects=CUSTOM)
+
+
+def test_saving_loads_no_jax() -> None:
+    code = "import sys; from keras_dist import saving; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
