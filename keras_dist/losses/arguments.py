@@ -91,3 +91,17 @@ def as_rows(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
     """`matched`, and vectors (batch,) as (batch, 1): a mean over the last dim then leaves a value for each example."""
     y_true, y_pred = matched(name, y_true, y_pred)
     return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)
+
+
+def align(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both with the same shape; a last dim of 1 that only one of them has is dropped.
+
+    Raises:
+        ModelError: the shapes differ otherwise.
+    """
+    check_arrays("the metric", y_true, y_pred)
+    if y_true.ndim == y_pred.ndim + 1 and y_true.shape[-1] == 1:
+        y_true = jnp.squeeze(y_true, -1)
+    if y_pred.ndim == y_true.ndim + 1 and y_pred.shape[-1] == 1:
+        y_pred = jnp.squeeze(y_pred, -1)
+    return matched("the metric", y_true, y_pred)

@@ -94,7 +94,7 @@ class BinaryCrossentropy(ElementwiseLoss):
 
     Args:
         from_logits: whether predictions are logits.
-        label_smoothing: as of the function.
+        label_smoothing: how far targets are moved to the middle, from 0 to 1.
         axis: the dim the mean is taken over.
         reduction: as in `Loss`.
         name: of the loss.
@@ -132,7 +132,7 @@ class BinaryFocalCrossentropy(ElementwiseLoss):
         alpha: the weight of 1.
         gamma: how little easy predictions count.
         from_logits: whether predictions are logits.
-        label_smoothing: as of the function.
+        label_smoothing: how far targets are moved to the middle, from 0 to 1.
         axis: the dim the mean is taken over.
         reduction: as in `Loss`.
         name: of the loss.

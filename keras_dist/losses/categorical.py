@@ -147,7 +147,7 @@ def _distributions(
             f"{name}: y_pred of shape {y_pred.shape} has one class, so that the loss is 0. "
             "Expected two or more; for a single yes-or-no output use 'binary_crossentropy'.",
             SyntaxWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return optax.smooth_labels(y_true, label_smoothing, axis=axis) if label_smoothing else y_true, y_pred
 
@@ -157,7 +157,8 @@ def _class_indices(name: str, y_true: Any, y_pred: Any, axis: int) -> tuple[jax.
     _check_axis(name, axis, y_pred)
     if y_true.ndim == y_pred.ndim and y_true.shape[axis] == 1:
         y_true = jnp.squeeze(y_true, axis)
-    expected = jax.eval_shape(lambda y: jnp.take(y, 0, axis), y_pred).shape
+    at = axis % y_pred.ndim
+    expected = y_pred.shape[:at] + y_pred.shape[at + 1 :]
     if y_true.shape != expected:
         raise ModelError(
             f"{name}: `y_true` does not fit `y_pred`",
@@ -198,7 +199,7 @@ class CategoricalCrossentropy(LibraryLoss):
 
     Args:
         from_logits: whether predictions are logits.
-        label_smoothing: as of the function.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.
         reduction: as in `Loss`.
         name: of the loss.
@@ -235,7 +236,7 @@ class CategoricalFocalCrossentropy(LibraryLoss):
         alpha: a factor, or one for each class.
         gamma: how little easy predictions count.
         from_logits: whether predictions are logits.
-        label_smoothing: as of the function.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.
         reduction: as in `Loss`.
         name: of the loss.
@@ -317,7 +318,7 @@ class CategoricalGeneralizedCrossEntropy(LibraryLoss):
     """`categorical_generalized_cross_entropy` as a loss.
 
     Args:
-        q: as of the function.
+        q: between 0 and 1; the larger, the less wrong labels count.
         reduction: as in `Loss`.
         name: of the loss.
         dtype: as in `Loss`.

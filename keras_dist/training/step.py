@@ -59,24 +59,30 @@ class Forward:
 class Objective:
     """What is minimised, and what is measured beside it."""
 
-    loss: Callable[[Any, Any], Any]
+    loss: losses.Loss
     metrics: Sequence[Metric]
 
     @property
     def needs_targets(self) -> bool:
         """Whether there is nothing to measure without `y`."""
-        return losses.needs_targets(self.loss) or any(metric.needs_targets for metric in self.metrics)
+        return self.loss.needs_targets or any(metric.needs_targets for metric in self.metrics)
 
     def value(self, batch: Batch, y_pred: Any) -> jax.Array:
         """The loss of a batch, a scalar.
 
         Raises:
-            ModelError: the loss is neither a scalar nor has a value for each example.
+            ModelError: the loss has no value for each example, or is not reduced to a number.
         """
-        x, y, sample_weight = batch
-        y_true, y_pred = losses.align_ranks(y, y_pred)
-        values = losses.check_values(self.loss(y_true, y_pred), y_true, y_pred, len(jax.tree.leaves(x)[0]))
-        return losses.reduce_mean(values, sample_weight)
+        _, y, sample_weight = batch
+        value = self.loss(y, y_pred, sample_weight)
+        if value.ndim > 0:
+            raise ModelError(
+                f"the loss {self.loss.name!r} is not reduced to a number",
+                given=f"reduction={self.loss.reduction!r}, a loss of shape {value.shape}",
+                expected="a scalar",
+                fix='leave out `reduction`, or pass "sum"',
+            )
+        return value
 
     def logs(self, value: jax.Array, y_true: Any, y_pred: Any) -> dict[str, Any]:
         """The loss and the metrics of a batch."""

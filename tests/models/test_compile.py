@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist.errors import DataError, DistributionError, LayoutError, ModelError, UnknownNameError
+from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError, ModelError, UnknownNameError
 from tests import layouts
 from tests.networks import Plain, TwoInputs, blobs
 
@@ -142,7 +142,7 @@ MISUSE = {
         "accuracy: `y_pred` is not an array",
     ),
     "loss of one parameter": (lambda: built(loss=lambda y: y), ModelError, "`loss` cannot be called"),
-    "loss class": (lambda: built(loss=kd.losses.MeanSquaredError), ModelError, "`loss` cannot be called"),
+    "loss class of arguments": (lambda: built(loss=kd.losses.LossFunctionWrapper), ConfigError, "`loss` is a class"),
     "metric of three parameters": (lambda: built(metrics=[lambda a, b, c: a]), ModelError, "metric"),
     "loss of None": (lambda: built(loss=lambda y, z: None).fit(X, Y), ModelError, "`loss` did not return an array"),
     "loss of a pair": (lambda: built(loss=lambda y, z: (z, z)).fit(X, Y), ModelError, "`loss` did not return an array"),

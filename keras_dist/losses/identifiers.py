@@ -1,0 +1,122 @@
+"""Losses by name and config, and as either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses import (
+    binary,
+    categorical,
+    contrastive,
+    margin,
+    probabilistic,
+    regression,
+    segmentation,
+    sequence,
+)
+from keras_dist.losses.loss import Loss
+from keras_dist.losses.wrapper import LossFunctionWrapper
+from keras_dist.saving import deserialize_keras_object, resolve, serialize_keras_object
+
+_CLASSES: dict[Callable[..., Any], type[Loss]] = {
+    binary.binary_crossentropy: binary.BinaryCrossentropy,
+    binary.binary_focal_crossentropy: binary.BinaryFocalCrossentropy,
+    categorical.categorical_crossentropy: categorical.CategoricalCrossentropy,
+    categorical.categorical_focal_crossentropy: categorical.CategoricalFocalCrossentropy,
+    categorical.categorical_generalized_cross_entropy: categorical.CategoricalGeneralizedCrossEntropy,
+    categorical.sparse_categorical_crossentropy: categorical.SparseCategoricalCrossentropy,
+    contrastive.circle: contrastive.Circle,
+    margin.categorical_hinge: margin.CategoricalHinge,
+    margin.hinge: margin.Hinge,
+    margin.squared_hinge: margin.SquaredHinge,
+    probabilistic.kl_divergence: probabilistic.KLDivergence,
+    probabilistic.poisson: probabilistic.Poisson,
+    regression.cosine_similarity: regression.CosineSimilarity,
+    regression.huber: regression.Huber,
+    regression.log_cosh: regression.LogCosh,
+    regression.mean_absolute_error: regression.MeanAbsoluteError,
+    regression.mean_absolute_percentage_error: regression.MeanAbsolutePercentageError,
+    regression.mean_squared_error: regression.MeanSquaredError,
+    regression.mean_squared_logarithmic_error: regression.MeanSquaredLogarithmicError,
+    segmentation.dice: segmentation.Dice,
+    segmentation.tversky: segmentation.Tversky,
+    sequence.ctc: sequence.CTC,
+}
+
+_SHORT_NAMES: dict[str, Callable[..., Any]] = {
+    "bce": binary.binary_crossentropy,
+    "kld": probabilistic.kl_divergence,
+    "mae": regression.mean_absolute_error,
+    "mape": regression.mean_absolute_percentage_error,
+    "mse": regression.mean_squared_error,
+    "msle": regression.mean_squared_logarithmic_error,
+}
+
+_NAMES: dict[str, Any] = {
+    **{function.__name__: function for function in _CLASSES},
+    **{cls.__name__: cls for cls in _CLASSES.values()},
+    **_SHORT_NAMES,
+    **{name.upper(): function for name, function in _SHORT_NAMES.items()},
+}
+
+
+def get(identifier: Any) -> Loss:
+    """The loss that `identifier` means.
+
+    Args:
+        identifier: a name such as `"mse"` or `"MeanSquaredError"`, a config, a function of this package, a `Loss` or
+            such a class; or any other callable `(y_true, y_pred) -> values or scalar`, which may do without targets.
+
+    Raises:
+        UnknownNameError: no loss has this name.
+        ConfigError: a config mentions an unknown class, or a class needs arguments.
+        ModelError: it is none of these, or cannot be called with these parameters.
+
+    Example:
+        >>> get("mse").name
+        'mean_squared_error'
+        >>> get({"class_name": "Huber", "config": {"delta": 2.0}}).delta
+        2.0
+
+    Source: `keras.losses.get`.
+    """
+    found = resolve(identifier, _NAMES, "loss", "a callable (y_true, y_pred) -> values")
+    if isinstance(found, Loss):
+        return found
+    if not callable(found):
+        raise ModelError(
+            "`loss` is neither a name nor a callable",
+            given=f"{shorten(found)} of type {type(found).__name__}",
+            expected="a name, a config, a Loss, or a callable (y_true, y_pred) -> values",
+            fix='for example loss="mse"',
+        )
+    own = next((cls for function, cls in _CLASSES.items() if function is found), None)
+    return LossFunctionWrapper(found) if own is None else own()
+
+
+def serialize(loss: Any) -> dict[str, Any]:
+    """A `Loss` or a named function as a config of plain values.
+
+    Raises:
+        ConfigError: it cannot be written down.
+
+    Source: `keras.losses.serialize`.
+    """
+    return serialize_keras_object(loss)
+
+
+def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """The `Loss` or function that `serialize` has written down.
+
+    Args:
+        name: the config.
+        custom_objects: classes and functions by name, beside the registered ones.
+
+    Raises:
+        ConfigError: the config mentions what is not known.
+
+    Source: `keras.losses.deserialize`.
+    """
+    return deserialize_keras_object(name, custom_objects, module_objects=_NAMES)

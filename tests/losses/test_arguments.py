@@ -1,0 +1,62 @@
+"""Ranks and shapes of targets beside those of predictions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import align_ranks, as_arrays, as_rows, from_numbers, matched
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (((6,), (6, 1)), ((6, 1), (6, 1))),
+        (((6, 1), (6,)), ((6, 1), (6, 1))),
+        (((6, 2, 1), (6, 2)), ((6, 2), (6, 2))),
+        (((6,), (6, 3)), ((6,), (6, 3))),
+        (((6, 1), (6, 3)), ((6, 1), (6, 3))),
+        (((6,), (6, 2, 1)), ((6,), (6, 2, 1))),
+    ],
+)
+def test_ranks_are_aligned_as_in_keras(given, expected):
+    aligned = align_ranks(*(jnp.zeros(shape) for shape in given))
+    assert tuple(array.shape for array in aligned) == expected
+
+
+def test_what_is_no_array_is_left_alone():
+    assert align_ranks(None, 3) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"), [(3, ()), (2.5, ()), ([1, 2], (2,)), (([1, 0], [True, 2.0]), (2, 2)), ([[[1.0]]], (1, 1, 1))]
+)
+def test_numbers_are_arrays(value, shape):
+    assert from_numbers(value).shape == shape
+
+
+@pytest.mark.parametrize("value", [None, [], [jnp.ones(2), jnp.ones(2)], {"a": 1.0}, "mse"])
+def test_what_holds_no_numbers_is_as_it_is(value):
+    assert from_numbers(value) is value
+
+
+def test_integer_predictions_hold_fractions():
+    y_true, y_pred = as_arrays("it", np.arange(3), np.arange(3))
+    assert y_true.dtype == jnp.int32 and y_pred.dtype == jnp.float32
+
+
+def test_targets_take_the_dtype_of_predictions():
+    y_true, y_pred = matched("it", np.array([1, 0], "u1"), jnp.ones(2, "bfloat16"))
+    assert y_true.dtype == y_pred.dtype == jnp.bfloat16
+
+
+def test_vectors_are_rows_of_one():
+    assert [array.shape for array in as_rows("it", jnp.ones(3), jnp.ones(3))] == [(3, 1), (3, 1)]
+    assert [array.shape for array in as_rows("it", jnp.ones((3, 2)), jnp.ones((3, 2)))] == [(3, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(("y_true", "y_pred"), [((8, 1), (8, 3)), ((8,), (8, 3)), ((8,), (4,)), ((2, 1, 3), (2, 3))])
+def test_nothing_is_broadcast(y_true, y_pred):
+    with pytest.raises(ModelError, match="it: targets do not have the shape") as caught:
+        matched("it", jnp.ones(y_true), jnp.ones(y_pred))
+    assert str(y_true) in caught.value.given and str(y_pred) in caught.value.given

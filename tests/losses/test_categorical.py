@@ -1,0 +1,115 @@
+"""Crossentropies of classes against numpy, where Keras says something else, and their limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import losses
+from keras_dist.errors import ModelError
+
+LOGITS = np.random.default_rng(0).normal(size=(6, 3)).astype("f4") * 3
+PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+LABELS = np.array([0, 2, 1, 1, 0, 2])
+NLL = -np.log(PROBABILITIES[np.arange(6), LABELS])
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS[:, None], LABELS.astype("f4"), LABELS.astype("u1")])
+def test_sparse_categorical_crossentropy_of_logits_and_probabilities(labels):
+    loss = losses.sparse_categorical_crossentropy
+    np.testing.assert_allclose(loss(labels, LOGITS, from_logits=True), NLL, rtol=1e-5)
+    np.testing.assert_allclose(loss(labels, PROBABILITIES), NLL, rtol=1e-4)
+
+
+def test_it_is_exact_for_logits_that_overflow_as_probabilities():
+    logits = jnp.array([[200.0, 0.0], [0.0, 200.0]])
+    found = losses.sparse_categorical_crossentropy(jnp.array([0, 0]), logits, from_logits=True)
+    np.testing.assert_allclose(found, [0.0, 200.0], atol=1e-5)
+    focal = losses.categorical_focal_crossentropy(jnp.array([[1, 0], [1, 0]]), logits, alpha=1.0, from_logits=True)
+    np.testing.assert_allclose(focal, [0.0, 200.0], atol=1e-4)
+
+
+def test_it_has_gradients():
+    grad = jax.grad(lambda z: losses.SparseCategoricalCrossentropy(from_logits=True)(jnp.asarray(LABELS), z))
+    np.testing.assert_allclose(grad(jnp.asarray(LOGITS)), (PROBABILITIES - np.eye(3)[LABELS]) / 6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("labels", "shape"), [((4, 2), (4, 2, 3)), ((4, 2, 1), (4, 2, 3)), ((4,), (4, 3))])
+def test_it_takes_any_number_of_dims(labels, shape):
+    found = losses.sparse_categorical_crossentropy(jnp.zeros(labels, int), jnp.zeros(shape), from_logits=True)
+    assert found.shape == shape[:-1]
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_classes_may_be_any_dim(from_logits):
+    y_pred = np.random.default_rng(1).uniform(0.1, 1, (2, 3, 5)).astype("f4")
+    y_true = np.random.default_rng(2).integers(0, 3, (2, 5))
+    expected = losses.sparse_categorical_crossentropy(y_true, np.moveaxis(y_pred, 1, -1), from_logits)
+    for labels in (y_true, y_true[:, None]):
+        found = losses.sparse_categorical_crossentropy(labels, y_pred, from_logits, axis=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    hot = np.moveaxis(np.eye(3)[y_true], -1, 1)
+    np.testing.assert_allclose(
+        losses.categorical_crossentropy(hot, y_pred, from_logits, 0.1, axis=1),
+        losses.categorical_crossentropy(np.eye(3)[y_true], np.moveaxis(y_pred, 1, -1), from_logits, 0.1),
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("label", [3, 100, -1])
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_class_out_of_range_is_nan(label, from_logits):
+    assert jnp.isnan(losses.sparse_categorical_crossentropy(jnp.array([label]), PROBABILITIES[:1], from_logits)).all()
+    assert jnp.isnan(losses.categorical_generalized_cross_entropy(jnp.array([label]), PROBABILITIES[:1], 0.5)).all()
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_ignored_classes_count_nowhere(from_logits):
+    loss = losses.SparseCategoricalCrossentropy(from_logits, ignore_class=-1)
+    y_pred = jnp.asarray(PROBABILITIES).at[1].set(jnp.nan)
+    labels = jnp.asarray(LABELS).at[jnp.array([1, 4])].set(-1)
+    value, gradient = jax.value_and_grad(lambda z: loss(labels, z))(y_pred)
+    counted = np.array([0, 2, 3, 5])
+    expected = losses.SparseCategoricalCrossentropy(from_logits)(LABELS[counted], PROBABILITIES[counted])
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert not gradient[jnp.array([1, 4])].any() and jnp.isfinite(gradient).all()
+    assert loss(jnp.full(6, -1), y_pred) == 0
+
+
+def test_indices_in_a_column_are_those_of_the_rows():
+    found = losses.categorical_generalized_cross_entropy(LABELS[:, None], PROBABILITIES, 0.5)
+    np.testing.assert_allclose(found, (1 - np.exp(-NLL) ** 0.5) / 0.5, rtol=1e-5)
+
+
+def test_factors_of_the_focal_loss_may_differ_from_class_to_class():
+    loss = losses.CategoricalFocalCrossentropy(alpha=[1.0, 0.0, 2.0], gamma=0.0, reduction=None)
+    np.testing.assert_allclose(loss(np.eye(3)[LABELS], PROBABILITIES), NLL * np.array([1, 0, 2])[LABELS], atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [losses.categorical_crossentropy, losses.categorical_focal_crossentropy])
+def test_a_single_class_is_warned_of(loss):
+    with pytest.warns(SyntaxWarning, match=r"\(4, 1\).*binary_crossentropy") as caught:
+        loss(jnp.ones((4, 1)), jnp.ones((4, 1)))
+    assert caught[0].filename == __file__
+
+
+def _index(y_true, y_pred, **options):
+    return lambda: losses.sparse_categorical_crossentropy(jnp.ones(y_true), jnp.ones(y_pred), **options)
+
+
+MISUSE = {
+    "one-hot": (_index((3, 3), (3, 3)), r"(?s)`y_true` does not fit `y_pred`.*shape \(3,\).*argmax"),
+    "rows": (_index((4,), (3, 3)), "`y_true` does not fit"),
+    "axis": (_index((3,), (3, 3), axis=2), r"(?s)`axis` is no dim.*-2 to 1"),
+    "axis as a flag": (_index((3,), (3, 3), axis=True), "`axis`"),
+    "axis of logits": (lambda: losses.categorical_crossentropy(jnp.ones(3), jnp.ones(3), axis=1), "`axis`"),
+    "shapes": (lambda: losses.categorical_crossentropy(jnp.ones(3), jnp.ones((3, 3))), "do not have the shape"),
+    "q": (lambda: losses.CategoricalGeneralizedCrossEntropy(q=1), "`q` is out of range"),
+}
+
+
+@pytest.mark.parametrize(("misuse", "message"), MISUSE.values(), ids=MISUSE)
+def test_misuse_ends_in_an_error_with_given_expected_and_remedy(misuse, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        misuse()
+    assert caught.value.given and caught.value.expected and caught.value.fix

@@ -1,0 +1,49 @@
+"""Circle loss: references, and what does not count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import losses
+from keras_dist.errors import ModelError
+
+EMBEDDINGS = jnp.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, -0.6]])
+
+
+def test_embeddings_are_references_of_each_other():
+    labels = jnp.array([0, 0, 1, 1])
+    found = losses.circle(labels[:, None], EMBEDDINGS)
+    given = losses.circle(labels, EMBEDDINGS, labels, EMBEDDINGS)
+    np.testing.assert_array_equal(found, given)
+    assert found.shape == (4,) and (found > 0).all()
+
+
+def test_references_may_be_others():
+    found = losses.circle(
+        jnp.array([0, 1]), EMBEDDINGS[:2], jnp.array([1, 0, 1]), EMBEDDINGS[1:], remove_diagonal=False
+    )
+    assert found.shape == (2,)
+
+
+def test_what_has_no_other_of_its_class_does_not_count():
+    labels = jnp.array([0, 0, 1, 2])
+    values = losses.circle(labels, EMBEDDINGS)
+    np.testing.assert_array_equal(values > 0, [True, True, False, False])
+    value, gradient = jax.value_and_grad(lambda z: losses.Circle()(labels, z))(EMBEDDINGS)
+    np.testing.assert_allclose(value, values[:2].mean(), rtol=1e-6)
+    assert jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((jnp.ones(3), EMBEDDINGS), r"(?s)`y_true` does not fit `y_pred`.*\(3,\).*\(4, 2\)"),
+        ((jnp.ones(4), jnp.ones(4)), "`y_true` does not fit `y_pred`"),
+        ((jnp.ones(4), EMBEDDINGS, None, EMBEDDINGS[:2]), "`ref_labels` does not fit `ref_embeddings`"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        losses.circle(*arguments)
+    assert caught.value.expected and caught.value.fix
