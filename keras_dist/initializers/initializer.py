@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random import check_seed, next_key
@@ -50,7 +51,8 @@ class RandomInitializer(Initializer):
     """Base of the initializers that draw random numbers.
 
     Args:
-        seed: None, or an integer, 0 <= seed < 2**32, that goes before every key: the values are the same in each call.
+        seed: None, or an integer, 0 <= seed < 2**32, that goes before every key: the values are the same in each call,
+            and those of Keras.
 
     Raises:
         ModelError: `seed` is not such an integer.
@@ -66,7 +68,7 @@ class RandomInitializer(Initializer):
             ModelError: `key` is no PRNG key.
         """
         if self.seed is not None:
-            return jax.random.key(self.seed)
+            return jax.random.wrap_key_data(jnp.array([self.seed, 0], jnp.uint32), impl="threefry2x32")
         if key is None:
             return next_key()
         if not isinstance(key, jax.Array):

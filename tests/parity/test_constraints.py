@@ -1,0 +1,50 @@
+"""Constraints give Keras's weights and configs."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from keras_dist import constraints
+
+LENGTHS = st.floats(0.0, 4.0, width=32)
+AXES = st.sampled_from([0, 1, -1, [0], [0, 1]])
+NUMBERS = st.integers(-64, 64).map(lambda n: n / 16)
+WEIGHTS = st.sampled_from([(3, 4), (2, 3, 2)]).flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=NUMBERS))
+
+
+def agree(ours: Any, theirs: Any, w: np.ndarray, keras: Any) -> None:
+    """The weight is Keras's, and so is the config; one made from Keras's config does the same."""
+    again = constraints.get(keras.constraints.serialize(theirs))
+    for constraint in (ours, again):
+        np.testing.assert_allclose(constraint(w), theirs(jnp.asarray(w)), rtol=1e-5, atol=1e-5)
+        assert constraint.get_config() == theirs.get_config()
+
+
+@given(max_value=LENGTHS, axis=AXES, w=WEIGHTS)
+def test_max_norm(keras: Any, max_value: float, axis: Any, w: np.ndarray) -> None:
+    agree(constraints.MaxNorm(max_value, axis), keras.constraints.MaxNorm(max_value, axis), w, keras)
+
+
+@given(axis=AXES, w=WEIGHTS)
+def test_unit_norm(keras: Any, axis: Any, w: np.ndarray) -> None:
+    agree(constraints.UnitNorm(axis), keras.constraints.UnitNorm(axis), w, keras)
+
+
+@given(bounds=st.tuples(LENGTHS, LENGTHS).map(sorted), rate=st.floats(0.0, 1.0, width=32), axis=AXES, w=WEIGHTS)
+def test_min_max_norm(keras: Any, bounds: list[float], rate: float, axis: Any, w: np.ndarray) -> None:
+    ours, theirs = (cls(*bounds, rate, axis) for cls in (constraints.MinMaxNorm, keras.constraints.MinMaxNorm))
+    agree(ours, theirs, w, keras)
+
+
+@given(w=WEIGHTS)
+def test_defaults(keras: Any, w: np.ndarray) -> None:
+    for name in ("max_norm", "min_max_norm", "non_neg", "unit_norm", "MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"):
+        agree(constraints.get(name), keras.constraints.get(name), w, keras)
+
+
+def test_all_names_are_there(keras: Any) -> None:
+    assert {name for name in vars(keras.constraints) if not name.startswith("_")} == set(constraints.__all__)

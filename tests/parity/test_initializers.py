@@ -1,0 +1,163 @@
+"""Initializers have Keras's distributions, constants and configs."""
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+
+from keras_dist import initializers
+
+SCALED = ["GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "LecunNormal", "LecunUniform"]
+SHAPES = st.one_of(  # biases, dense kernels, convolutions
+    st.tuples(st.sampled_from([60, 200])),
+    st.tuples(st.sampled_from([10, 40]), st.sampled_from([15, 50])),
+    st.tuples(st.sampled_from([3, 5]), st.sampled_from([4, 8]), st.sampled_from([16, 32])),
+)
+TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal distribution that ends at -2 and 2
+SEEDS = st.integers(0, 2**31)
+
+
+def limits(keras: Any, initializer: Any, shape: tuple[int, ...]) -> tuple[float, float]:
+    """The standard deviation of Keras's formula for `initializer`, and the value that none may pass."""
+    fan_in, fan_out = keras.src.initializers.random_initializers.compute_fans(
+        shape, initializer.input_axes, initializer.output_axes
+    )
+    n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[initializer.mode]
+    stddev = math.sqrt(initializer.scale / max(1.0, n))
+    bounds = {"uniform": math.sqrt(3) * stddev, "truncated_normal": 2 * stddev / TRUNCATED}
+    return stddev, bounds.get(initializer.distribution, math.inf)
+
+
+def check_moments(values: Any, mean: float, stddev: float, bound: float) -> None:
+    """Mean and standard deviation are within five standard errors, and no value passes the bound."""
+    values, count = np.asarray(values, "float64") - mean, np.size(values)
+    assert abs(values.mean()) < 5 * stddev / math.sqrt(count)
+    assert abs(values.std() / stddev - 1) < 5 / math.sqrt(2 * count) + 1 / count
+    assert np.abs(values).max() <= bound * (1 + 1e-5)
+    if math.isfinite(bound):
+        assert np.abs(values).max() > bound * (1 - 30 / count)  # a smaller bound would not fit either
+
+
+@pytest.mark.parametrize("name", SCALED)
+@given(shape=SHAPES, seed=SEEDS)
+def test_spread_of_named_initializers(keras: Any, name: str, shape: tuple[int, ...], seed: int) -> None:
+    stddev, bound = limits(keras, getattr(keras.initializers, name)(), shape)
+    check_moments(getattr(initializers, name)()(shape, key=jax.random.key(seed)), 0.0, stddev, bound)
+
+
+@given(
+    shape=SHAPES,
+    seed=SEEDS,
+    scale=st.floats(0.1, 10.0),
+    mode=st.sampled_from(["fan_in", "fan_out", "fan_avg"]),
+    distribution=st.sampled_from(["truncated_normal", "untruncated_normal", "uniform", "normal", "Uniform"]),
+)
+def test_variance_scaling(
+    keras: Any, shape: tuple[int, ...], seed: int, scale: float, mode: str, distribution: str
+) -> None:
+    theirs = keras.initializers.VarianceScaling(scale, mode, distribution)
+    ours = initializers.VarianceScaling(scale, mode, distribution)
+    check_moments(ours(shape, key=jax.random.key(seed)), 0.0, *limits(keras, theirs, shape))
+
+
+@given(
+    seed=SEEDS,
+    mode=st.sampled_from(["fan_in", "fan_out", "fan_avg"]),
+    axes=st.permutations([0, 1, -1]).flatmap(lambda axes: st.integers(1, 2).map(lambda n: (axes[:n], axes[n:]))),
+    leave_out=st.booleans(),
+)
+def test_axes(keras: Any, seed: int, mode: str, axes: Any, leave_out: bool) -> None:
+    arguments = {"mode": mode, "distribution": "uniform", "input_axes": axes[0], "output_axes": axes[1]}
+    if leave_out and len(axes[1]) > 1:
+        arguments["output_axes"] = axes[1][:1]
+    shape = (4, 10, 15)
+    theirs = keras.initializers.VarianceScaling(**arguments)
+    values = initializers.VarianceScaling(**arguments)(shape, key=jax.random.key(seed))
+    check_moments(values, 0.0, *limits(keras, theirs, shape))
+
+
+@given(mean=st.floats(-5.0, 5.0), stddev=st.floats(0.01, 5.0), seed=SEEDS)
+def test_given_spread(mean: float, stddev: float, seed: int) -> None:
+    shape, key = (40, 50), jax.random.key(seed)
+    check_moments(initializers.RandomNormal(mean, stddev)(shape, key=key), mean, stddev, math.inf)
+    truncated = initializers.TruncatedNormal(mean, stddev)(shape, key=key)
+    check_moments(truncated, mean, stddev * TRUNCATED, 2 * stddev + 1e-5)
+    uniform = initializers.RandomUniform(mean - stddev, mean + stddev)(shape, key=key)
+    check_moments(uniform, mean, stddev / math.sqrt(3), stddev + 1e-5)
+
+
+@pytest.mark.parametrize("name", ["random_normal", "random_uniform", "truncated_normal", "variance_scaling"])
+def test_default_spread(keras: Any, name: str) -> None:
+    shape = (200, 300)
+    ours, theirs = (np.asarray(get(name)(shape)) for get in (initializers.get, keras.initializers.get))
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.02)
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=0.02 * float(ours.std()))
+
+
+@pytest.mark.parametrize("name", ["random_normal", "truncated_normal", "random_uniform", "orthogonal", *SCALED])
+@given(seed=SEEDS, shape=st.sampled_from([(3, 4), (4, 3)]))
+def test_one_seed_gives_the_values_of_keras(keras: Any, name: str, seed: int, shape: tuple[int, int]) -> None:
+    config = {"class_name": name, "config": {"seed": seed}}
+    ours, theirs = (get(config)(shape) for get in (initializers.get, keras.initializers.get))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@given(shape=st.sampled_from([(4, 4), (3, 5), (5, 3), (2, 3, 4), (2, 2, 12)]), gain=st.floats(0.1, 3.0), seed=SEEDS)
+def test_orthogonal(keras: Any, shape: tuple[int, ...], gain: float, seed: int) -> None:
+    ours = initializers.Orthogonal(gain)(shape, key=jax.random.key(seed))
+    theirs = keras.initializers.Orthogonal(gain)(shape)
+
+    def product(values: Any) -> np.ndarray:
+        matrix = np.asarray(values).reshape(-1, shape[-1])
+        return matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
+
+    np.testing.assert_allclose(product(ours), product(theirs), atol=1e-4)
+
+
+@given(
+    value=st.integers(-5, 5) | st.floats(-5, 5, width=32) | st.booleans(),
+    shape=st.sampled_from([(), (3,), (2, 4)]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int32", None]),
+)
+def test_constants(keras: Any, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    for name, arguments in (("Constant", {"value": value}), ("Zeros", {}), ("Ones", {})):
+        ours = getattr(initializers, name)(**arguments)(shape, dtype)
+        theirs = getattr(keras.initializers, name)(**arguments)(shape, dtype)
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        np.testing.assert_array_equal(ours.astype("float32"), theirs.astype("float32"))
+
+
+@given(gain=st.floats(-3, 3, width=32), shape=st.sampled_from([(3, 3), (2, 4), (4, 2)]))
+def test_identity(keras: Any, gain: float, shape: tuple[int, int]) -> None:
+    np.testing.assert_array_equal(initializers.Identity(gain)(shape), keras.initializers.Identity(gain)(shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Constant", {"value": 0.5}),
+        ("Ones", {}),
+        ("Orthogonal", {"gain": 2.0, "seed": 1}),
+        ("RandomNormal", {"mean": 1.0, "stddev": 2.0, "seed": 1}),
+        ("RandomUniform", {"minval": 1.0, "maxval": 2.0, "seed": None}),
+        ("TruncatedNormal", {"mean": 1.0, "stddev": 2.0, "seed": 1}),
+        ("VarianceScaling", {"scale": 2.0, "mode": "fan_avg", "distribution": "uniform", "seed": 3}),
+        ("Zeros", {}),
+        *((name, {"seed": 2, "input_axes": [0], "output_axes": [1]}) for name in SCALED),
+    ],
+)
+def test_configs_are_those_of_keras(keras: Any, name: str, arguments: dict[str, Any]) -> None:
+    theirs = getattr(keras.initializers, name)(**arguments)
+    assert getattr(initializers, name)(**arguments).get_config() == theirs.get_config()
+    assert getattr(initializers, name)().get_config() == getattr(keras.initializers, name)().get_config()
+    again = initializers.get(keras.initializers.serialize(theirs))
+    assert (type(again).__name__, again.get_config()) == (name, theirs.get_config())
+
+
+def test_all_names_are_there(keras: Any) -> None:
+    theirs = {name for name in vars(keras.initializers) if not name.startswith("_")}
+    assert theirs - set(initializers.__all__) == {"STFT", "STFTInitializer", "stft"}
