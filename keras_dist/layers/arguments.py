@@ -77,3 +77,55 @@ def check_rate(argument: str, value: Any, layer: str) -> float:
             fix=f"for example {argument}=0.5",
         )
     return float(value)
+
+
+def check_axes(argument: str, value: Any, layer: str) -> tuple[int, ...]:
+    """`value`, an integer or several different ones, as a tuple.
+
+    Raises:
+        ModelError: it is none; calls it `argument` of the layer called `layer`.
+    """
+    axes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    whole = all(isinstance(axis, int | np.integer) and not isinstance(axis, bool) for axis in axes)
+    if not axes or not whole or len(set(axes)) < len(axes):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} names no dims of the input",
+            given=f"{argument}={shorten(value)}",
+            expected="an integer, or a list of different ones",
+            fix=f"for example {argument}=-1",
+        )
+    return tuple(int(axis) for axis in axes)
+
+
+def check_axes_exist(argument: str, axes: Sequence[int], shape: Sequence[int | None], layer: str) -> tuple[int, ...]:
+    """`axes` counted from the front, in ascending order.
+
+    Raises:
+        ModelError: `shape` has no such dim, or two name the same; calls them `argument` of the layer called `layer`.
+    """
+    rank = len(shape)
+    found = sorted(axis % rank for axis in axes if -rank <= axis < rank)
+    if len(set(found)) < len(axes):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} names dims that its input does not have, or one of them twice",
+            given=f"{argument}={list(axes)} for an input of shape {tuple(shape)}",
+            expected=f"different integers from {-rank} to {rank - 1}",
+            fix=f"correct {argument}, or reshape the input",
+        )
+    return tuple(found)
+
+
+def check_at_least_zero(argument: str, value: Any, layer: str) -> float:
+    """`value` as a number that is not negative.
+
+    Raises:
+        ModelError: it is none; calls it `argument` of the layer called `layer`.
+    """
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not value >= 0:
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} is not a number of at least 0",
+            given=f"{argument}={shorten(value)}",
+            expected="a number of at least 0",
+            fix=f"for example {argument}=0.001",
+        )
+    return float(value)
