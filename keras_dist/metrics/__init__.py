@@ -1,128 +1,157 @@
-"""Metrics: values for each example, summed on the device as totals and weights, divided once when read."""
+"""Metrics: state that grows with every batch, and a result that is read from it."""
 
-from __future__ import annotations
+from keras_dist.losses.binary import binary_crossentropy, binary_focal_crossentropy
+from keras_dist.losses.categorical import (
+    categorical_crossentropy,
+    categorical_focal_crossentropy,
+    sparse_categorical_crossentropy,
+)
+from keras_dist.losses.margin import categorical_hinge, hinge, squared_hinge
+from keras_dist.losses.probabilistic import kl_divergence, poisson
+from keras_dist.losses.regression import (
+    huber,
+    log_cosh,
+    mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_squared_error,
+    mean_squared_logarithmic_error,
+)
+from keras_dist.metrics.accuracy import (
+    Accuracy,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    TopKCategoricalAccuracy,
+    binary_accuracy,
+    categorical_accuracy,
+    sparse_categorical_accuracy,
+    sparse_top_k_categorical_accuracy,
+    top_k_categorical_accuracy,
+)
+from keras_dist.metrics.auc import AUC
+from keras_dist.metrics.confusion import (
+    FalseNegatives,
+    FalsePositives,
+    Precision,
+    Recall,
+    TrueNegatives,
+    TruePositives,
+)
+from keras_dist.metrics.correlation import (
+    ConcordanceCorrelation,
+    PearsonCorrelation,
+    concordance_correlation,
+    pearson_correlation,
+)
+from keras_dist.metrics.f_score import F1Score, FBetaScore
+from keras_dist.metrics.identifiers import get, get_all
+from keras_dist.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
+from keras_dist.metrics.margin import CategoricalHinge, Hinge, SquaredHinge
+from keras_dist.metrics.metric import Metric
+from keras_dist.metrics.operating_point import (
+    PrecisionAtRecall,
+    RecallAtPrecision,
+    SensitivityAtSpecificity,
+    SpecificityAtSensitivity,
+)
+from keras_dist.metrics.perplexity import Perplexity
+from keras_dist.metrics.probabilistic import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    KLDivergence,
+    Poisson,
+    SparseCategoricalCrossentropy,
+)
+from keras_dist.metrics.r2_score import R2Score
+from keras_dist.metrics.reduction import Mean, MeanMetricWrapper, Sum
+from keras_dist.metrics.regression import (
+    CosineSimilarity,
+    LogCoshError,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    MeanSquaredLogarithmicError,
+    RootMeanSquaredError,
+)
+from keras_dist.metrics.variable import MetricVariable
+from keras_dist.saving import deserialize_keras_object as deserialize
+from keras_dist.saving import serialize_keras_object as serialize
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-
-from keras_dist._signatures import takes
-from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.losses import align, check_arrays, mean_squared_error
-
-__all__ = ["Mean", "Metric", "accuracy", "get", "get_all", "mean_squared_error"]
-
-
-class Mean(NamedTuple):
-    """A mean that is still open: `total / weight`, both scalars on the device."""
-
-    total: Any
-    weight: Any
-
-    def __add__(self, other: tuple[Any, ...]) -> Mean:  # type: ignore[override]
-        return Mean(self.total + other[0], self.weight + other[1])
-
-    @classmethod
-    def zero(cls) -> Mean:
-        """Of nothing yet."""
-        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-
-    @classmethod
-    def of(cls, values: Any, weight: Any = 1.0) -> Mean:
-        """Of an array of values, each with the same weight."""
-        values = jnp.asarray(values, jnp.float32)
-        return cls(jnp.sum(values) * weight, jnp.asarray(values.size * weight, jnp.float32))
-
-
-class Metric(NamedTuple):
-    """A named function of `(y_true, y_pred)` that gives a value for each example."""
-
-    name: str
-    fn: Callable[[Any, Any], Any]
-
-    @property
-    def needs_targets(self) -> bool:
-        """Whether it compares with `y`; others may do without."""
-        return self.fn in _NAMES.values()
-
-
-def accuracy(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-    """Whether each prediction is right, as 0.0 or 1.0.
-
-    Args:
-        y_true: class indices (batch,) or (batch, 1), one-hot rows (batch, classes), or, for one output, 0 and 1.
-        y_pred: scores (batch, classes), or one probability for each example (batch, 1).
-
-    Returns:
-        A value for each prediction: the shape of `y_pred` without its classes.
-
-    Source: `keras.metrics.Accuracy` by the name "accuracy": binary, categorical or sparse by the shapes.
-    """
-    check_arrays("accuracy", y_true, y_pred)
-    if y_pred.ndim == 0 or y_pred.shape[-1] == 1 or y_pred.ndim == 1:
-        y_true, y_pred = align(y_true, y_pred)
-        return ((y_pred > 0.5) == (y_true > 0.5)).astype(jnp.float32)
-    if y_true.shape == y_pred.shape:
-        y_true = jnp.argmax(y_true, axis=-1)
-    elif y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
-        y_true = jnp.squeeze(y_true, -1)
-    return (jnp.argmax(y_pred, axis=-1) == y_true).astype(jnp.float32)
-
-
-_NAMES: dict[str, Callable[[Any, Any], Any]] = {
-    "accuracy": accuracy,
-    "acc": accuracy,
-    "mse": mean_squared_error,
-    "mean_squared_error": mean_squared_error,
-}
-
-
-def get(identifier: Any) -> Metric:
-    """The metric called `identifier`, or made of a callable `(y_true, y_pred) -> values`.
-
-    Raises:
-        UnknownNameError: no metric has this name.
-        ModelError: it is neither a name nor a callable.
-    """
-    if isinstance(identifier, Metric):
-        return identifier
-    if isinstance(identifier, str):
-        if identifier not in _NAMES:
-            raise UnknownNameError(
-                f"unknown metric {identifier!r}{did_you_mean(identifier, _NAMES)}",
-                given=f"metrics=[..., {identifier!r}]",
-                expected=f"one of {', '.join(sorted(_NAMES))}, or a callable (y_true, y_pred) -> values",
-                fix="correct the name, or pass a function",
-            )
-        return Metric(identifier, _NAMES[identifier])
-    if callable(identifier) and takes(identifier, None, None):
-        return Metric(getattr(identifier, "__name__", type(identifier).__name__), identifier)
-    raise ModelError(
-        "a metric is neither a name nor a callable (y_true, y_pred)",
-        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
-        expected="a name or a callable (y_true, y_pred) -> values",
-        fix='for example metrics=["accuracy"]',
-    )
-
-
-def get_all(identifiers: Any) -> list[Metric]:
-    """The metrics of `compile(metrics=...)`: a list or tuple of what `get` takes, a single one, or None.
-
-    Raises:
-        UnknownNameError: no metric has one of the names.
-        ModelError: one is neither a name nor a callable, or two would be logged under one name.
-    """
-    several = isinstance(identifiers, list | tuple) and not isinstance(identifiers, Metric)
-    found = [get(identifier) for identifier in (identifiers if several else [identifiers]) if identifier is not None]
-    names = ["loss", *(metric.name for metric in found)]
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise ModelError(
-            f"`metrics`: two values would be logged as {repeated[0]!r}",
-            given=f"the names {names}",
-            expected="a name of its own for each metric, and none called 'loss'",
-            fix=f"keras_dist.metrics.Metric('another_{repeated[0]}', fn)",
-        )
-    return found
+__all__ = [
+    "AUC",
+    "Accuracy",
+    "BinaryAccuracy",
+    "BinaryCrossentropy",
+    "BinaryIoU",
+    "CategoricalAccuracy",
+    "CategoricalCrossentropy",
+    "CategoricalHinge",
+    "ConcordanceCorrelation",
+    "CosineSimilarity",
+    "F1Score",
+    "FBetaScore",
+    "FalseNegatives",
+    "FalsePositives",
+    "Hinge",
+    "IoU",
+    "KLDivergence",
+    "LogCoshError",
+    "Mean",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanIoU",
+    "MeanMetricWrapper",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Metric",
+    "MetricVariable",
+    "OneHotIoU",
+    "OneHotMeanIoU",
+    "PearsonCorrelation",
+    "Perplexity",
+    "Poisson",
+    "Precision",
+    "PrecisionAtRecall",
+    "R2Score",
+    "Recall",
+    "RecallAtPrecision",
+    "RootMeanSquaredError",
+    "SensitivityAtSpecificity",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
+    "SparseTopKCategoricalAccuracy",
+    "SpecificityAtSensitivity",
+    "SquaredHinge",
+    "Sum",
+    "TopKCategoricalAccuracy",
+    "TrueNegatives",
+    "TruePositives",
+    "binary_accuracy",
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    "categorical_accuracy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_hinge",
+    "concordance_correlation",
+    "deserialize",
+    "get",
+    "get_all",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "pearson_correlation",
+    "poisson",
+    "serialize",
+    "sparse_categorical_accuracy",
+    "sparse_categorical_crossentropy",
+    "sparse_top_k_categorical_accuracy",
+    "squared_hinge",
+    "top_k_categorical_accuracy",
+]

@@ -9,8 +9,7 @@ import jax
 from flax import nnx
 from rich.console import Console
 
-from keras_dist import losses, random
-from keras_dist import metrics as metrics_module
+from keras_dist import random
 from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
 from keras_dist.data.arrays import ArraySource, check_batch_size
 from keras_dist.distribution import devices, scope
@@ -25,9 +24,10 @@ from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable, checked_value
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import apply_gradients, resolve_optimizers
 from keras_dist.training.state import TrainState
-from keras_dist.training.step import Forward, Objective, TrainStep, default_call
+from keras_dist.training.step import Forward, TrainStep, default_call
 from keras_dist.training.trainer import Recipe, Trainer
 
 
@@ -222,7 +222,9 @@ class Model:
         self,
         optimizer: Any = "rmsprop",
         loss: Any = None,
+        loss_weights: Any = None,
         metrics: Any = None,
+        weighted_metrics: Any = None,
         *,
         train_step: TrainStep | None = None,
     ) -> None:
@@ -232,11 +234,15 @@ class Model:
             optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
                 each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
                 whose whole path the regular expression matches.
-            loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), or a callable `(y_true, y_pred)` that returns a
-                value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for
-                such predictions.
-            metrics: names (`"accuracy"`, `"mse"`), or callables `(y_true, y_pred)` that return values for each example;
-                a list of them, or one.
+            loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
+                returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
+                predictions. For several outputs a list or dict by output of these, with None for outputs without a
+                loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
+            loss_weights: factors of the losses in their sum, a list or dict by output.
+            metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
+                each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
+                examples count alike.
+            weighted_metrics: likewise, but examples count by their `sample_weight`.
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
@@ -255,8 +261,7 @@ class Model:
             )
         if train_step is not None:
             check_callable("train_step", train_step, "state, batch, rngs")
-        measured = metrics_module.get_all(metrics)
-        objective = None if loss is None else Objective(losses.get(loss), measured)
+        objective = None if loss is None else resolve_objective(loss, loss_weights, metrics, weighted_metrics)
         optimizers = resolve_optimizers(optimizer, self._cell.state.trainable)
         self._cell.add_slots(optimizers)
         self._recipe = Recipe(objective, optimizers, train_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,13 +15,13 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.metrics import Mean
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
+from keras_dist.training.tallies import Tally, add, tally_of
 
-Logs = dict[str, Mean]
-"""Open means by name, on the device."""
+Logs = dict[str, Any]
+"""The states of tallies by name, on the device."""
 
 
 def rows_multiple(x: Any, distribution: Distribution) -> int:
@@ -69,16 +69,13 @@ class CompiledSteps:
         with _noting(batch):
             return program(state, batch.arrays[0])
 
-    def log_names(self, step: TrainStep, state: TrainState, batch: Batch) -> list[str]:
-        """The names that a train step logs."""
-        names: list[str] = []
+    def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
+        """How to accumulate what a train step logs. Traces the step, and runs nothing."""
+        return _traced_tallies(lambda state, arrays: self._stepped(step, state, arrays, batch.rows)[1], state, batch)
 
-        def trace(state: TrainState, arrays: Any) -> None:
-            names.extend(self._stepped(step, state, arrays, batch.rows)[1])  # in the user's order: JAX would sort them
-
-        with _noting(batch):
-            jax.eval_shape(trace, state, batch.arrays)
-        return names
+    def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
+        """How to accumulate what a test step logs. Traces the step, and runs nothing."""
+        return _traced_tallies(lambda state, arrays: step(state, _real_rows(arrays, batch.rows)), state, batch)
 
     def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
@@ -151,9 +148,21 @@ def _noting(batch: Batch) -> Iterator[None]:
         raise
 
 
-def zero_logs(names: list[str], mesh: DeviceMesh) -> Logs:
-    """Open means of nothing yet, on every device."""
-    return jax.device_put({name: Mean.zero() for name in names}, _replicated(mesh))
+def zero_logs(tallies: Mapping[str, Tally], mesh: DeviceMesh) -> Logs:
+    """The states of tallies before the first batch, on every device."""
+    return jax.device_put({name: tally.start() for name, tally in tallies.items()}, _replicated(mesh))
+
+
+def _traced_tallies(found_in: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
+    tallies: dict[str, Tally] = {}
+
+    def trace(state: TrainState, arrays: Any) -> None:
+        for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
+            tallies[name] = tally_of(name, found)
+
+    with _noting(batch):
+        jax.eval_shape(trace, state, batch.arrays)
+    return tallies
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
@@ -169,7 +178,7 @@ def _real_rows(arrays: Any, rows: int) -> Any:
 
 
 def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
-    """Each mean with a batch added: open means as they are, plain values weighted by the rows of the batch."""
+    """The states of the tallies with a batch added."""
     if set(found) != set(logs):
         raise ModelError(
             "train_step logs other names than before",
@@ -177,10 +186,7 @@ def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
             expected=f"{sorted(logs)}",
             fix="return the same names from every step",
         )
-    return {
-        name: mean + (found[name] if isinstance(found[name], Mean) else Mean.of(jnp.mean(found[name]), rows))
-        for name, mean in logs.items()
-    }
+    return {name: add(state, found[name], rows) for name, state in logs.items()}
 
 
 def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) -> Any:

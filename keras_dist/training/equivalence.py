@@ -10,14 +10,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import losses, random
+from keras_dist import random
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import EquivalenceError, ModelError, shorten
 from keras_dist.training.cell import host_copy
 from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.graph import trace_factory
-from keras_dist.training.step import Forward, Objective, default_call
+from keras_dist.training.objective import Objective, resolve_objective
+from keras_dist.training.step import Forward, default_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ def check_equivalence(
             fix="put the one-device distribution first: DataParallel(devices=list_devices()[:1])",
         )
     seed = random.check_seed(seed)
-    objective = Objective(losses.get(loss), ())
+    objective = resolve_objective(loss)
     reference, *others = (_run(factory, batch, objective, d, call or default_call, seed) for d in distributions)
     if not np.isfinite(reference.loss):
         raise EquivalenceError(

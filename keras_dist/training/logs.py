@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from keras_dist.metrics import Mean
+from keras_dist.training.tallies import Tally
 
 
-class LazyLogs(Mapping[str, float]):
-    """Loss and metrics by name, as floats. Reading the first one waits for the step and fetches all of them.
+class LazyLogs(Mapping[str, Any]):
+    """Loss and metrics by name: floats, or arrays where a metric has several values.
+
+    Reading the first one waits for the step and fetches all of them.
 
     Args:
-        means: open means on the device.
-        names: their order.
+        states: of the tallies, on the device.
+        tallies: how to read them, in their order.
         known: further values that are on the host already.
     """
 
     def __init__(
-        self, means: Mapping[str, Mean], names: Sequence[str], known: Mapping[str, float] | None = None
+        self, states: Mapping[str, Any], tallies: Mapping[str, Tally], known: Mapping[str, Any] | None = None
     ) -> None:
-        self._means = means
-        self._names = names
+        self._states = states
+        self._tallies = tallies
         self._known = dict(known or {})
-        self._fetched: dict[str, float] | None = None
+        self._fetched: dict[str, Any] | None = None
 
-    def __getitem__(self, name: str) -> float:
+    def __getitem__(self, name: str) -> Any:
         return self._values()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._names, *self._known])
+        return iter([*(name for tally in self._tallies.values() for name in tally.names), *self._known])
 
     def __len__(self) -> int:
-        return len(self._names) + len(self._known)
+        return len(list(iter(self)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {list(self)}>"
 
     def _values(self) -> dict[str, Any]:
         if self._fetched is None:
-            host = jax.device_get(dict(self._means))
-            found = {name: float(host[name].total / host[name].weight) for name in self._names}
-            self._fetched = found | self._known
+            host = jax.device_get(dict(self._states))
+            self._fetched = {}
+            for name, tally in self._tallies.items():
+                self._fetched |= tally.read(host[name])
+            self._fetched |= self._known
         return self._fetched

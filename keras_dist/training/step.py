@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import _paths, losses
+from keras_dist import _paths
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.metrics import Mean, Metric
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, apply_gradients
 from keras_dist.training.state import TrainState
+from keras_dist.training.tallies import Observation
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""
@@ -55,41 +56,6 @@ class Forward:
         return nnx.Rngs(jax.random.fold_in(jax.random.key(self.seed), step))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Objective:
-    """What is minimised, and what is measured beside it."""
-
-    loss: losses.Loss
-    metrics: Sequence[Metric]
-
-    @property
-    def needs_targets(self) -> bool:
-        """Whether there is nothing to measure without `y`."""
-        return self.loss.needs_targets or any(metric.needs_targets for metric in self.metrics)
-
-    def value(self, batch: Batch, y_pred: Any) -> jax.Array:
-        """The loss of a batch, a scalar.
-
-        Raises:
-            ModelError: the loss has no value for each example, or is not reduced to a number.
-        """
-        _, y, sample_weight = batch
-        value = self.loss(y, y_pred, sample_weight)
-        if value.ndim > 0:
-            raise ModelError(
-                f"the loss {self.loss.name!r} is not reduced to a number",
-                given=f"reduction={self.loss.reduction!r}, a loss of shape {value.shape}",
-                expected="a scalar",
-                fix='leave out `reduction`, or pass "sum"',
-            )
-        return value
-
-    def logs(self, value: jax.Array, y_true: Any, y_pred: Any) -> dict[str, Any]:
-        """The loss and the metrics of a batch."""
-        measured = {metric.name: Mean.of(metric.fn(y_true, y_pred)) for metric in self.metrics}
-        return {"loss": value, **measured}
-
-
 def default_call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
     """`module(x)` in training or evaluation mode."""
     del rngs  # an NNX module carries its own streams
@@ -105,15 +71,17 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
 
     def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
         del rngs  # drawn inside, where the gradient is traced
-        x, y, _ = batch
 
-        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            y_pred, rest = forward(trainable, state.rest, state.step, x, True)
-            return objective.value(batch, y_pred), (y_pred, rest)
+        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, Any, Any]]:
+            y_pred, rest = forward(trainable, state.rest, state.step, batch[0], True)
+            losses = objective.losses(batch, y_pred)
+            return losses["loss"], (losses, y_pred, rest)
 
-        (value, (y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
-        new = apply_gradients(state, optimizers, grads, value=value, value_fn=lambda trainable: loss_of(trainable)[0])
-        return new.replace(rest=rest), objective.logs(value, y, y_pred)
+        (_, (losses, y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+        new = apply_gradients(
+            state, optimizers, grads, value=losses["loss"], value_fn=lambda trainable: loss_of(trainable)[0]
+        )
+        return new.replace(rest=rest), objective.logs(losses, batch, y_pred)
 
     return train_step
 
@@ -122,9 +90,8 @@ def make_test_step(forward: Forward, objective: Objective) -> Callable[[TrainSta
     """Loss and metrics of a batch."""
 
     def test_step(state: TrainState, batch: Batch) -> dict[str, Any]:
-        x, y, _ = batch
-        y_pred, _ = forward(state.trainable, state.rest, state.step, x, False)
-        return objective.logs(objective.value(batch, y_pred), y, y_pred)
+        y_pred, _ = forward(state.trainable, state.rest, state.step, batch[0], False)
+        return objective.logs(objective.losses(batch, y_pred), batch, y_pred)
 
     return test_step
 
@@ -169,7 +136,7 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
                 fix="cast the new value to the dtype of the old one",
             )
     for name, value in logs.items():
-        if not isinstance(value, Mean) and jnp.shape(value) != ():
+        if not isinstance(value, Observation) and jnp.shape(value) != ():
             raise ModelError(
                 f"train_step logs {name!r}, which is not a scalar",
                 given=f"shape {jnp.shape(value)}",

@@ -18,8 +18,10 @@ from keras_dist.training.compiled import CompiledSteps, Logs, rows_multiple, zer
 from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.logs import LazyLogs
 from keras_dist.training.loop import Hooks, run_steps
+from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.step import Forward, Objective, TrainStep
+from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.tallies import Tally
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,11 +55,11 @@ class Trainer:
         self._distribution = distribution
         self._compiled = CompiledSteps(cell.state_plan, forward, distribution)
         self._predict_step = steps.make_predict_step(forward)
-        self._log_names: list[str] | None = None
+        self._train_tallies: dict[str, Tally] | None = None
+        self._test_tallies: dict[str, Tally] | None = None
         self._tensor_rules_checked = False
         self._train_step: Any = None
         self._test_step: Any = None
-        self._test_names: list[str] = []
         self._recipe = recipe
         if recipe is not None:
             self._use(recipe)
@@ -85,7 +87,7 @@ class Trainer:
         """
         self._check_targets(source)
         multiple = self._prepare(source)
-        names = self._names_of(source.batches(batch_size, multiple))
+        tallies = self._tallies_of_train(source.batches(batch_size, multiple))
         logs: Mapping[str, float] = {}
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("train")
@@ -93,20 +95,20 @@ class Trainer:
                 hooks.on_epoch_begin(epoch)
                 key = None if shuffle_key is None else (*shuffle_key, epoch)
                 batches = source.batches(batch_size, multiple, key)
-                means = run_steps(
+                states = run_steps(
                     "train",
                     batches,
-                    self._train_dispatch(names),
+                    self._train_dispatch(tallies),
                     hooks,
                     check_interrupt,
-                    as_logs=lambda means: LazyLogs(means, names),
+                    as_logs=lambda states: LazyLogs(states, tallies),
                     should_stop=should_stop,
                 )
                 known: dict[str, float] = {}
                 if validation is not None:
                     found = self._evaluate(*validation, hooks, check_interrupt)
                     known = {f"val_{name}": value for name, value in found.items()}
-                logs = LazyLogs(means, names, known)
+                logs = LazyLogs(states, tallies, known)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
@@ -138,15 +140,16 @@ class Trainer:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
         batch = source.whole(self._prepare(source))
-        names = self._names_of(iter([batch]))
+        tallies = self._tallies_of_train(iter([batch]))
         with interrupt_between_steps():
-            return dict(LazyLogs(self._train_dispatch(names)(batch), names))
+            return dict(LazyLogs(self._train_dispatch(tallies)(batch), tallies))
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = source.whole(self._prepare(source))
-        return dict(LazyLogs(self._test_dispatch()(batch), self._test_names))
+        tallies = self._tallies_of_test(iter([batch]))
+        return dict(LazyLogs(self._test_dispatch(tallies)(batch), tallies))
 
     def predict_batch(self, source: ArraySource) -> Any:
         """The outputs for all rows of `source` as one batch, on the host."""
@@ -156,18 +159,16 @@ class Trainer:
     def lower_train(self, source: ArraySource) -> Any:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
         batch = source.whole(self._prepare(source))
-        logs = zero_logs(self._names_of(iter([batch])), self._cell.mesh)
+        logs = zero_logs(self._tallies_of_train(iter([batch])), self._cell.mesh)
         return self._compiled.lower_train(self._train_step, self._cell.state, logs, batch)
 
     def _use(self, recipe: Recipe) -> None:
         if recipe.objective is not None:
             self._test_step = steps.make_test_step(self._forward, recipe.objective)
-            self._test_names = ["loss", *(metric.name for metric in recipe.objective.metrics)]
         if recipe.train_step is not None:
             self._train_step = recipe.train_step
         elif recipe.objective is not None:
             self._train_step = steps.make_train_step(self._forward, recipe.objective, recipe.optimizers)
-            self._log_names = self._test_names
 
     def _check_targets(self, source: ArraySource) -> None:
         if self._recipe is not None and self._recipe.train_step is None:
@@ -186,14 +187,22 @@ class Trainer:
             self._tensor_rules_checked = True
         return rows_multiple(source.x, self._distribution)
 
-    def _names_of(self, batches: Iterator[Batch]) -> list[str]:
-        """What the train step logs; a user's step is traced for it once."""
-        if self._log_names is None:
-            self._log_names = self._compiled.log_names(self._train_step, self._cell.state, next(batches))
-        return self._log_names
+    def _tallies_of_train(self, batches: Iterator[Batch]) -> dict[str, Tally]:
+        """How to accumulate what the train step logs; a user's step is traced for it once."""
+        if self._recipe is not None and self._recipe.train_step is None:
+            return self._tallies_of_test(batches)
+        if self._train_tallies is None:
+            self._train_tallies = self._compiled.train_tallies(self._train_step, self._cell.state, next(batches))
+        return self._train_tallies
 
-    def _train_dispatch(self, names: list[str]) -> Callable[[Batch], Logs]:
-        logs = zero_logs(names, self._cell.mesh)
+    def _tallies_of_test(self, batches: Iterator[Batch]) -> dict[str, Tally]:
+        """How to accumulate what the test step logs; it is traced once, which gives metrics their shapes."""
+        if self._test_tallies is None:
+            self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, next(batches))
+        return self._test_tallies
+
+    def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Batch], Logs]:
+        logs = zero_logs(tallies, self._cell.mesh)
 
         def dispatch(batch: Batch) -> Logs:
             nonlocal logs
@@ -204,8 +213,8 @@ class Trainer:
 
         return dispatch
 
-    def _test_dispatch(self) -> Callable[[Batch], Logs]:
-        logs = zero_logs(self._test_names, self._cell.mesh)
+    def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Batch], Logs]:
+        logs = zero_logs(tallies, self._cell.mesh)
 
         def dispatch(batch: Batch) -> Logs:
             nonlocal logs
@@ -223,18 +232,18 @@ class Trainer:
         self, source: ArraySource, batch_size: int, hooks: Hooks, check_interrupt: Callable[[], None]
     ) -> LazyLogs:
         self._check_measurable(source)
-        batches = source.batches(batch_size, self._prepare(source))
+        multiple = self._prepare(source)
+        tallies = self._tallies_of_test(source.batches(batch_size, multiple))
         hooks.begin("test")
-        names = self._test_names
-        means = run_steps(
+        states = run_steps(
             "test",
-            batches,
-            self._test_dispatch(),
+            source.batches(batch_size, multiple),
+            self._test_dispatch(tallies),
             hooks,
             check_interrupt,
-            as_logs=lambda means: LazyLogs(means, names),
+            as_logs=lambda states: LazyLogs(states, tallies),
         )
-        logs = LazyLogs(means, names)
+        logs = LazyLogs(states, tallies)
         hooks.end("test", logs)
         return logs
 

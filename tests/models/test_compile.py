@@ -64,8 +64,7 @@ MISUSE = {
     "optimizer of nothing": (lambda: built(optimizer={"d3": "sgd"}), ModelError, "optimizer 'd3' updates no variable"),
     "metric typo": (lambda: built(metrics=["acc", "accurcy"]), UnknownNameError, "unknown metric 'accurcy'"),
     "metric of no kind": (lambda: built(metrics=[3]), ModelError, "metric"),
-    "two metrics of one name": (lambda: built(metrics=["mse", "mse"]), ModelError, "'mse'"),
-    "metric called loss": (lambda: built(metrics=[kd.metrics.Metric("loss", LOSS)]), ModelError, "'loss'"),
+    "metric called loss": (lambda: built(metrics=[kd.metrics.Mean("loss")]), ModelError, "'loss'"),
     "empty data": (lambda: compiled().fit(X[:0], Y[:0]), DataError, "the data set is empty"),
     "empty validation": (
         lambda: compiled().fit(X, Y, validation_data=(X[:0], Y[:0])),
@@ -135,7 +134,11 @@ MISUSE = {
         DataError,
         "validation y is missing",
     ),
-    "outputs that are dicts": (lambda: of_dicts("mse").fit(TWO, Y), ModelError, r"(?s)`y_pred` is not an array.*sum"),
+    "one array for several outputs": (
+        lambda: of_dicts("mse").fit(TWO, Y),
+        ModelError,
+        r"(?s)`y` does not match the outputs.*'parts/0', 'parts/1', 'sum'",
+    ),
     "outputs that are dicts, metric": (
         lambda: of_dicts(lambda y, z: z["sum"].mean(-1), metrics=["accuracy"]).fit(TWO, Y),
         ModelError,
@@ -229,7 +232,11 @@ def test_metrics_by_name_and_by_hand():
     scores = np.asarray(model.module(X))
     assert logs["largest"] == pytest.approx(scores.max(-1).mean(), abs=1e-6)
     assert logs["accuracy"] == pytest.approx((scores.argmax(-1) == Y).mean())
-    for metrics, name in (("accuracy", "accuracy"), (largest, "largest"), (kd.metrics.Metric("m", largest), "m")):
+    for metrics, name in (
+        ("accuracy", "accuracy"),
+        (largest, "largest"),
+        (kd.metrics.MeanMetricWrapper(largest, "m"), "m"),
+    ):
         assert list(built(metrics=metrics).evaluate(X, Y, verbose=0, return_dict=True)) == ["loss", name]
 
 

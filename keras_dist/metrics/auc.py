@@ -1,0 +1,167 @@
+"""`AUC`: the area under a curve of two rates over all thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import EPSILON
+from keras_dist.metrics.choices import check_at_least, check_choice
+from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread
+from keras_dist.metrics.metric import Metric
+from keras_dist.metrics.reduction import divide_no_nan
+
+
+class AUC(Metric):
+    """The area under the ROC, precision-recall or precision-recall-gain curve, as a sum over thresholds.
+
+    Args:
+        num_thresholds: how many points the curve has.
+        curve: `"ROC"`, `"PR"` or `"PRGAIN"`.
+        summation_method: how the curve runs between points: `"interpolation"`, `"minoring"` or `"majoring"`.
+        name: what it is logged as.
+        dtype: of the counts.
+        thresholds: in place of evenly spaced ones; points below 0 and above 1 are added.
+        multi_label: whether predictions are (batch, labels), and the result is the mean over labels.
+        num_labels: how many labels there are; by default known with the first batch.
+        label_weights: a weight for each label: in the mean over labels, or, without `multi_label`, in the counts.
+        from_logits: whether predictions are logits.
+
+    Raises:
+        ModelError: an argument is none of its options, or out of range.
+
+    Source: `keras.metrics.AUC`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        summation_method: str = "interpolation",
+        name: str | None = None,
+        dtype: Any = None,
+        thresholds: Sequence[float] | None = None,
+        multi_label: bool = False,
+        num_labels: int | None = None,
+        label_weights: Any = None,
+        from_logits: bool = False,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.curve = check_choice("curve", str(curve).upper(), ("PRGAIN", "PR", "ROC"))
+        methods = ("majoring", "minoring", "interpolation")
+        self.summation_method = check_choice("summation_method", str(summation_method).lower(), methods)
+        if thresholds is None:
+            self.thresholds = even_thresholds(check_at_least("num_thresholds", num_thresholds, 2), EPSILON)
+        else:
+            self.thresholds = [-EPSILON, *sorted(thresholds), 1 + EPSILON]
+        self.num_thresholds = len(self.thresholds)
+        self.multi_label = multi_label
+        self.label_weights = None if label_weights is None else np.asarray(label_weights, self.dtype)
+        self.from_logits = from_logits
+        if num_labels and not multi_label:
+            raise ModelError(
+                "AUC: `num_labels` is for labels that are counted alone",
+                given=f"num_labels={num_labels}, multi_label=False",
+                expected="num_labels only with multi_label=True",
+                fix="leave num_labels out, or pass multi_label=True",
+            )
+        if num_labels or not multi_label:
+            self._build(num_labels)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: 0 and 1, of `y_pred`'s shape.
+            y_pred: probabilities or logits (batch, ...).
+            sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
+        """
+        y_true, y_pred = selected("AUC", y_true, y_pred)
+        if self.multi_label and y_pred.ndim != 2:
+            raise ModelError(
+                "AUC: `multi_label` needs labels in the last of two dims",
+                given=f"predictions of shape {y_pred.shape}",
+                expected="shape (batch, labels)",
+                fix="reshape predictions and targets, or leave multi_label out",
+            )
+        if not self.variables:
+            self._build(y_pred.shape[-1])
+        if self.from_logits:
+            y_pred = jax.nn.sigmoid(y_pred)
+        if self.label_weights is not None and not self.multi_label:
+            sample_weight = spread(1 if sample_weight is None else sample_weight, y_pred) * self.label_weights
+        counts = count(y_true, y_pred, self.thresholds, sample_weight, multi_label=self.multi_label)
+        for variable, values in zip(self.variables, counts, strict=True):
+            variable.assign_add(values)
+
+    def result(self) -> Any:
+        """The area so far; 0 of nothing."""
+        if not self.variables:
+            return jnp.zeros(())
+        counts = Counts(*(jnp.asarray(variable.value) for variable in self.variables))
+        if self.curve == "PR" and self.summation_method == "interpolation":
+            areas = _interpolated_precision_recall(counts)
+        else:
+            x, y = _CURVES[self.curve](counts)
+            heights = {"interpolation": (y[:-1] + y[1:]) / 2}.get(self.summation_method)
+            if heights is None:
+                heights = (jnp.minimum if self.summation_method == "minoring" else jnp.maximum)(y[:-1], y[1:])
+            areas = (x[:-1] - x[1:]) * heights
+        area = jnp.sum(areas, axis=0)
+        if self.multi_label and self.label_weights is not None:
+            return divide_no_nan(jnp.sum(area * self.label_weights), jnp.sum(self.label_weights))
+        return jnp.mean(area)
+
+    def _build(self, labels: int | None) -> None:
+        shape = (self.num_thresholds, labels) if self.multi_label and labels else (self.num_thresholds,)
+        for name in Counts._fields:
+            setattr(self, name, self.add_variable(shape, name=name))
+
+
+def _roc(counts: Counts) -> tuple[Any, Any]:
+    false_rate = divide_no_nan(counts.false_positives, counts.false_positives + counts.true_negatives)
+    return false_rate, _recall(counts)
+
+
+def _precision_recall(counts: Counts) -> tuple[Any, Any]:
+    return _recall(counts), divide_no_nan(counts.true_positives, counts.true_positives + counts.false_positives)
+
+
+def _precision_recall_gain(counts: Counts) -> tuple[Any, Any]:
+    """Precision and recall on a scale where always saying yes is 0 and being right is 1.
+
+    Source: Flach and Kull, Precision-Recall-Gain Curves, NeurIPS 2015.
+    """
+    true, false_positives, true_negatives, false_negatives = counts
+    odds = divide_no_nan(true + false_negatives, true_negatives + false_positives)
+    recall = jnp.where(true == 0, 0.0, 1 - odds * divide_no_nan(false_negatives, true))
+    precision = jnp.where(true == 0, 1.0, 1 - odds * divide_no_nan(false_positives, true))
+    return jnp.maximum(recall, 0), precision
+
+
+def _interpolated_precision_recall(counts: Counts) -> Any:
+    """The area between each threshold and the next, where true positives are interpolated and not precision.
+
+    Source: Davis and Goadrich, The Relationship Between Precision-Recall and ROC Curves, ICML 2006.
+    """
+    true, positive = counts.true_positives, counts.true_positives + counts.false_positives
+    gained = true[:-1] - true[1:]
+    slope = divide_no_nan(gained, jnp.maximum(positive[:-1] - positive[1:], 0))
+    intercept = true[1:] - slope * positive[1:]
+    is_ratio = (positive[:-1] > 0) & (positive[1:] > 0)
+    ratio = jnp.where(is_ratio, divide_no_nan(positive[:-1], jnp.maximum(positive[1:], 0)), 1.0)
+    return divide_no_nan(slope * (gained + intercept * jnp.log(ratio)), true[1:] + counts.false_negatives[1:])
+
+
+def _recall(counts: Counts) -> Any:
+    return divide_no_nan(counts.true_positives, counts.true_positives + counts.false_negatives)
+
+
+_CURVES = {"ROC": _roc, "PR": _precision_recall, "PRGAIN": _precision_recall_gain}

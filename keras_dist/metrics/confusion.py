@@ -1,0 +1,349 @@
+"""True and false positives and negatives, at one or many thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.arguments import EPSILON, align_ranks, as_arrays
+from keras_dist.metrics.metric import Metric
+from keras_dist.metrics.reduction import divide_no_nan
+
+_NEVER = -1e10
+"""A score below every threshold; as a threshold, one that every score exceeds."""
+
+
+class Counts(NamedTuple):
+    """Sums of weights, each (thresholds,) or (thresholds, labels)."""
+
+    true_positives: jax.Array
+    false_positives: jax.Array
+    true_negatives: jax.Array
+    false_negatives: jax.Array
+
+
+class ConfusionMetric(Metric):
+    """A metric whose variables are some of the four counts at some thresholds.
+
+    Args:
+        thresholds: above which a score is positive.
+        names: of the counts it needs.
+        name: what it is logged as.
+        dtype: of the counts.
+        top_k: which scores of a row are positive at most.
+        class_id: the only class that counts.
+    """
+
+    def __init__(
+        self,
+        thresholds: Sequence[float],
+        names: Sequence[str],
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        top_k: int | None = None,
+        class_id: int | None = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.thresholds = list(thresholds)
+        self.top_k = top_k
+        self.class_id = class_id
+        for count in names:
+            setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: 0 and 1, of `y_pred`'s shape.
+            y_pred: scores (batch, ...).
+            sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
+        """
+        counts = count(
+            *selected(type(self).__name__, y_true, y_pred, self.top_k, self.class_id), self.thresholds, sample_weight
+        )
+        for variable in self.variables:
+            variable.assign_add(getattr(counts, variable.name))
+
+    def _scalar_of_one(self, values: Any) -> Any:
+        return values[0] if len(self.thresholds) == 1 else jnp.asarray(values)
+
+
+class _Condition(ConfusionMetric):
+    """One of the four counts."""
+
+    _count: str
+
+    def __init__(
+        self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: Any = None
+    ) -> None:
+        super().__init__(parse_thresholds(thresholds), [self._count], name, dtype)
+
+    def result(self) -> Any:
+        """The sum of weights so far: a scalar, or one for each threshold."""
+        return self._scalar_of_one(self.variables[0].value)
+
+
+class TruePositives(_Condition):
+    """How many examples are 1 and score above the threshold, or the sum of their weights.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default.
+        name: what it is logged as.
+        dtype: of the count.
+
+    Source: `keras.metrics.TruePositives`.
+    """
+
+    _count = "true_positives"
+    _direction = "up"
+
+
+class FalsePositives(_Condition):
+    """How many examples are 0 and score above the threshold, or the sum of their weights.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default.
+        name: what it is logged as.
+        dtype: of the count.
+
+    Source: `keras.metrics.FalsePositives`.
+    """
+
+    _count = "false_positives"
+    _direction = "down"
+
+
+class TrueNegatives(_Condition):
+    """How many examples are 0 and score no higher than the threshold, or the sum of their weights.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default.
+        name: what it is logged as.
+        dtype: of the count.
+
+    Source: `keras.metrics.TrueNegatives`.
+    """
+
+    _count = "true_negatives"
+    _direction = "up"
+
+
+class FalseNegatives(_Condition):
+    """How many examples are 1 and score no higher than the threshold, or the sum of their weights.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default.
+        name: what it is logged as.
+        dtype: of the count.
+
+    Source: `keras.metrics.FalseNegatives`.
+    """
+
+    _count = "false_negatives"
+    _direction = "down"
+
+
+class Precision(ConfusionMetric):
+    """Which share of what scores above the threshold is 1.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default, none with `top_k`. 0 for logits.
+        top_k: only the `k` largest scores of a row count as positive.
+        class_id: only this class counts.
+        name: what it is logged as.
+        dtype: of the counts.
+
+    Source: `keras.metrics.Precision`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        names = ("true_positives", "false_positives")
+        parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
+        super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
+
+    def result(self) -> Any:
+        """The precision so far: a scalar, or one for each threshold."""
+        true, false = (variable.value for variable in self.variables)
+        return self._scalar_of_one(divide_no_nan(true, true + false))
+
+
+class Recall(ConfusionMetric):
+    """Which share of what is 1 scores above the threshold.
+
+    Args:
+        thresholds: a number from 0 to 1 or several; 0.5 by default, none with `top_k`. 0 for logits.
+        top_k: only the `k` largest scores of a row count as positive.
+        class_id: only this class counts.
+        name: what it is logged as.
+        dtype: of the counts.
+
+    Source: `keras.metrics.Recall`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        names = ("true_positives", "false_negatives")
+        parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
+        super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
+
+    def result(self) -> Any:
+        """The recall so far: a scalar, or one for each threshold."""
+        true, missed = (variable.value for variable in self.variables)
+        return self._scalar_of_one(divide_no_nan(true, true + missed))
+
+
+def parse_thresholds(thresholds: float | Sequence[float] | None, default: float = 0.5) -> list[float]:
+    """The thresholds as a list.
+
+    Raises:
+        ModelError: one is no number from 0 to 1.
+    """
+    if thresholds is None:
+        return [default]
+    found: list[Any] = list(thresholds) if isinstance(thresholds, Sequence | np.ndarray) else [thresholds]
+    for threshold in found:
+        if threshold is None or not 0 <= threshold <= 1:
+            raise ModelError(
+                "`thresholds` holds something that is no threshold",
+                given=f"thresholds={shorten(thresholds)}",
+                expected="numbers from 0 to 1",
+                fix="for logits pass 0, which is a probability of one half",
+            )
+    return found
+
+
+def count(
+    y_true: jax.Array,
+    y_pred: jax.Array,
+    thresholds: Sequence[float],
+    sample_weight: Any = None,
+    *,
+    multi_label: bool = False,
+) -> Counts:
+    """The four counts at every threshold.
+
+    Thresholds that divide [0, 1] evenly are counted in one pass, by the bucket each score falls into.
+
+    Args:
+        y_true: of `y_pred`'s shape; what is not 0 is true.
+        y_pred: scores (batch, ...).
+        thresholds: rising.
+        sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
+        multi_label: whether to count each label (the last dim of two) alone.
+
+    Source: `keras.src.metrics.metrics_utils.update_confusion_matrix_variables`.
+    """
+    weight = jnp.ones_like(y_pred) if sample_weight is None else spread(sample_weight, y_pred)
+    columns = y_pred.shape[-1] if multi_label else 1
+    is_true, scores, weight = (array.reshape(-1, columns) for array in (y_true != 0, y_pred, weight))
+    true, false = jnp.where(is_true, weight, 0), jnp.where(is_true, 0, weight)
+    if _is_even(thresholds):
+        bucket = _buckets(scores, thresholds)
+        true_above, false_above = (_sum_above(weights, bucket, len(thresholds)) for weights in (true, false))
+    else:
+        above = scores > jnp.asarray(thresholds, scores.dtype)[:, None, None]
+        true_above, false_above = (jnp.sum(jnp.where(above, weights, 0), axis=1) for weights in (true, false))
+    counts = Counts(true_above, false_above, jnp.sum(false, 0) - false_above, jnp.sum(true, 0) - true_above)
+    return counts if multi_label else Counts(*(values[:, 0] for values in counts))
+
+
+def spread(sample_weight: Any, values: jax.Array) -> jax.Array:
+    """A weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it.
+
+    Raises:
+        ModelError: they have another shape.
+    """
+    weight = jnp.asarray(sample_weight, values.dtype)
+    if weight.ndim == values.ndim + 1 and weight.shape[-1] == 1:
+        weight = jnp.squeeze(weight, -1)
+    weight = weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
+    if weight.ndim != values.ndim or any(n not in (1, m) for n, m in zip(weight.shape, values.shape, strict=True)):
+        raise ModelError(
+            "`sample_weight` does not fit the predictions",
+            given=f"sample_weight of shape {jnp.shape(sample_weight)}, predictions of shape {values.shape}",
+            expected="a weight for each example, or for each prediction",
+            fix="reshape the weights: their dims must be the first of the predictions",
+        )
+    return jnp.broadcast_to(weight, values.shape)
+
+
+def selected(
+    name: str, y_true: Any, y_pred: Any, top_k: int | None = None, class_id: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Targets and scores of one shape: of one class, and with what is not among the `top_k` below every threshold.
+
+    Raises:
+        ModelError: the shapes differ, or there are no classes to choose one of.
+    """
+    y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
+    if y_true.shape != y_pred.shape:
+        raise ModelError(
+            f"{name}: targets do not have the shape of the predictions",
+            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+            expected="equal shapes, with targets 0 and 1",
+            fix="turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)",
+        )
+    y_pred = y_pred.astype(jnp.float32)
+    if top_k is not None:
+        best = jax.lax.top_k(y_pred, top_k)[1]
+        is_best = jnp.any(best[..., None] == jnp.arange(y_pred.shape[-1]), axis=-2)
+        y_pred = jnp.where(is_best, y_pred, _NEVER)
+    if class_id is not None:
+        if y_pred.ndim == 1:
+            raise ModelError(
+                f"{name}: `class_id` needs predictions with classes",
+                given=f"class_id={class_id}, predictions of shape {y_pred.shape}",
+                expected="shape (batch, ..., classes)",
+                fix="leave class_id out",
+            )
+        y_true, y_pred = y_true[..., class_id, None], y_pred[..., class_id, None]
+    return y_true, y_pred
+
+
+def _is_even(thresholds: Sequence[float]) -> bool:
+    return len(thresholds) > 2 and np.allclose(thresholds, np.linspace(0, 1, len(thresholds)), atol=EPSILON)
+
+
+def _buckets(scores: jax.Array, thresholds: Sequence[float]) -> jax.Array:
+    """The last threshold that each score exceeds; -1 where it exceeds none."""
+    bucket = jnp.ceil(jnp.clip(scores, 0, 1) * (len(thresholds) - 1)) - 1
+    starts_below_zero = thresholds[0] < 0
+    return (jnp.maximum(bucket, 0) if starts_below_zero else bucket).astype(jnp.int32)
+
+
+def _sum_above(weights: jax.Array, bucket: jax.Array, buckets: int) -> jax.Array:
+    """For each bucket and column the sum of weights in it and those above: (buckets, columns)."""
+    columns = jnp.arange(weights.shape[-1])
+    # an index of -1 is in no bucket; `at` would take it for the last
+    inside = jnp.where(bucket < 0, buckets, bucket)
+    sums = jnp.zeros((buckets, weights.shape[-1]), weights.dtype).at[inside, columns].add(weights, mode="drop")
+    return jnp.flip(jnp.cumsum(jnp.flip(sums, 0), 0), 0)
+
+
+def even_thresholds(num_thresholds: int, margin: float = 0.0) -> list[float]:
+    """From `-margin` to `1 + margin`, and evenly between 0 and 1."""
+    inner = [i / (num_thresholds - 1) for i in range(1, num_thresholds - 1)]
+    return [-margin, *inner, 1 + margin]

@@ -1,0 +1,122 @@
+"""F scores: precision and recall in one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.arguments import EPSILON, as_arrays
+from keras_dist.metrics.choices import check_choice
+from keras_dist.metrics.metric import Metric
+
+_COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
+
+
+class FBetaScore(Metric):
+    """The harmonic mean of precision and recall, where recall counts `beta` times as much.
+
+    Args:
+        average: over the classes: None for a value for each, `"micro"` (of all decisions together), `"macro"` (the
+            plain mean) or `"weighted"` (by how often a class is true).
+        beta: the weight of recall.
+        threshold: above which a score is positive; by default the largest of each row is.
+        name: what it is logged as.
+        dtype: of the counts.
+
+    Raises:
+        ModelError: an argument is none of its options, or out of range.
+
+    Source: `keras.metrics.FBetaScore`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        average: str | None = None,
+        beta: float = 1.0,
+        threshold: float | None = None,
+        name: str | None = "fbeta_score",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.average = check_choice("average", average, (None, "micro", "weighted", "macro"))
+        self.beta = _positive("beta", beta)
+        self.threshold = None if threshold is None else _positive("threshold", threshold, most=1.0)
+        self._built = False
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch of targets 0 and 1 and of scores (batch, classes), with weights (batch,)."""
+        y_true, y_pred = as_arrays(type(self).__name__, y_true, y_pred)
+        if y_pred.ndim != 2 or y_true.shape != y_pred.shape:
+            raise ModelError(
+                f"{type(self).__name__}: targets or predictions have another shape",
+                given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+                expected="(batch, classes) for both",
+                fix="turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)",
+            )
+        if not self._built:
+            shape = () if self.average == "micro" else y_pred.shape[1:]
+            for name in _COUNTS:
+                setattr(self, name, self.add_variable(shape, dtype=self.dtype, name=name))
+            self._built = True
+        if self.threshold is None:
+            is_positive = (y_pred >= jnp.max(y_pred, axis=-1, keepdims=True)) & (jnp.abs(y_pred) > 1e-9)
+        else:
+            is_positive = y_pred > self.threshold
+        true, positive = y_true.astype(self.dtype), is_positive.astype(self.dtype)
+        weight = 1 if sample_weight is None else jnp.asarray(sample_weight, self.dtype).reshape(-1, 1)
+        axis = None if self.average == "micro" else 0
+        found = (positive * true, positive * (1 - true), (1 - positive) * true, true)
+        for variable, values in zip(self.variables, found, strict=True):
+            variable.assign_add(jnp.sum(values * weight, axis=axis))
+
+    def result(self) -> Any:
+        """The score so far: a scalar, or one for each class; 0 of nothing."""
+        if not self._built:
+            return jnp.zeros(())
+        true, false, missed, weights = (jnp.asarray(variable.value) for variable in self.variables)
+        precision, recall = true / (true + false + EPSILON), true / (true + missed + EPSILON)
+        beta_squared = self.beta**2
+        score = (1 + beta_squared) * precision * recall / (beta_squared * precision + recall + EPSILON)
+        if self.average == "weighted":
+            return jnp.sum(score * weights / (jnp.sum(weights) + EPSILON))
+        return score if self.average is None else jnp.mean(score)
+
+
+class F1Score(FBetaScore):
+    """The harmonic mean of precision and recall.
+
+    Args:
+        average: over the classes, as in `FBetaScore`.
+        threshold: above which a score is positive; by default the largest of each row is.
+        name: what it is logged as.
+        dtype: of the counts.
+
+    Raises:
+        ModelError: an argument is none of its options, or out of range.
+
+    Source: `keras.metrics.F1Score`.
+    """
+
+    def __init__(
+        self,
+        average: str | None = None,
+        threshold: float | None = None,
+        name: str | None = "f1_score",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(average=average, beta=1.0, threshold=threshold, name=name, dtype=dtype)
+
+
+def _positive(argument: str, value: Any, most: float = float("inf")) -> float:
+    if isinstance(value, float) and 0 < value <= most:
+        return value
+    raise ModelError(
+        f"`{argument}` is out of range, or no float",
+        given=f"{argument}={shorten(value)}",
+        expected="a float above 0" + (f", at most {most}" if most < float("inf") else ""),
+        fix=f"for example {argument}=0.5",
+    )

@@ -1,0 +1,144 @@
+"""Metrics by name: `"accuracy"`, `"mse"`, `"AUC"`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist import saving
+from keras_dist._signatures import takes
+from keras_dist.errors import ModelError, shorten
+from keras_dist.metrics import (
+    accuracy,
+    auc,
+    confusion,
+    correlation,
+    f_score,
+    iou,
+    margin,
+    operating_point,
+    perplexity,
+    probabilistic,
+    r2_score,
+    reduction,
+    regression,
+)
+from keras_dist.metrics.metric import Metric, snake_case
+
+_CLASSES: tuple[type[Metric], ...] = (
+    accuracy.Accuracy,
+    accuracy.BinaryAccuracy,
+    accuracy.CategoricalAccuracy,
+    accuracy.SparseCategoricalAccuracy,
+    accuracy.SparseTopKCategoricalAccuracy,
+    accuracy.TopKCategoricalAccuracy,
+    auc.AUC,
+    confusion.FalseNegatives,
+    confusion.FalsePositives,
+    confusion.Precision,
+    confusion.Recall,
+    confusion.TrueNegatives,
+    confusion.TruePositives,
+    correlation.ConcordanceCorrelation,
+    correlation.PearsonCorrelation,
+    f_score.F1Score,
+    f_score.FBetaScore,
+    margin.CategoricalHinge,
+    margin.Hinge,
+    margin.SquaredHinge,
+    iou.BinaryIoU,
+    iou.IoU,
+    iou.MeanIoU,
+    iou.OneHotIoU,
+    iou.OneHotMeanIoU,
+    operating_point.PrecisionAtRecall,
+    operating_point.RecallAtPrecision,
+    operating_point.SensitivityAtSpecificity,
+    operating_point.SpecificityAtSensitivity,
+    perplexity.Perplexity,
+    probabilistic.BinaryCrossentropy,
+    probabilistic.CategoricalCrossentropy,
+    probabilistic.KLDivergence,
+    probabilistic.Poisson,
+    probabilistic.SparseCategoricalCrossentropy,
+    r2_score.R2Score,
+    reduction.Mean,
+    reduction.MeanMetricWrapper,
+    reduction.Sum,
+    regression.CosineSimilarity,
+    regression.LogCoshError,
+    regression.MeanAbsoluteError,
+    regression.MeanAbsolutePercentageError,
+    regression.MeanSquaredError,
+    regression.MeanSquaredLogarithmicError,
+    regression.RootMeanSquaredError,
+)
+_ALIASES: dict[str, type[Metric]] = {
+    "bce": probabilistic.BinaryCrossentropy,
+    "mse": regression.MeanSquaredError,
+    "mae": regression.MeanAbsoluteError,
+    "mape": regression.MeanAbsolutePercentageError,
+    "msle": regression.MeanSquaredLogarithmicError,
+}
+_BY_SHAPES = {
+    "accuracy": accuracy.accuracy_by_shapes,
+    "acc": accuracy.accuracy_by_shapes,
+    "crossentropy": probabilistic.crossentropy_by_shapes,
+    "ce": probabilistic.crossentropy_by_shapes,
+}
+_NAMES: dict[str, Any] = {
+    **{name: cls for cls in _CLASSES for name in (cls.__name__, snake_case(cls.__name__))},
+    **{name: cls for alias, cls in _ALIASES.items() for name in (alias, alias.upper())},
+    **dict.fromkeys(_BY_SHAPES),
+}
+
+
+def get(identifier: Any) -> Metric:
+    """The metric that a name, a config or a callable means; a metric as it is.
+
+    Args:
+        identifier: a name as in Keras, such as `"mse"` or `"AUC"`, which is what the metric will be logged as;
+            `"accuracy"` and `"crossentropy"` choose by the shapes. Or a callable `(y_true, y_pred) -> values`, whose
+            mean is taken.
+
+    Raises:
+        UnknownNameError: no metric has this name.
+        ConfigError: it is a class that needs arguments, or a config that cannot be read.
+        ModelError: it is neither a name nor a callable.
+    """
+    if isinstance(identifier, str) and identifier.lower() in _BY_SHAPES:
+        return reduction.MeanMetricWrapper(_BY_SHAPES[identifier.lower()], identifier)
+    is_class = isinstance(identifier, type) and not issubclass(identifier, Metric)
+    found = None if is_class else saving.resolve(identifier, _NAMES, "metric", "a callable (y_true, y_pred) -> values")
+    if isinstance(found, Metric):
+        if isinstance(identifier, str):
+            found.name = identifier
+        return found
+    if callable(found) and takes(found, None, None):
+        name = getattr(found, "name", None) or getattr(found, "__name__", None)
+        return reduction.MeanMetricWrapper(found, name or snake_case(type(found).__name__))
+    raise ModelError(
+        "a metric is neither a name nor a callable (y_true, y_pred)",
+        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
+        expected="a name, a Metric, or a callable (y_true, y_pred) -> values",
+        fix='for example metrics=["accuracy"]',
+    )
+
+
+def get_all(identifiers: Any) -> list[Metric]:
+    """The metrics that a list or tuple of identifiers means, or a single one, or None.
+
+    Raises:
+        UnknownNameError: no metric has one of the names.
+        ModelError: one is neither a name nor a callable, or is called 'loss'.
+    """
+    several = identifiers if isinstance(identifiers, list | tuple) else [identifiers]
+    found = [get(identifier) for identifier in several if identifier is not None]
+    for metric in found:
+        if metric.name == "loss":
+            raise ModelError(
+                "`metrics`: two values would be logged as 'loss'",
+                given=f"a {type(metric).__name__} of this name",
+                expected="a name of its own for each metric",
+                fix='keras_dist.metrics.MeanMetricWrapper(fn, name="another_loss")',
+            )
+    return found

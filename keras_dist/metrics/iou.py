@@ -1,0 +1,219 @@
+"""Intersection over union: how far predicted and true regions overlap."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import EPSILON
+from keras_dist.metrics.metric import Metric
+
+
+class IoU(Metric):
+    """The mean over some classes of `true positives / (true positives + false positives + false negatives)`.
+
+    Classes that neither occur nor are predicted do not count.
+
+    Args:
+        num_classes: how many classes there are.
+        target_class_ids: the classes that count.
+        name: what it is logged as.
+        dtype: of the counts; int32 by default, which drops fractions of weights.
+        ignore_class: targets of this class do not count.
+        sparse_y_true: whether targets are class indices instead of one-hot rows.
+        sparse_y_pred: whether predictions are class indices instead of scores.
+        axis: the dim of the classes, where there are any.
+
+    Raises:
+        ModelError: a class is out of range.
+
+    Source: `keras.metrics.IoU`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        num_classes: int,
+        target_class_ids: Sequence[int],
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = True,
+        axis: int = -1,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype or "int32")
+        if not all(0 <= target < num_classes for target in target_class_ids):
+            raise ModelError(
+                "`target_class_ids` holds a class that does not exist",
+                given=f"target_class_ids={list(target_class_ids)}, num_classes={num_classes}",
+                expected=f"classes from 0 to {num_classes - 1}",
+                fix="correct the class, or num_classes",
+            )
+        self.num_classes = num_classes
+        self.target_class_ids = list(target_class_ids)
+        self.ignore_class = ignore_class
+        self.sparse_y_true = sparse_y_true
+        self.sparse_y_pred = sparse_y_pred
+        self.axis = axis
+        shape = (num_classes, num_classes)
+        self.total_cm = self.add_variable(shape, dtype=self.dtype, name="total_confusion_matrix")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch of class indices, or of one-hot rows and scores; classes out of range do not count."""
+        true = jnp.asarray(y_true if self.sparse_y_true else jnp.argmax(jnp.asarray(y_true), axis=self.axis))
+        found = jnp.asarray(y_pred if self.sparse_y_pred else jnp.argmax(jnp.asarray(y_pred), axis=self.axis))
+        true, found = true.astype(jnp.int32).reshape(-1), found.astype(jnp.int32).reshape(-1)
+        if true.shape != found.shape:
+            raise ModelError(
+                f"{type(self).__name__}: there is no target for each prediction",
+                given=f"{true.size} targets, {found.size} predictions",
+                expected="as many of each",
+                fix="for one-hot targets pass sparse_y_true=False, for scores sparse_y_pred=False",
+            )
+        weight = self._weights(sample_weight, true.shape)
+        counts = (true >= 0) & (true < self.num_classes) & (found >= 0) & (found < self.num_classes)
+        if self.ignore_class is not None:
+            counts &= true != self.ignore_class
+        weight = jnp.where(counts, weight, 0)
+        self.total_cm.assign(self._added(jnp.where(counts, true, 0), jnp.where(counts, found, 0), weight))
+
+    def result(self) -> Any:
+        """The mean so far; 0 of nothing."""
+        matrix = jnp.asarray(self.total_cm.value)
+        targets = jnp.asarray(self.target_class_ids)
+        true = jnp.diag(matrix)
+        union = (jnp.sum(matrix, axis=0) + jnp.sum(matrix, axis=1) - true)[targets].astype(jnp.float32)
+        occurs = union > 1e-9
+        overlap = jnp.where(occurs, true[targets].astype(jnp.float32) / (union + EPSILON), 0.0)
+        return jnp.sum(overlap) / (jnp.sum(occurs) + EPSILON)
+
+    def _added(self, true: Any, found: Any, weight: Any) -> Any:
+        return jnp.asarray(self.total_cm.value).at[true, found].add(weight)
+
+    def _weights(self, sample_weight: Any, shape: tuple[int, ...]) -> Any:
+        if sample_weight is None:
+            return jnp.ones(shape, self.dtype)
+        weight = jnp.asarray(sample_weight)
+        if jnp.issubdtype(weight.dtype, jnp.floating) and jnp.issubdtype(jnp.dtype(self.dtype), jnp.integer):
+            warnings.warn(
+                f"{type(self).__name__}: weights of dtype {weight.dtype} lose their fractions, for the metric counts "
+                f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.',
+                stacklevel=3,
+            )
+        weight = weight.astype(self.dtype)
+        return jnp.broadcast_to(weight.reshape(-1) if weight.ndim > 1 else weight, shape)
+
+
+class BinaryIoU(IoU):
+    """The overlap of scores that reach a threshold with targets 1, and of the others with targets 0.
+
+    Args:
+        target_class_ids: (0, 1) for the mean over both, (1,) for the foreground alone.
+        threshold: from which a score counts as 1.
+        name: what it is logged as.
+        dtype: of the counts.
+
+    Source: `keras.metrics.BinaryIoU`.
+    """
+
+    def __init__(
+        self,
+        target_class_ids: Sequence[int] = (0, 1),
+        threshold: float = 0.5,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(2, target_class_ids, name, dtype)
+        self.threshold = threshold
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch of targets 0 and 1 and of scores."""
+        super().update_state(y_true, jnp.asarray(y_pred, jnp.float32) >= self.threshold, sample_weight)
+
+
+class MeanIoU(IoU):
+    """The mean overlap over all classes.
+
+    Args:
+        num_classes: how many classes there are.
+        name: what it is logged as.
+        dtype: of the counts.
+        ignore_class: targets of this class do not count.
+        sparse_y_true: whether targets are class indices instead of one-hot rows.
+        sparse_y_pred: whether predictions are class indices instead of scores.
+        axis: the dim of the classes, where there are any.
+
+    Source: `keras.metrics.MeanIoU`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = True,
+        axis: int = -1,
+    ) -> None:
+        super().__init__(num_classes, range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+
+
+class OneHotIoU(IoU):
+    """The mean overlap over some classes, for one-hot targets.
+
+    Args:
+        num_classes: how many classes there are.
+        target_class_ids: the classes that count.
+        name: what it is logged as.
+        dtype: of the counts.
+        ignore_class: targets of this class do not count.
+        sparse_y_pred: whether predictions are class indices instead of scores.
+        axis: the dim of the classes.
+
+    Source: `keras.metrics.OneHotIoU`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        target_class_ids: Sequence[int],
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_pred: bool = False,
+        axis: int = -1,
+    ) -> None:
+        super().__init__(num_classes, target_class_ids, name, dtype, ignore_class, False, sparse_y_pred, axis)
+
+
+class OneHotMeanIoU(MeanIoU):
+    """The mean overlap over all classes, for one-hot targets.
+
+    Args:
+        num_classes: how many classes there are.
+        name: what it is logged as.
+        dtype: of the counts.
+        ignore_class: targets of this class do not count.
+        sparse_y_pred: whether predictions are class indices instead of scores.
+        axis: the dim of the classes.
+
+    Source: `keras.metrics.OneHotMeanIoU`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_pred: bool = False,
+        axis: int = -1,
+    ) -> None:
+        super().__init__(num_classes, name, dtype, ignore_class, False, sparse_y_pred, axis)

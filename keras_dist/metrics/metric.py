@@ -1,0 +1,229 @@
+"""`Metric`: state that grows with every batch, and a result that is read from it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
+from keras_dist.metrics.variable import MetricVariable, replaced, value_of
+from keras_dist.saving import Configurable
+
+_INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
+
+
+class _TakesMesh(type):
+    """Constructors take `mesh=` and drop it.
+
+    Metrics of `tf.keras` on DTensor must know their mesh. Here the state travels through the compiled steps of a model,
+    on the model's mesh, so that there is nothing to choose.
+    """
+
+    def __call__(cls, *args: Any, mesh: Any = None, **kwargs: Any) -> Any:
+        del mesh
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        return inspect.Signature(parameters)
+
+
+class Metric(Configurable, metaclass=_TakesMesh):
+    """State that grows with every batch, and a result that is read from it.
+
+    A subclass makes its variables in `__init__` with `add_variable` (or in the first `update_state`, when shapes are
+    known only then), assigns to them in `update_state`, and computes a scalar, an array or a dict of these in `result`.
+
+    Args:
+        dtype: of the computations; float32 by default.
+        name: what the result is logged as; by default the name of the class as `snake_case`.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import metrics
+        >>> class Largest(metrics.Metric):
+        ...     def __init__(self, name="largest", **kwargs):
+        ...         super().__init__(name=name, **kwargs)
+        ...         self.found = self.add_variable(shape=(), name="found")
+        ...     def update_state(self, y_true, y_pred, sample_weight=None):
+        ...         self.found.assign(np.maximum(self.found.value, y_pred.max()))
+        ...     def result(self):
+        ...         return self.found.value
+        >>> float(Largest()(None, np.array([1.0, 3.0])))
+        3.0
+
+    Source: `keras.metrics.Metric`.
+    """
+
+    needs_targets: ClassVar[bool] = True
+    """Whether it cannot do without `y`."""
+
+    _direction: ClassVar[str | None] = None
+    """`"up"` when more is better, `"down"` when less is; None when nobody can say."""
+
+    def __init__(self, dtype: Any = None, name: str | None = None) -> None:
+        if not isinstance(name, str | None):
+            raise ModelError(
+                "`name` is no name",
+                given=f"name={shorten(name)}",
+                expected="a string, or None for the name of the class",
+                fix="to give a function a name: MeanMetricWrapper(fn, name='mine')",
+            )
+        self.name = name or snake_case(type(self).__name__)
+        self._dtype = _resolved_dtype(dtype).name
+        self._variables: list[MetricVariable] = []
+
+    @property
+    def dtype(self) -> str:
+        """Of the computations."""
+        return self._dtype
+
+    @property
+    def variables(self) -> list[MetricVariable]:
+        """The state: the variables of this metric, then those of metrics among its attributes."""
+        self._check_initialised()
+        inner = [metric for value in vars(self).values() for metric in _metrics_in(value)]
+        return [*self._variables, *(variable for metric in inner for variable in metric.variables)]
+
+    def add_variable(
+        self,
+        shape: Sequence[int],
+        initializer: Any = "zeros",
+        dtype: Any = None,
+        aggregation: str = "sum",
+        name: str | None = None,
+    ) -> MetricVariable:
+        """A new variable of the state.
+
+        Args:
+            shape: its shape, fixed from now on.
+            initializer: `"zeros"`, `"ones"`, or a callable `(shape, dtype) -> array`.
+            dtype: float32 by default.
+            aggregation: ignored: values of all devices are one array here.
+            name: for errors and listings.
+
+        Raises:
+            UnknownNameError: the initializer is not known.
+            ModelError: `super().__init__()` was not called.
+        """
+        del aggregation
+        self._check_initialised()
+        make = _INITIALIZERS.get(initializer, initializer) if isinstance(initializer, str) else initializer
+        if not callable(make):
+            raise UnknownNameError(
+                f"unknown initializer{did_you_mean(str(initializer), _INITIALIZERS)}",
+                given=f"initializer={shorten(initializer)}",
+                expected=f"one of {', '.join(_INITIALIZERS)}, or a callable (shape, dtype) -> array",
+                fix='for example initializer="zeros"',
+            )
+        dtype = _resolved_dtype(dtype)
+        with jax.ensure_compile_time_eval():  # variables that the first update makes are born inside a trace
+            value = np.asarray(make(tuple(shape), dtype=dtype))
+        variable = MetricVariable(value, name or f"variable_{len(self._variables)}")
+        self._variables.append(variable)
+        return variable
+
+    add_weight = add_variable
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Take a batch into the state; for metrics of models `(y_true, y_pred, sample_weight=None)`."""
+        raise NotImplementedError(f"{type(self).__name__}.update_state")
+
+    def result(self) -> Any:
+        """The value so far: a scalar, an array, or a dict of these by name."""
+        raise NotImplementedError(f"{type(self).__name__}.result")
+
+    def reset_state(self) -> None:
+        """Forget all batches: every variable becomes zero."""
+        for variable in self.variables:
+            variable.assign(0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`result` after `update_state` with these arguments."""
+        self.update_state(*args, **kwargs)
+        return self.result()
+
+    def stateless_update_state(self, metric_variables: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """The values of `variables` after `update_state`, had they been `metric_variables`. Changes nothing.
+
+        Raises:
+            ModelError: there are more or fewer values than variables.
+        """
+        with replaced(self._paired(metric_variables)):
+            self.update_state(*args, **kwargs)
+            return [variable.value for variable in self.variables]
+
+    def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
+        """`result`, had the variables these values.
+
+        Raises:
+            ModelError: there are more or fewer values than variables.
+        """
+        with replaced(self._paired(metric_variables)):
+            return jax.tree.map(value_of, self.result())
+
+    def stateless_reset_state(self) -> list[Any]:
+        """The values of `variables` after `reset_state`. Changes nothing."""
+        with replaced({}):
+            self.reset_state()
+            return [variable.value for variable in self.variables]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name}>"
+
+    def _paired(self, values: Sequence[Any]) -> dict[MetricVariable, Any]:
+        variables = self.variables
+        if len(values) != len(variables):
+            raise ModelError(
+                f"metric {self.name!r}: `metric_variables` does not fit",
+                given=f"{len(values)} values",
+                expected=f"one for each of {[variable.name for variable in variables]}",
+                fix="start from metric.stateless_reset_state()",
+            )
+        return {variable: jnp.asarray(value, variable.dtype) for variable, value in zip(variables, values, strict=True)}
+
+    def _check_initialised(self) -> None:
+        if "_variables" not in vars(self):
+            raise ModelError(
+                f"{type(self).__name__} forgot to call super().__init__()",
+                given="a metric without a list of variables",
+                expected="super().__init__(name=name, dtype=dtype) before add_variable",
+                fix="call it first in __init__",
+            )
+
+
+def snake_case(name: str) -> str:
+    """`TruePositives` as `true_positives`.
+
+    Source: `keras.src.utils.naming.to_snake_case`.
+    """
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
+
+
+def _resolved_dtype(dtype: Any) -> np.dtype:
+    dtype = getattr(dtype, "compute_dtype", dtype)  # of a policy
+    widths = {None: "float32", "int": "int32", "float": "float32"}
+    try:
+        return jnp.dtype(widths.get(dtype, dtype))
+    except TypeError:
+        raise ModelError(
+            "`dtype` is no dtype",
+            given=f"dtype={shorten(dtype)}",
+            expected="the name of a dtype",
+            fix="leave it out for float32; a name goes into name=",
+        ) from None
+
+
+def _metrics_in(value: Any) -> Iterable[Metric]:
+    if isinstance(value, Metric):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [item for item in value if isinstance(item, Metric)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,103 @@
+"""`R2Score`: how much of the variance is explained."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError
+from keras_dist.losses.arguments import align_ranks, as_arrays
+from keras_dist.metrics.choices import check_choice
+from keras_dist.metrics.metric import Metric
+
+
+class R2Score(Metric):
+    """The coefficient of determination: 1 is perfect, 0 no better than the mean of the targets.
+
+    Args:
+        class_aggregation: over the outputs: `"uniform_average"`, `"variance_weighted_average"`, or None for a value for
+            each.
+        num_regressors: of the adjusted score; 0 for the plain one.
+        name: what it is logged as.
+        dtype: of the totals.
+
+    Raises:
+        ModelError: an argument is none of its options.
+
+    Source: `keras.metrics.R2Score`.
+    """
+
+    _direction = "up"
+
+    def __init__(
+        self,
+        class_aggregation: str | None = "uniform_average",
+        num_regressors: int = 0,
+        name: str | None = "r2_score",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        options = (None, "uniform_average", "variance_weighted_average")
+        self.class_aggregation = check_choice("class_aggregation", class_aggregation, options)
+        if num_regressors < 0:
+            raise ModelError(
+                "R2Score: `num_regressors` is negative",
+                given=f"num_regressors={num_regressors}",
+                expected="0, or the number of independent inputs",
+                fix="leave it out for the plain score",
+            )
+        self.num_regressors = num_regressors
+        self.num_samples = self.add_variable((), name="num_samples")
+        self._built = False
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch of targets and predictions (batch, outputs), with weights (batch,) or (batch, outputs)."""
+        y_true, y_pred = align_ranks(*as_arrays("R2Score", y_true, y_pred))
+        if y_true.ndim != 2 or y_true.shape != y_pred.shape:
+            raise ModelError(
+                "R2Score: targets or predictions have another shape",
+                given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+                expected="(batch, outputs) for both",
+                fix="reshape them; one output is a last dim of 1",
+            )
+        if not self._built:
+            names = ("squared_sum", "sum", "residual", "count")
+            self.squared_sum, self.sum, self.total_mse, self.count = (
+                self.add_variable(y_pred.shape[1:], name=name) for name in names
+            )
+            self._built = True
+        y_true, y_pred = y_true.astype(self.dtype), y_pred.astype(self.dtype)
+        weight = jnp.asarray(1 if sample_weight is None else sample_weight, self.dtype)
+        weight = jnp.broadcast_to(weight[:, None] if weight.ndim == 1 else weight, y_true.shape)
+        weighted = y_true * weight
+        self.sum.assign_add(jnp.sum(weighted, axis=0))
+        self.squared_sum.assign_add(jnp.sum(y_true * weighted, axis=0))
+        self.total_mse.assign_add(jnp.sum((y_true - y_pred) ** 2 * weight, axis=0))
+        self.count.assign_add(jnp.sum(weight, axis=0))
+        self.num_samples.assign_add(y_true.size)
+
+    def result(self) -> Any:
+        """The score so far; NaN of nothing."""
+        if not self._built:
+            return jnp.asarray(jnp.nan)
+        total = self.squared_sum - self.sum * (self.sum / self.count)
+        scores = 1 - self.total_mse / total
+        scores = jnp.where(jnp.isinf(scores), 0.0, scores)
+        if self.class_aggregation == "uniform_average":
+            scores = jnp.mean(scores)
+        elif self.class_aggregation == "variance_weighted_average":
+            scores = jnp.sum(total * scores) / jnp.sum(total)
+        return self._adjusted(scores) if self.num_regressors else scores
+
+    def _adjusted(self, score: Any) -> Any:
+        spare = self.num_samples.value - self.num_regressors - 1
+        if spare > 0:
+            return 1 - (1 - score) * (self.num_samples.value - 1) / spare
+        warnings.warn(
+            f"R2Score: {self.num_regressors} regressors are too many for {int(self.num_samples)} values to adjust the "
+            "score: it is the plain one",
+            stacklevel=2,
+        )
+        return score

@@ -1,0 +1,251 @@
+"""`Objective`: what is minimised, and what is measured beside it, for one output or several."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import losses, metrics
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses import Loss
+from keras_dist.metrics import Metric
+from keras_dist.metrics.confusion import spread
+from keras_dist.training.outputs import Outputs
+from keras_dist.training.tallies import Observation
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """One output, with all that belongs to it."""
+
+    name: str
+    y_true: Any
+    y_pred: Any
+    sample_weight: Any
+    mask: Any
+    loss: Loss | None
+    loss_weight: float | None
+    metrics: list[Metric]
+    weighted_metrics: list[Metric]
+
+    def value(self) -> jax.Array:
+        """The loss."""
+        assert self.loss is not None  # noqa: S101
+        value = self.loss(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
+        if jnp.ndim(value):
+            raise ModelError(
+                f"the loss {self.loss.name!r} is not reduced to a number",
+                given=f"reduction={self.loss.reduction!r}, a loss of shape {jnp.shape(value)}",
+                expected="a scalar",
+                fix='leave out `reduction`, or pass "sum"',
+            )
+        return value
+
+    def observation(self, metric: Metric, sample_weight: Any) -> Observation:
+        """What a metric sees. A mask takes weight from what does not count."""
+        if self.mask is not None:
+            mask = jnp.asarray(self.mask, jnp.float32)
+            sample_weight = mask if sample_weight is None else mask * spread(sample_weight, mask)
+        return Observation(metric, self.y_true, self.y_pred, sample_weight)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Objective:
+    """What is minimised, and what is measured beside it. Made by `resolve_objective`.
+
+    Attributes:
+        loss: one for every output, or a list or dict of them.
+        loss_weights: factors of the losses in their sum, likewise; None for 1.
+        metrics: lists by output, or a list: of one output all its metrics, of several an entry for each.
+        weighted_metrics: likewise; these see the weights of examples.
+        output_names: names for outputs that are lists, tuples or lone arrays.
+    """
+
+    loss: Any
+    loss_weights: Any
+    metrics: Any
+    weighted_metrics: Any
+    output_names: Sequence[str] | None
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether there is nothing to measure without `y`."""
+        everything = jax.tree.leaves([self.loss, self.metrics, self.weighted_metrics])
+        return any(measure.needs_targets for measure in everything)
+
+    def value(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> jax.Array:
+        """The loss of a batch, a scalar; see `losses`."""
+        return self.losses(batch, y_pred, mask)["loss"]
+
+    def losses(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> dict[str, jax.Array]:
+        """The loss of a batch, and with several outputs that of each, before its weight.
+
+        Args:
+            batch: `(x, y, sample_weight)`.
+            y_pred: what the model returned.
+            mask: which values of `y_pred` count: an array, or one for each output; None for all.
+
+        Raises:
+            ModelError: targets do not match the outputs, or a loss has no value for each example.
+        """
+        terms = [term for term in self._terms(batch, y_pred, mask) if term.loss is not None]
+        values = [term.value() for term in terms]
+        weighted = [
+            value if term.loss_weight is None else value * term.loss_weight
+            for term, value in zip(terms, values, strict=True)
+        ]
+        each = {f"{term.name}_loss": value for term, value in zip(terms, values, strict=True)} if len(terms) > 1 else {}
+        return {"loss": sum(weighted[1:], weighted[0]), **each}
+
+    def logs(
+        self, losses: Mapping[str, jax.Array], batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None
+    ) -> dict[str, Any]:
+        """The losses and what the metrics see of a batch, by the names they are logged as.
+
+        Raises:
+            ModelError: two values would be logged under one name.
+        """
+        terms = self._terms(batch, y_pred, mask)
+        names = ["loss", *(f"{term.name}_loss" for term in terms)]
+        prefixes = [f"{term.name}_" if len(terms) > 1 else "" for term in terms]
+        found: dict[str, Observation] = {}
+        for term, prefix in zip(terms, prefixes, strict=True):
+            for metric in term.metrics:
+                found[_free(found, prefix + metric.name)] = term.observation(metric, None)
+        for term, prefix in zip(terms, prefixes, strict=True):
+            for metric in term.weighted_metrics:
+                name = prefix + metric.name
+                name = _free(found, f"{prefix}weighted_{metric.name}") if name in found else name
+                found[name] = term.observation(metric, term.sample_weight)
+        if repeated := set(found) & set(losses):
+            raise ModelError(
+                f"two values would be logged as {min(repeated)!r}",
+                given=f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}",
+                expected="a name of its own for each",
+                fix="give the metric another name",
+            )
+        in_order = found if len(terms) == 1 else dict(sorted(found.items()))
+        return {**{name: losses[name] for name in names if name in losses}, **in_order}
+
+    def _terms(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any) -> list[_Term]:
+        _, y, sample_weight = batch
+        outputs = Outputs(y_pred, self.output_names)
+        if isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y):
+            # a callable of the user's may take targets and outputs apart itself
+            everything = (y, y_pred, sample_weight, mask, self.loss, self.loss_weights)
+            return [_Term("", *everything, _listed(self.metrics), _listed(self.weighted_metrics))]
+        loss = outputs.assign("loss", self.loss, one_for_all=True)
+        weights = outputs.assign("loss_weights", self.loss_weights, one_for_all=True)
+        measured = self._assigned("metrics", outputs)
+        weighted = self._assigned("weighted_metrics", outputs)
+        needed = [name for name in outputs.names if loss.get(name) or measured.get(name) or weighted.get(name)]
+        targets = outputs.match("y", y, needed)
+        sample_weights = outputs.match_weights("sample_weight", sample_weight)
+        masks = outputs.match_weights("mask", mask)
+        return [
+            _Term(
+                name,
+                targets.get(name),
+                outputs.arrays[name],
+                sample_weights.get(name),
+                masks.get(name),
+                loss.get(name),
+                weights.get(name),
+                measured.get(name, []),
+                weighted.get(name, []),
+            )
+            for name in needed
+        ]
+
+    def _assigned(self, argument: str, outputs: Outputs) -> dict[str, list[Metric]]:
+        given = getattr(self, argument)
+        if isinstance(given, list) and (not given or len(outputs.names) == 1):
+            given = [_listed(given)] * len(outputs.names)
+        return {name: _listed(found) for name, found in outputs.assign(argument, given, one_for_all=False).items()}
+
+
+def resolve_objective(
+    loss: Any,
+    loss_weights: Any = None,
+    metrics: Any = None,
+    weighted_metrics: Any = None,
+    output_names: Sequence[str] | None = None,
+) -> Objective:
+    """What `compile` was given, with names resolved.
+
+    Args:
+        loss: what `losses.get` takes, or a list or dict by output of that; None in there for outputs without a loss.
+        loss_weights: a number, or a list or dict of them.
+        metrics: what `metrics.get` takes, a list of that, or for several outputs a list of lists or a dict by output.
+        weighted_metrics: likewise.
+        output_names: names for outputs that are lists, tuples or lone arrays.
+
+    Raises:
+        UnknownNameError: a loss or metric is not known.
+        ModelError: something cannot be used, or names an output that does not exist.
+    """
+    objective = Objective(
+        _mapped(losses.get, loss),
+        _mapped(_number, loss_weights),
+        _resolved_metrics(metrics),
+        _resolved_metrics(weighted_metrics),
+        output_names,
+    )
+    if not jax.tree.leaves(objective.loss):
+        raise ModelError(
+            "`loss` holds no loss",
+            given=f"loss={shorten(loss)}",
+            expected="a loss for at least one output",
+            fix='for example loss="mse"',
+        )
+    if output_names:
+        outputs = Outputs(dict.fromkeys(output_names, 0))
+        for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
+            given = getattr(objective, argument)
+            if isinstance(given, Mapping):
+                outputs.assign(argument, given, one_for_all=False)
+    return objective
+
+
+def _mapped(resolve: Any, given: Any) -> Any:
+    if isinstance(given, Mapping) and "class_name" not in given:
+        return {name: _mapped(resolve, item) for name, item in given.items()}
+    if isinstance(given, list | tuple):
+        return [_mapped(resolve, item) for item in given]
+    return None if given is None else resolve(given)
+
+
+def _number(weight: Any) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ModelError(
+            "`loss_weights` holds something that is no number",
+            given=f"{shorten(weight)} of type {type(weight).__name__}",
+            expected="a number for each loss",
+            fix="for example loss_weights=[1.0, 0.5]",
+        )
+    return float(weight)
+
+
+def _resolved_metrics(given: Any) -> Any:
+    if isinstance(given, Mapping) and "class_name" not in given:
+        return {name: metrics.get_all(item) for name, item in given.items()}
+    if isinstance(given, list | tuple) and any(item is None or isinstance(item, list | tuple) for item in given):
+        return [metrics.get_all(item) for item in given]
+    return metrics.get_all(given)
+
+
+def _listed(given: Any) -> list[Metric]:
+    """Metrics of one output: a list of them, also of lists, or a single one."""
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    return [metric for item in given for metric in _listed(item)] if isinstance(given, list) else [given]
+
+
+def _free(taken: Mapping[str, Any], name: str) -> str:
+    """`name`, or the first of `name_1`, `name_2` and so on that is not taken."""
+    numbered = (f"{name}_{number}" for number in range(1, len(taken) + 1))
+    return next(free for free in (name, *numbered) if free not in taken)

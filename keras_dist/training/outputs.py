@@ -1,0 +1,152 @@
+"""The outputs of a model by name, and what belongs to each of them: targets, weights, losses, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist.distribution.variables import leaf_paths
+from keras_dist.errors import ModelError
+
+
+class Outputs:
+    """The arrays that a model returned, by name.
+
+    Names are the keys of a dict (`"a/b"` in nested ones), those given for a list or tuple, else `"output_1"` and so on;
+    a lone array has the name given or `""`.
+
+    Args:
+        y_pred: what the model returned.
+        names: of the arrays in a list or tuple, or of the lone array.
+
+    Raises:
+        ModelError: there are other names than arrays.
+    """
+
+    def __init__(self, y_pred: Any, names: Sequence[str] | None = None) -> None:
+        leaves, self.structure = jax.tree.flatten(y_pred)
+        self._is_sequence = isinstance(y_pred, list | tuple)
+        self.arrays = dict(zip(_names(y_pred, leaves, names), leaves, strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """In the order of the tree."""
+        return list(self.arrays)
+
+    def fits(self, value: Any) -> bool:
+        """Whether `value` has an array for each output, in the same place."""
+        if self._is_sequence and isinstance(value, list | tuple):
+            return len(jax.tree.leaves(value)) == len(self.arrays)
+        return jax.tree.structure(value) == self.structure
+
+    def match(self, argument: str, value: Any, needed: Collection[str]) -> dict[str, Any]:
+        """The arrays in `value` by the output they belong to.
+
+        Args:
+            argument: how errors call it.
+            value: shaped as the outputs, a dict by output, a list in their order (or only of those needed), or None.
+            needed: the outputs that must have one, when there is any.
+
+        Raises:
+            ModelError: it is none of these, or lacks one that is needed.
+        """
+        leaves = jax.tree.leaves(value)
+        if not leaves:
+            return {}
+        if self.fits(value) or (len(self.arrays) == len(leaves) == 1):
+            return dict(zip(self.arrays, leaves, strict=True))
+        found: dict[str, Any] = {}
+        if isinstance(value, Mapping):
+            found = dict(zip(leaf_paths(value), leaves, strict=True))
+        elif isinstance(value, list | tuple) and self._is_sequence:
+            for names in (self.names, list(needed)):
+                if len(names) == len(value):
+                    found = {name: item for name, item in zip(names, value, strict=True) if item is not None}
+                    break
+        if not found or not set(found) <= set(self.arrays) or not set(needed) <= set(found):
+            raise ModelError(
+                f"`{argument}` does not match the outputs of the model",
+                given=_describe(value),
+                expected=f"one array for each of {_listed(needed or self.names)}"
+                if len(self.arrays) > 1
+                else "one array",
+                fix=f"pass a dict by output: {argument}={{{next(iter(needed or self.names), '')!r}: ..., ...}}"
+                if len(self.arrays) > 1
+                else f"pass {argument} as one array, or a loss (y_true, y_pred) that takes it apart",
+            )
+        return found
+
+    def match_weights(self, argument: str, value: Any) -> dict[str, Any]:
+        """As `match`, but a lone array belongs to every output, and none is needed."""
+        if jax.tree_util.treedef_is_leaf(jax.tree.structure(value)):
+            return dict.fromkeys(self.arrays, value)
+        return self.match(argument, value, ())
+
+    def assign(self, argument: str, given: Any, one_for_all: bool) -> dict[str, Any]:
+        """What was given for the outputs, by output.
+
+        Args:
+            argument: how errors call it.
+            given: a dict by output, a list in their order, or, if `one_for_all`, a single thing.
+            one_for_all: whether something single is meant for every output.
+
+        Raises:
+            ModelError: it names an output that does not exist, or has more or fewer entries than there are outputs.
+        """
+        names = self.names
+        if isinstance(given, Mapping):
+            if names == [""] and len(given) == 1:
+                return {"": next(iter(given.values()))}
+            if set(given) <= set(names):
+                return {name: given[name] for name in names if name in given}
+        elif isinstance(given, list | tuple):
+            if len(given) == len(names):
+                return dict(zip(names, given, strict=True))
+        elif one_for_all:
+            return dict.fromkeys(names, given)
+        raise ModelError(
+            f"`{argument}` does not match the outputs of the model",
+            given=_described_spec(given),
+            expected=f"a dict by output, or a list of {len(names)}, for {_listed(names)}"
+            if len(names) > 1
+            else f"a single {argument.rstrip('s')}, for the model has one output",
+            fix=f"compile(..., {argument}={{{names[0]!r}: ...}})"
+            if len(names) > 1
+            else f"compile(..., {argument}=...)",
+        )
+
+
+def _names(y_pred: Any, leaves: list[Any], given: Sequence[str] | None) -> list[str]:
+    paths = leaf_paths(y_pred)
+    if isinstance(y_pred, Mapping) or (paths == [""] and not given):
+        return paths
+    if not given:
+        is_flat = isinstance(y_pred, list | tuple) and len(y_pred) == len(leaves)
+        return [f"output_{number}" for number in range(1, len(leaves) + 1)] if is_flat else paths
+    if len(given) != len(leaves):
+        raise ModelError(
+            "the model has other outputs than names for them",
+            given=f"{len(leaves)} outputs",
+            expected=f"one for each of {_listed(given)}",
+            fix="give each output one name",
+        )
+    return list(given)
+
+
+def _listed(names: Collection[str]) -> str:
+    return f"the outputs {', '.join(map(repr, names))}"
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict with {', '.join(map(repr, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"one array of shape {np.shape(value)}"
+
+
+def _described_spec(given: Any) -> str:
+    return _describe(given) if isinstance(given, Mapping | list | tuple) else f"{given!r} alone"

@@ -1,0 +1,175 @@
+"""`Metric`: variables, the stateless way, and what subclasses get wrong."""
+
+import copy
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import errors, metrics, saving
+
+
+class Range(metrics.Metric):
+    """Largest and smallest prediction; made in the first update, as shapes are known only then."""
+
+    def __init__(self, name="range", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.batches = self.add_variable((), dtype="int32", name="batches")
+        self.mean = metrics.Mean()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if not hasattr(self, "highest"):
+            self.highest = self.add_variable(y_pred.shape[1:], initializer="ones", name="highest")
+        self.highest.assign(jnp.maximum(self.highest.value, y_pred.max(0)))
+        self.batches.assign_add(1)
+        self.mean.update_state(y_pred)
+
+    def result(self):
+        return {"highest": self.highest, "batches": self.batches.value, "mean": self.mean.result()}
+
+
+BATCHES = [np.array([[0.0, 5.0], [2.0, 3.0]], "f4"), np.array([[4.0, 1.0]], "f4")]
+
+
+def test_a_subclass_with_inner_metrics_and_late_variables_counts_every_batch():
+    metric = Range()
+    for y_pred in BATCHES:
+        found = metric(None, y_pred)
+    np.testing.assert_array_equal(found["highest"], [4, 5])
+    assert (int(found["batches"]), float(found["mean"])) == (2, 2.5)
+    assert [variable.name for variable in metric.variables] == ["batches", "highest", "total", "count"]
+    metric.reset_state()
+    assert not any(np.any(variable.numpy()) for variable in metric.variables)
+
+
+def test_the_stateless_way_gives_the_same_inside_of_jit_and_changes_nothing():
+    metric, eager = Range(), Range()
+    born = metric.stateless_reset_state()
+    jax.eval_shape(lambda y_pred: metric.stateless_update_state(born, None, y_pred), BATCHES[0])
+    start = [v.numpy() for v in metric.variables]
+    state = start
+    update = jax.jit(lambda state, y_pred: metric.stateless_update_state(state, None, y_pred))
+    for y_pred in BATCHES:
+        state = update(state, y_pred)
+        expected = eager(None, y_pred)
+    found = metric.stateless_result(state)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert all(np.array_equal(v.numpy(), value) for v, value in zip(metric.variables, start, strict=True))
+    assert all(isinstance(v.numpy(), np.ndarray) for v in metric.variables), "no tracer stayed behind"
+    assert np.array_equal(metric.variables[1].numpy(), [1, 1]), "born inside a trace with its initial value"
+    assert not any(np.any(value) for value in metric.stateless_reset_state())
+
+
+def test_two_threads_see_their_own_values():
+    metric = metrics.Mean()
+    inside, done = threading.Event(), threading.Event()
+
+    class Slow(metrics.Sum):
+        def update_state(self, values, sample_weight=None):
+            metric.update_state(values)
+            inside.set()
+            done.wait(5)
+
+    slow = Slow()
+    slow.inner = metric
+    found = []
+    thread = threading.Thread(target=lambda: found.append(slow.stateless_update_state([0.0, 0.0, 0.0], [7.0])))
+    thread.start()
+    inside.wait(5)
+    assert float(metric.result()) == 0.0
+    done.set()
+    thread.join()
+    assert [float(value) for value in found[0]] == [0, 7, 1]
+
+
+def test_variables_count_as_arrays_in_arithmetic():
+    variable = metrics.Mean().add_variable((2,), initializer=lambda shape, dtype: np.full(shape, 3, dtype))
+    assert (variable.shape, variable.dtype, variable.ndim) == ((2,), np.float32, 1)
+    for found, expected in [
+        (variable + 1, 4),
+        (1 - variable, -2),
+        (variable * variable, 9),
+        (6 / variable, 2),
+        (variable**2, 9),
+        (-variable, -3),
+        (variable % 2, 1),
+        (variable // 2, 1),
+        (jnp.asarray(variable), 3),
+        (np.asarray(variable), 3),
+        (variable[0], 3),
+    ]:
+        np.testing.assert_allclose(found, np.broadcast_to(expected, np.shape(found)), rtol=1e-6)
+    assert bool((variable > 2).all()) and bool((variable <= 3).all()) and float(variable @ variable) == 18
+    variable.assign(5)
+    variable.assign_sub(np.array([1, 2]))
+    np.testing.assert_array_equal(variable.value, [4, 3])
+
+
+def test_a_value_of_another_shape_is_refused():
+    with pytest.raises(errors.ModelError, match="'total' cannot take a value of another shape") as caught:
+        metrics.Mean().total.assign(np.zeros(3))
+    assert "(3,)" in caught.value.given and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: metrics.Metric("mean"), "`dtype` is no dtype"),
+        (lambda: metrics.Metric(name=3), "`name` is no name"),  # type: ignore[arg-type]
+        (lambda: metrics.Mean().add_variable((), "zeroes"), "unknown initializer.*'zeros'"),
+        (lambda: metrics.Mean().stateless_result([1.0]), "`metric_variables` does not fit"),
+        (lambda: metrics.Mean().stateless_update_state([], [1.0]), "`metric_variables` does not fit"),
+    ],
+)
+def test_misuse_is_told(wrong, message):
+    with pytest.raises(errors.KerasDistError, match=message) as caught:
+        wrong()
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_a_constructor_that_forgets_its_base_is_told():
+    class Forgetful(metrics.Metric):
+        def __init__(self):
+            self.total = self.add_variable(())
+
+    with pytest.raises(errors.ModelError, match=r"Forgetful forgot to call super\(\).__init__"):
+        Forgetful()
+
+
+def test_names_are_those_of_the_class_and_not_numbered():
+    assert [metrics.AUC().name, metrics.AUC().name, metrics.TruePositives().name] == ["auc", "auc", "true_positives"]
+    assert metrics.MeanIoU(2).name == "mean_io_u"
+
+
+def test_a_mesh_as_of_dtensor_is_accepted_and_ignored():
+    metric = metrics.SparseCategoricalAccuracy(mesh=object())
+    assert metric.get_config() == metrics.SparseCategoricalAccuracy().get_config()
+    assert Range(mesh=object()).name == "range"
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        metrics.AUC(curve="PR", label_weights=[1.0, 2.0], thresholds=[0.5]),
+        metrics.FBetaScore("macro", beta=2.0),
+        metrics.MeanMetricWrapper(metrics.binary_accuracy, "right", threshold=0.2),
+        metrics.OneHotIoU(3, [0, 1], dtype="float32"),
+        metrics.Perplexity(from_logits=True, mask_token_id=0),
+    ],
+    ids=lambda metric: metric.name,
+)
+def test_a_config_makes_the_same_metric(metric):
+    config = metrics.serialize(metric)
+    again = saving.deserialize_keras_object(copy.deepcopy(config))
+    assert type(again) is type(metric) and again.name == metric.name and again.dtype == metric.dtype
+    assert metrics.serialize(again) == config
+
+
+def test_counts_stay_exact_beyond_what_float32_counts_by_one():
+    update = jax.jit(lambda state, values: metrics.Mean().stateless_update_state(state, values))
+    state = [np.float32(2**24), np.float32(2**24)]
+    for _ in range(3):
+        state = update(state, np.ones(512, "f4"))
+    assert [float(value) for value in state] == [2**24 + 3 * 512] * 2

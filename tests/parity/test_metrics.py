@@ -1,0 +1,163 @@
+"""Every metric gives Keras's numbers, after any batches."""
+
+import warnings
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import keras_dist as kd
+
+BINARY, ONE_HOT, SPARSE, REAL, POSITIVE, DISTRIBUTION, MASKS = (
+    "binary",
+    "one-hot",
+    "sparse",
+    "real",
+    "positive",
+    "distribution",
+    "masks",
+)
+CLASSES = 4
+
+counts = [{}, {"thresholds": 0.3}, {"thresholds": [0.1, 0.5, 0.8]}, {"thresholds": [0.0, 0.5, 1.0]}]
+ranked = [*counts, {"top_k": 2}, {"class_id": 1}, {"top_k": 1, "class_id": 2}, {"top_k": 3, "thresholds": 0.4}]
+points = [{}, {"num_thresholds": 1}, {"num_thresholds": 7}, {"class_id": 2, "num_thresholds": 20}]
+curves = [
+    {"curve": curve, "summation_method": method, "num_thresholds": n}
+    for curve in ("ROC", "PR", "PRGAIN")
+    for method in ("interpolation", "minoring", "majoring")
+    for n in (2, 11)
+]
+areas = [
+    *curves,
+    {"thresholds": [0.2, 0.35, 0.9]},
+    {"from_logits": True},
+    {"label_weights": [1.0, 2.0, 0.5, 0.0]},
+    *({"multi_label": True, **options} for options in curves[::3]),
+    {"multi_label": True, "num_labels": CLASSES, "label_weights": [1.0, 2.0, 0.5, 0.0], "curve": "PR"},
+    {"multi_label": True, "thresholds": [0.2, 0.9]},
+]
+averages = [{"average": a, "threshold": t} for a in (None, "micro", "macro", "weighted") for t in (None, 0.4)]
+smoothing = [{}, {"label_smoothing": 0.1}, {"from_logits": True}, {"from_logits": True, "label_smoothing": 0.2}]
+top = [{"k": 1}, {"k": 2}, {}]
+masks = [{"num_classes": CLASSES}, {"num_classes": CLASSES, "ignore_class": 1}, {"num_classes": 3}]
+targeted = [{"target_class_ids": [0, 2], **options} for options in masks]
+r2_scores = [
+    {"class_aggregation": aggregation, "num_regressors": n}
+    for aggregation in (None, "uniform_average", "variance_weighted_average")
+    for n in (0, 1, 3, 1000)
+]
+
+CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "Accuracy": (BINARY, [{}]),
+    "BinaryAccuracy": (BINARY, [{}, {"threshold": 0.3}]),
+    "CategoricalAccuracy": (ONE_HOT, [{}]),
+    "SparseCategoricalAccuracy": (SPARSE, [{}]),
+    "TopKCategoricalAccuracy": (ONE_HOT, top),
+    "SparseTopKCategoricalAccuracy": (SPARSE, top),
+    "TruePositives": (BINARY, counts),
+    "FalsePositives": (BINARY, counts),
+    "TrueNegatives": (BINARY, counts),
+    "FalseNegatives": (BINARY, counts),
+    "Precision": (BINARY, ranked),
+    "Recall": (BINARY, ranked),
+    "AUC": (BINARY, areas),
+    "SensitivityAtSpecificity": (BINARY, [{"specificity": 0.4, **options} for options in points]),
+    "SpecificityAtSensitivity": (BINARY, [{"sensitivity": 0.7, **options} for options in points]),
+    "PrecisionAtRecall": (BINARY, [{"recall": 0.5, **options} for options in points]),
+    "RecallAtPrecision": (BINARY, [{"precision": 0.6, **options} for options in points]),
+    "F1Score": (BINARY, averages),
+    "FBetaScore": (BINARY, [{**options, "beta": beta} for options in averages for beta in (0.5, 2.0)]),
+    "MeanSquaredError": (REAL, [{}]),
+    "RootMeanSquaredError": (REAL, [{}]),
+    "MeanAbsoluteError": (REAL, [{}]),
+    "MeanAbsolutePercentageError": (POSITIVE, [{}]),
+    "MeanSquaredLogarithmicError": (POSITIVE, [{}]),
+    "CosineSimilarity": (REAL, [{}]),
+    "LogCoshError": (REAL, [{}]),
+    "R2Score": (REAL, r2_scores),
+    "PearsonCorrelation": (REAL, [{}]),
+    "ConcordanceCorrelation": (REAL, [{}]),
+    "Hinge": (REAL, [{}]),
+    "SquaredHinge": (REAL, [{}]),
+    "CategoricalHinge": (ONE_HOT, [{}]),
+    "KLDivergence": (DISTRIBUTION, [{}]),
+    "Poisson": (POSITIVE, [{}]),
+    "BinaryCrossentropy": (BINARY, smoothing),
+    "CategoricalCrossentropy": (ONE_HOT, smoothing),
+    "SparseCategoricalCrossentropy": (SPARSE, [{}, {"from_logits": True}, {"ignore_class": 1}]),
+    "IoU": (MASKS, targeted),
+    "MeanIoU": (MASKS, masks),
+    "BinaryIoU": (BINARY, [{}, {"target_class_ids": [1], "threshold": 0.3}]),
+    "OneHotIoU": (ONE_HOT, targeted[:2]),
+    "OneHotMeanIoU": (ONE_HOT, masks[:2]),
+}
+
+
+def batch(kind: str, rows: int, rng: np.random.Generator, logits: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and predictions; scores repeat and touch 0, 1 and the thresholds."""
+    shape = (rows, CLASSES)
+    indices = rng.integers(0, CLASSES, rows)
+    scores = rng.choice(np.linspace(0, 1, 11, dtype="f4"), shape) if rng.random() < 0.5 else rng.random(shape, "f4")
+    positive = rng.uniform(0.1, 3, shape).astype("f4")
+    distribution = positive / positive.sum(-1, keepdims=True)
+    if logits:
+        scores = distribution = rng.normal(size=shape).astype("f4")
+    one_hot = np.eye(CLASSES, dtype="f4")[indices]
+    return {
+        BINARY: (rng.integers(0, 2, shape).astype("f4"), scores),
+        ONE_HOT: (one_hot, distribution),
+        SPARSE: (indices[:, None] if rng.random() < 0.5 else indices, distribution),
+        REAL: (rng.normal(size=shape).astype("f4"), rng.normal(size=shape).astype("f4")),
+        POSITIVE: (rng.uniform(0.1, 3, shape).astype("f4"), positive),
+        DISTRIBUTION: (rng.dirichlet(np.ones(CLASSES), rows).astype("f4"), distribution),
+        MASKS: (rng.integers(0, CLASSES, (rows, 3)), rng.integers(0, CLASSES, (rows, 3))),
+    }[kind]
+
+
+def sample_weight(name: str, how: str, y_pred: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+    if how == "none":
+        return None
+    shape = {"rows": y_pred.shape[:1], "column": (len(y_pred), 1), "values": y_pred.shape}[how]
+    if "IoU" in name:
+        return rng.integers(0, 3, y_pred.shape if name != "OneHotIoU" and name != "OneHotMeanIoU" else shape[:1])
+    return rng.uniform(0, 2, shape).astype("f4")
+
+
+def takes_values(name: str) -> bool:
+    """Whether Keras takes a weight for each prediction."""
+    return name in (
+        *("TruePositives", "FalsePositives", "TrueNegatives", "FalseNegatives", "Accuracy", "BinaryAccuracy"),
+        *("RootMeanSquaredError", "R2Score", "AUC"),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_it_gives_kerass_numbers(keras, name, data, seed):
+    kind, choices = CASES[name]
+    options = data.draw(st.sampled_from(choices))
+    rows = data.draw(st.lists(st.sampled_from([1, 5]), min_size=1, max_size=3))
+    ways = ["none", "rows", *(["values"] if takes_values(name) else [])]
+    how = data.draw(st.sampled_from(ways))
+    theirs, ours = getattr(keras.metrics, name)(**options), getattr(kd.metrics, name)(**options)
+    pure = getattr(kd.metrics, name)(**options)
+    state = pure.stateless_reset_state()
+    rng = np.random.default_rng(seed)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", UserWarning)  # adjusted R2 of few rows
+        for n in rows:
+            y_true, y_pred = batch(kind, n, rng, options.get("from_logits", False))
+            weight = sample_weight(name, how, y_pred, rng)
+            theirs.update_state(y_true, y_pred, weight)
+            ours.update_state(y_true, y_pred, weight)
+            state = pure.stateless_update_state(state, y_true, y_pred, weight)
+        expected = np.asarray(theirs.result())
+        np.testing.assert_allclose(ours.result(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(pure.stateless_result(state), expected, rtol=1e-5, atol=1e-5)
+    assert all(not np.any(variable.numpy()) for variable in pure.variables)
+    ours.reset_state()
+    assert all(not np.any(variable.numpy()) for variable in ours.variables)
+    assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in theirs.variables]
