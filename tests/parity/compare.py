@@ -74,7 +74,8 @@ def compare_layers(
     def our_loss(params: Any, inputs: Any) -> Any:
         layer = nnx.merge(graph, params, rest, copy=True)
         outputs = layer(inputs, **extra, **call)
-        return _probe(outputs), (outputs, [weight.value for weight in layer.non_trainable_weights])
+        after = {weight.path: weight.value for weight in layer.weights}  # merged, it has forgotten their order
+        return _probe(outputs), (outputs, [after[weight.path] for weight in ours.non_trainable_weights])
 
     (_, (their_outputs, fixed_after)), their_gradients = _value_and_grad(keras_loss, gradients)(trained, inputs)
     (_, (our_outputs, statistics)), our_gradients = _value_and_grad(our_loss, gradients)(params, inputs)
