@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from keras_dist.distribution.placement import place_copy
-from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers import LearningRateState
+from keras_dist.errors import ModelError
+from keras_dist.optimizers import LearningRateState, ScheduledRateState, checked_rate
 from keras_dist.training.cell import StateCell
 
 
@@ -26,57 +26,50 @@ class OptimizerHandle:
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate. Setting it counts from the next step and compiles nothing.
+        """The learning rate of the next step. Setting it counts from then on and compiles nothing.
 
         Raises:
-            ModelError: the optimizer does not keep its rate in state (plain optax, a schedule), or it is set to
-                something that is not a finite number.
+            ModelError: the optimizer does not keep its rate in state (plain optax); or it is set while it follows a
+                schedule, or to something that is not a finite number.
         """
         with self._cell.lock:
-            return float(np.asarray(self._rates()[0]))
+            return float(np.asarray(self._rated()[0].learning_rate))
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        rate = _checked_rate(value)
+        rate = checked_rate(value)
         with self._cell.lock:
-            new = place_copy(rate, self._rates()[0].sharding)
+            settable = [node for node in self._rated() if isinstance(node, LearningRateState)]
+            if not settable:
+                raise ModelError(
+                    f"the learning rate of optimizer {self.name!r} follows a schedule",
+                    given=f"learning_rate = {rate}",
+                    expected="an optimizer whose rate is a number",
+                    fix="compile with a number, for example SGD(0.1), or let the schedule tell all rates",
+                )
+            new = place_copy(rate, settable[0].learning_rate.sharding)
             slots = jax.tree.map(
-                lambda node: node._replace(learning_rate=new) if _keeps_rate(node) else node,
+                lambda node: node._replace(learning_rate=new) if isinstance(node, LearningRateState) else node,
                 self._cell.state.slots[self.name],
-                is_leaf=_keeps_rate,
+                is_leaf=_has_rate,
             )
             self._cell.state = self._cell.state.replace(slots={**self._cell.state.slots, self.name: slots})
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    def _rates(self) -> list[Any]:
-        nodes = jax.tree.leaves(self._cell.state.slots[self.name], is_leaf=_keeps_rate)
-        rates = [node.learning_rate for node in nodes if _keeps_rate(node)]
-        if not rates:
+    def _rated(self) -> list[LearningRateState | ScheduledRateState]:
+        nodes = jax.tree.leaves(self._cell.state.slots[self.name], is_leaf=_has_rate)
+        rated = [node for node in nodes if _has_rate(node)]
+        if not rated:
             raise ModelError(
                 f"optimizer {self.name!r} does not keep its learning rate in state",
                 given="an optax transformation with a fixed rate or a schedule",
                 expected="an optimizer by name, or one made by keras_dist.optimizers",
                 fix="in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)",
             )
-        return rates
+        return rated
 
 
-def _checked_rate(value: Any) -> np.float32:
-    try:
-        rate = np.float32(value) if np.ndim(value) == 0 else np.float32("nan")
-    except (TypeError, ValueError):
-        rate = np.float32("nan")
-    if not np.isfinite(rate):
-        raise ModelError(
-            "`learning_rate` is not a number",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="a finite number",
-            fix="for example 1e-3; a schedule belongs in compile: optimizer=optax.adam(schedule)",
-        )
-    return rate
-
-
-def _keeps_rate(node: Any) -> bool:
-    return isinstance(node, LearningRateState)
+def _has_rate(node: Any) -> bool:
+    return isinstance(node, LearningRateState | ScheduledRateState)

@@ -1,102 +1,150 @@
-"""Optimizers: optax under Keras's names and defaults, with the learning rate kept in state.
+"""Optimizers of Keras as optax transformations, with the learning rate kept in state.
 
 A learning rate in state can be read and set between steps without recompiling anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from keras_dist.errors import ModelError, UnknownNameError, did_you_mean
+from keras_dist.errors import ModelError
+from keras_dist.optimizers import schedules
+from keras_dist.optimizers.adafactor import Adafactor
+from keras_dist.optimizers.adagrad import Adadelta, Adagrad
+from keras_dist.optimizers.adam import Adam, AdamW
+from keras_dist.optimizers.adamax import Adamax
+from keras_dist.optimizers.ftrl import Ftrl
+from keras_dist.optimizers.lamb import Lamb
+from keras_dist.optimizers.lion import Lion
+from keras_dist.optimizers.muon import Muon
+from keras_dist.optimizers.nadam import Nadam
+from keras_dist.optimizers.optimizer import Optimizer, OptimizerState
+from keras_dist.optimizers.rate import (
+    LearningRateState,
+    ScheduledRateState,
+    checked_rate,
+    scale_by_rate,
+    with_learning_rate,
+)
+from keras_dist.optimizers.rmsprop import RMSprop
+from keras_dist.optimizers.sgd import SGD
+from keras_dist.saving import deserialize_keras_object, resolve, serialize_keras_object
 
-__all__ = ["LearningRateState", "get", "with_learning_rate"]
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lamb",
+    "LearningRateState",
+    "Lion",
+    "Muon",
+    "Nadam",
+    "Optimizer",
+    "OptimizerState",
+    "RMSprop",
+    "ScheduledRateState",
+    "checked_rate",
+    "deserialize",
+    "get",
+    "scale_by_rate",
+    "schedules",
+    "serialize",
+    "with_learning_rate",
+]
+
+_NAMES: dict[str, type[Optimizer]] = {
+    cls.__name__.lower(): cls
+    for cls in (
+        SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop
+    )
+}  # fmt: skip
 
 
-class LearningRateState(NamedTuple):
-    """State of `with_learning_rate`: the rate, a float32 scalar, and the state of what it scales."""
-
-    learning_rate: Any
-    inner: Any
-
-
-def with_learning_rate(
-    transformation: optax.GradientTransformation, learning_rate: float
-) -> optax.GradientTransformationExtraArgs:
-    """`transformation`, then a step of `-learning_rate`, with the rate kept in state.
+def get(identifier: Any, learning_rate: float | None = None) -> Any:
+    """The optimizer that `identifier` means; an optimizer, or an optax transformation, as it is.
 
     Args:
-        transformation: gives directions of ascent, such as `optax.scale_by_adam()`.
-        learning_rate: the first rate.
-
-    Source: `optax.scale_by_learning_rate`; unlike `optax.inject_hyperparams` it adds nothing to a step's cost.
-    """
-    inner = optax.with_extra_args_support(transformation)
-
-    def init(params: Any) -> LearningRateState:
-        return LearningRateState(jnp.asarray(learning_rate, jnp.float32), inner.init(params))
-
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, inner_state = inner.update(updates, state.inner, params, **extra)
-        rate = state.learning_rate
-        updates = jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates)
-        return updates, LearningRateState(rate, inner_state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _adamw() -> optax.GradientTransformation:
-    return optax.chain(optax.scale_by_adam(eps=1e-7), optax.add_decayed_weights(0.004))
-
-
-def _rmsprop() -> optax.GradientTransformation:
-    return optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=True)
-
-
-# Keras's default rate, and the direction with Keras's defaults
-_NAMES: dict[str, tuple[float, Callable[[], optax.GradientTransformation]]] = {
-    "adam": (0.001, lambda: optax.scale_by_adam(eps=1e-7)),
-    "adamw": (0.001, _adamw),
-    "rmsprop": (0.001, _rmsprop),
-    "sgd": (0.01, optax.identity),
-}
-
-
-def get(identifier: Any, learning_rate: float | None = None) -> optax.GradientTransformationExtraArgs:
-    """The optimizer called `identifier`; an optax transformation as it is.
-
-    Args:
-        identifier: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"` (any case), or an optax transformation.
+        identifier: the name of an optimizer (any case), a class, a config as `serialize` gives, an `Optimizer`, or an
+            optax transformation.
         learning_rate: for a name, another rate than Keras's default.
 
     Raises:
         UnknownNameError: no optimizer has this name.
-        ModelError: it is neither a name nor an optax transformation.
+        ModelError: it is neither a name nor an optax transformation, or a rate is given that it cannot use.
+        ConfigError: a config mentions what is not known.
 
     Example:
         >>> from keras_dist import optimizers
         >>> float(optimizers.get("adam", learning_rate=0.01).init({}).learning_rate)
         0.009999999776482582
     """
+    if learning_rate is not None:
+        return _with_rate(identifier, learning_rate)
     if isinstance(identifier, str):
-        if identifier.lower() not in _NAMES:
-            raise UnknownNameError(
-                f"unknown optimizer {identifier!r}{did_you_mean(identifier.lower(), _NAMES)}",
-                given=f"optimizer={identifier!r}",
-                expected=f"one of {', '.join(sorted(_NAMES))}, or an optax transformation",
-                fix="correct the name, or pass for example optax.adagrad(0.01)",
-            )
-        rate, transformation = _NAMES[identifier.lower()]
-        return with_learning_rate(transformation(), rate if learning_rate is None else learning_rate)
-    if callable(getattr(identifier, "init", None)) and callable(getattr(identifier, "update", None)):
-        return optax.with_extra_args_support(identifier)
+        identifier = _known(identifier)
+    elif isinstance(identifier, Mapping):
+        identifier = deserialize(identifier)
+    accepted = "an Optimizer, or an optax transformation such as optax.adam(1e-3)"
+    found = resolve(identifier, _NAMES, "optimizer", accepted)
+    if isinstance(found, Optimizer):
+        return found
+    if callable(getattr(found, "init", None)) and callable(getattr(found, "update", None)):
+        return optax.with_extra_args_support(found)
     raise ModelError(
         "`optimizer` is neither a name nor an optax transformation",
         given=f"{identifier!r} of type {type(identifier).__name__}",
-        expected="a name, or an optax.GradientTransformation",
-        fix='for example optimizer="adam" or optimizer=optax.adam(1e-3)',
+        expected="a name, an Optimizer, or an optax.GradientTransformation",
+        fix='for example optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     )
+
+
+def serialize(optimizer: Optimizer) -> dict[str, Any]:
+    """The class and arguments of an optimizer as plain values.
+
+    Raises:
+        ConfigError: an argument cannot be written down.
+
+    Source: `keras.optimizers.serialize`.
+    """
+    return serialize_keras_object(optimizer)
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Optimizer:
+    """The optimizer that `serialize` has written down, here or in Keras; its name may be of any case.
+
+    Args:
+        config: what `serialize` gave.
+        custom_objects: classes and functions by name, beside the registered ones.
+
+    Raises:
+        ConfigError: a class or function is not known.
+
+    Source: `keras.optimizers.deserialize`.
+    """
+    named = {**config, "class_name": _known(config.get("class_name"))}
+    return deserialize_keras_object(named, custom_objects, module_objects=_NAMES)
+
+
+def _known(name: Any) -> Any:
+    """The name as it is among `_NAMES`, if it is there in any case."""
+    return name.lower() if isinstance(name, str) and name.lower() in _NAMES else name
+
+
+def _with_rate(identifier: Any, learning_rate: Any) -> Any:
+    found = get(identifier)
+    if not isinstance(identifier, str):
+        raise ModelError(
+            "`learning_rate` goes with the name of an optimizer",
+            given=f"learning_rate={learning_rate!r} and {identifier!r}",
+            expected="a name, such as 'adam'",
+            fix=f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})",
+        )
+    return type(found)(learning_rate)

@@ -23,7 +23,7 @@ DEFAULT = "optimizer"
 class Optimizer:
     """An optax transformation and the names of the variables it updates."""
 
-    transformation: optax.GradientTransformationExtraArgs
+    transformation: optax.GradientTransformationExtraArgs | optimizers.Optimizer
     parts: frozenset[_paths.Parts]
 
     def select(self, trainable: Any) -> Any:
@@ -109,6 +109,38 @@ def apply_gradients(
         updates, slots[key] = optimizer.transformation.update(part, slots[key], params, **extra)
         trainable = optimizer.put(trainable, optax.apply_updates(params, updates))
     return state.replace(trainable=trainable, slots=slots)
+
+
+def loss_scale(named: Mapping[str, Optimizer]) -> float | None:
+    """What the loss is multiplied by before gradients are taken of it; None for nothing.
+
+    Raises:
+        ModelError: the optimizers do not agree on it.
+    """
+    scales = {name: getattr(optimizer.transformation, "loss_scale_factor", None) for name, optimizer in named.items()}
+    if len(set(scales.values())) > 1:
+        raise ModelError(
+            "the optimizers scale one loss by different factors",
+            given=", ".join(f"{name}: loss_scale_factor={scale}" for name, scale in scales.items()),
+            expected="the same loss_scale_factor for all optimizers",
+            fix="give all of them one factor, or none",
+        )
+    return next(iter(scales.values()), None)
+
+
+def has_final_values(named: Mapping[str, Optimizer]) -> bool:
+    """Whether `finalize` changes anything."""
+    return any(getattr(optimizer.transformation, "use_ema", False) for optimizer in named.values())
+
+
+def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> Any:
+    """The trained variables that training ends with: their averages, where an optimizer keeps them."""
+    trainable = state.trainable
+    for name, optimizer in named.items():
+        if isinstance(optimizer.transformation, optimizers.Optimizer):
+            final = optimizer.transformation.finalize(state.slots[name], optimizer.select(trainable))
+            trainable = optimizer.put(trainable, final)
+    return trainable
 
 
 def _gradients_of(optimizer: Optimizer, grads: Any) -> Any:

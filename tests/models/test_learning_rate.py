@@ -111,3 +111,25 @@ def test_a_rate_that_is_no_number_is_refused_by_name(value):
         model.optimizer.learning_rate = value
     assert caught.value.given and "compile" in caught.value.fix
     assert model.optimizer.learning_rate == pytest.approx(1e-3)
+
+
+def test_a_schedule_is_read_and_not_set():
+    model = built(kd.optimizers.SGD(kd.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
+    found = [model.optimizer.learning_rate]
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+        found.append(model.optimizer.learning_rate)
+    assert found == pytest.approx([0.5, 0.25, 0.125])
+    with pytest.raises(kd.errors.ModelError, match="follows a schedule") as caught:
+        model.optimizer.learning_rate = 0.1
+    assert caught.value.given and caught.value.fix
+    assert model.optimizer.learning_rate == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("optimizer", [kd.optimizers.Adam(0.5), kd.optimizers.Lion])
+def test_optimizers_of_keras_keep_it_too(optimizer):
+    model = built(optimizer)
+    assert model.optimizer.learning_rate == pytest.approx(0.5 if optimizer is not kd.optimizers.Lion else 0.001)
+    model.optimizer.learning_rate = 0.25
+    model.train_on_batch(X, Y)
+    assert model.optimizer.learning_rate == 0.25

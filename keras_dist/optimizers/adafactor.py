@@ -1,0 +1,117 @@
+"""Adafactor: mean squares kept as their means over rows and over columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+from keras_dist.optimizers.ranges import check_number
+from keras_dist.optimizers.rate import Rate
+
+
+class Adafactor(Optimizer):
+    """Gradients divided by the root of their mean squares, of which only means over the last two dims are kept.
+
+    Args:
+        learning_rate: as of `Optimizer`; the largest rate: after t updates it is at most `1 / sqrt(t)`.
+        beta_2_decay: after t updates, means keep `1 - t ** beta_2_decay`.
+        epsilon_1: added to squares of gradients.
+        epsilon_2: the smallest root mean square of a variable that steps are scaled by.
+        clip_threshold: the largest root mean square of a direction.
+        relative_step: changes nothing; Keras limits the rate in any case.
+        **common: as of `Optimizer`.
+
+    Raises:
+        ModelError: an argument is not known or out of range.
+
+    Source: `keras.optimizers.Adafactor`.
+    """
+
+    needs_params: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        relative_step: bool = True,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        check_number("beta_2_decay", beta_2_decay, high=0)
+        check_number("epsilon_1", epsilon_1, 0)
+        check_number("epsilon_2", epsilon_2, 0)
+        check_number("clip_threshold", clip_threshold, above=0)
+        self.beta_2_decay = beta_2_decay
+        self.epsilon_1 = epsilon_1
+        self.epsilon_2 = epsilon_2
+        self.clip_threshold = clip_threshold
+        self.relative_step = relative_step
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The scaled and clipped gradient, times the size of the variable and the negative rate."""
+        return optax.GradientTransformationExtraArgs(_init, self._update)
+
+    def _update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        count = optax.safe_increment(state.count)
+        time = jnp.asarray(count, jnp.float32)
+        kept = 1 - time**self.beta_2_decay
+        rate = jnp.minimum(extra["learning_rate"], 1 / jnp.sqrt(time))
+
+        def blend(mean: Any, grad: Any, axis: int | tuple[()]) -> jax.Array:
+            new = jnp.mean(jnp.square(grad) + self.epsilon_1, axis, keepdims=True)
+            return (kept * mean + (1 - kept) * new).astype(mean.dtype)
+
+        def step(grad: Any, row: Any, column: Any, entry: Any, param: Any) -> jax.Array:
+            mean = row / jnp.mean(row, -2, keepdims=True) * column if grad.ndim > 1 else entry
+            direction = grad / jnp.sqrt(mean)
+            clipped = direction / jnp.maximum(1, _rms(direction) / self.clip_threshold)
+            return -rate * jnp.maximum(self.epsilon_2, _rms(param)) * clipped
+
+        rows = jax.tree.map(lambda g, r: blend(r, g, -1) if g.ndim > 1 else r, updates, state.rows)
+        columns = jax.tree.map(lambda g, c: blend(c, g, -2) if g.ndim > 1 else c, updates, state.columns)
+        entries = jax.tree.map(lambda g, e: e if g.ndim > 1 else blend(e, g, ()), updates, state.entries)
+        steps = jax.tree.map(step, updates, rows, columns, entries, params)
+        return steps, AdafactorState(count, rows, columns, entries)
+
+
+class AdafactorState(NamedTuple):
+    """Mean squares of gradients.
+
+    Attributes:
+        count: updates taken.
+        rows: means over the last dim of each variable, which is kept as a dim of 1.
+        columns: means over the last dim but one, likewise.
+        entries: of the variables with less than two dims, not averaged.
+    """
+
+    count: Any
+    rows: Any
+    columns: Any
+    entries: Any
+
+
+def _init(params: Any) -> AdafactorState:
+    def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> Any:
+        """Dims of 1 where nothing is kept, so that the slot still shows which variable it belongs to."""
+        return jax.tree.map(
+            lambda p: jnp.zeros(shape_of(p.shape) if (p.ndim > 1) == is_factored else (1,) * p.ndim, p.dtype), params
+        )
+
+    return AdafactorState(
+        jnp.zeros((), jnp.int32),
+        rows=zeros(lambda shape: (*shape[:-1], 1), is_factored=True),
+        columns=zeros(lambda shape: (*shape[:-2], 1, shape[-1]), is_factored=True),
+        entries=zeros(lambda shape: shape, is_factored=False),
+    )
+
+
+def _rms(values: Any) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(values)))

@@ -1,0 +1,44 @@
+"""Lion: the sign of momentum."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import optax
+
+from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+from keras_dist.optimizers.ranges import check_number
+from keras_dist.optimizers.rate import Rate, scale_by_rate
+
+
+class Lion(Optimizer):
+    """The sign of the momentum with the gradient in it: every weight moves by the learning rate.
+
+    Args:
+        learning_rate: as of `Optimizer`; a third to a tenth of Adam's.
+        beta_1: how much the momentum counts beside the gradient.
+        beta_2: how much of the momentum each step keeps.
+        **common: as of `Optimizer`.
+
+    Raises:
+        ModelError: an argument is not known or out of range.
+
+    Source: `keras.optimizers.Lion`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        check_number("beta_1", beta_1, above=0, high=1)
+        check_number("beta_2", beta_2, 0, 1)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The sign times the negative rate."""
+        return optax.chain(optax.scale_by_lion(self.beta_1, self.beta_2), scale_by_rate())

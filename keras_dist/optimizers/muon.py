@@ -1,0 +1,144 @@
+"""Muon: momentum of matrices made orthogonal, Adam for everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist import _paths
+from keras_dist.errors import ModelError
+from keras_dist.optimizers.adam import check_betas, scale_by_adam
+from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer
+from keras_dist.optimizers.ranges import check_count, check_number
+from keras_dist.optimizers.rate import Rate, scale_by_rate
+
+
+class Muon(Optimizer):
+    """Momentum of matrices, made orthogonal by a few Newton-Schulz steps; Adam for all other variables.
+
+    Args:
+        learning_rate: as of `Optimizer`.
+        adam_beta_1: `beta_1` of Adam.
+        adam_beta_2: `beta_2` of Adam.
+        adam_weight_decay: weight decay of the variables that Adam updates.
+        epsilon: of Adam.
+        weight_decay: weight decay of the matrices.
+        exclude_layers: regular expressions; a matrix goes to Adam when one of them is found in its path.
+        exclude_embeddings: whether matrices with `embedding` in their path go to Adam.
+        muon_a: coefficient of x in the Newton-Schulz step.
+        muon_b: coefficient of x xT x.
+        muon_c: coefficient of x xT x xT x.
+        adam_lr_ratio: Adam's learning rate as a part of `learning_rate`.
+        momentum: how much of its velocity each step keeps.
+        ns_steps: number of Newton-Schulz steps.
+        nesterov: whether the gradient counts once more beyond the velocity.
+        rms_rate: the root mean square of a step, by which it resembles Adam's; None for orthogonal matrices as they
+            are.
+        **common: as of `Optimizer`.
+
+    Raises:
+        ModelError: an argument is not known or out of range.
+
+    Source: `keras.optimizers.Muon`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        adam_beta_1: float = 0.9,
+        adam_beta_2: float = 0.999,
+        adam_weight_decay: float | None = 0.004,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = 0.004,
+        *,
+        exclude_layers: Sequence[str] | None = None,
+        exclude_embeddings: bool = True,
+        muon_a: float = 3.4445,
+        muon_b: float = -4.7750,
+        muon_c: float = 2.0315,
+        adam_lr_ratio: float = 1,
+        momentum: float = 0.95,
+        ns_steps: int = 5,
+        nesterov: bool = True,
+        rms_rate: float | None = 0.2,
+        **common: Unpack[ArgumentsButDecay],
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, **common)
+        check_betas(adam_beta_1, adam_beta_2)
+        check_number("epsilon", epsilon, 0)
+        check_number("momentum", momentum, 0, 1)
+        check_count("ns_steps", ns_steps, least=1)
+        if adam_weight_decay is not None:
+            check_number("adam_weight_decay", adam_weight_decay)
+        self.adam_beta_1 = adam_beta_1
+        self.adam_beta_2 = adam_beta_2
+        self.adam_weight_decay = adam_weight_decay
+        self.epsilon = epsilon
+        self.exclude_layers = _expressions(exclude_layers)
+        self.exclude_embeddings = exclude_embeddings
+        self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
+        self.adam_lr_ratio = adam_lr_ratio
+        self.momentum = momentum
+        self.ns_steps = ns_steps
+        self.nesterov = nesterov
+        self.rms_rate = rms_rate
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Both, each for its variables."""
+        adam = optax.chain(
+            scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
+        )
+        muon = optax.chain(
+            optax.trace(self.momentum, self.nesterov),
+            optax.stateless(lambda updates, _: jax.tree.map(self._orthogonal, updates)),
+        )
+        return optax.chain(optax.partition({"adam": adam, "muon": muon}, self._labels), scale_by_rate())
+
+    def decay_of(self, path: str, param: Any) -> float | None:
+        """The weight decay of the weight at `path`: that of its optimizer, if it is not excluded."""
+        if self._is_excluded(path):
+            return None
+        return self.adam_weight_decay if self._is_adams(path, param) else self.weight_decay
+
+    def _labels(self, params: Any) -> Any:
+        def label(key_path: Any, param: Any) -> str:
+            return "adam" if self._is_adams(_paths.join(_paths.parts_of(key_path)), param) else "muon"
+
+        return jax.tree_util.tree_map_with_path(label, params)
+
+    def _is_adams(self, path: str, param: Any) -> bool:
+        is_embedding = self.exclude_embeddings and "embedding" in path.lower()
+        return param.ndim != 2 or is_embedding or any(re.search(rule, path) for rule in self.exclude_layers)
+
+    def _orthogonal(self, matrix: jax.Array) -> jax.Array:
+        """The matrix with singular values near 1, scaled to `rms_rate`."""
+        x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+        x = x / (jnp.linalg.norm(x) + 1e-7)
+        for _ in range(self.ns_steps):
+            square = x @ x.T
+            x = self.muon_a * x + (self.muon_b * square + self.muon_c * square @ square) @ x
+        x = x.T if matrix.shape[0] > matrix.shape[1] else x
+        return x if self.rms_rate is None else x * max(matrix.shape) ** 0.5 * self.rms_rate
+
+
+def _expressions(given: Sequence[str] | None) -> tuple[str, ...]:
+    problem = None
+    try:
+        rules = () if isinstance(given, str) else tuple(given or ())
+        for rule in rules:
+            re.compile(rule)
+    except (TypeError, re.error) as error:
+        rules, problem = (), str(error)
+    if problem is not None or isinstance(given, str):
+        raise ModelError(
+            "Muon: `exclude_layers` cannot be used",
+            given=f"exclude_layers={given!r}" + (f": {problem}" if problem else ""),
+            expected="a list of regular expressions",
+            fix="for example exclude_layers=['head']",
+        )
+    return rules

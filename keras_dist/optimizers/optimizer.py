@@ -1,0 +1,412 @@
+"""`Optimizer`: what all optimizers share, in the order of Keras, as one optax transformation."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist import _paths
+from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.optimizers.ranges import check_count, check_number
+from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
+from keras_dist.saving import Configurable
+
+
+class ArgumentsButDecay(TypedDict, total=False):
+    """The keyword arguments of every optimizer, without `weight_decay`; see `Optimizer`."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    loss_scale_factor: float | None
+    gradient_accumulation_steps: int | None
+    name: str | None
+    mesh: Any
+
+
+class CommonArguments(ArgumentsButDecay, total=False):
+    """The keyword arguments of every optimizer; see `Optimizer`."""
+
+    weight_decay: float | None
+
+
+class OptimizerState(NamedTuple):
+    """What an optimizer remembers, beside its learning rate.
+
+    Attributes:
+        iterations: steps taken, those that only accumulate gradients included; an int32 scalar.
+        slots: of the transformation.
+        average: of the weights, shaped as they are; empty without `use_ema`.
+        accumulated: sums of gradients, shaped as the weights; empty without `gradient_accumulation_steps`.
+    """
+
+    iterations: Any
+    slots: Any
+    average: Any
+    accumulated: Any
+
+
+class Optimizer(Configurable):
+    """The base of all optimizers: an optax transformation with the arguments, and the order of operations, of Keras.
+
+    A step unscales the gradients, accumulates them, clips, decays the weights, takes the step of `transformation`, and
+    averages the weights. An optimizer is fixed once it is made; what changes from step to step is in its state. It can
+    be used wherever optax takes a transformation.
+
+    Args:
+        learning_rate: a number, which `model.optimizer.learning_rate` reads and sets between steps; a schedule; or a
+            callable from the number of steps taken to a rate, made of `jax.numpy`.
+        weight_decay: every step takes the part `learning_rate * weight_decay` off each weight.
+        clipnorm: the largest norm of each variable's gradient.
+        clipvalue: the largest absolute value of an entry of a gradient.
+        global_clipnorm: the largest norm of all gradients together.
+        use_ema: whether an average of the weights over the steps is kept; `fit` ends with it in place of the weights.
+        ema_momentum: how much of the average each step keeps.
+        ema_overwrite_frequency: after how many steps the weights become their average, again and again.
+        loss_scale_factor: what the loss is multiplied by before gradients are computed; they are divided by it.
+        gradient_accumulation_steps: how many steps' gradients make one update, of their mean. Schedules count all
+            steps, averages count updates.
+        name: by default that of the class in lower case.
+        mesh: unused, for code that was written for DTensor: slots live where their parameters live.
+
+    Raises:
+        ModelError: an argument is not known, out of range, or excludes another.
+
+    Example:
+        An optimizer of one's own gives the updates of a step; `learning_rate` comes by keyword.
+
+        >>> import optax
+        >>> from keras_dist import optimizers
+        >>> class SignSGD(optimizers.Optimizer):
+        ...     def transformation(self):
+        ...         return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())
+        >>> optimizer = SignSGD(0.1, weight_decay=0.01)
+        >>> state = optimizer.init({"w": jnp.ones(2)})
+        >>> updates, state = optimizer.update({"w": jnp.array([3.0, -4.0])}, state, {"w": jnp.ones(2)})
+        >>> updates["w"].round(3).tolist()
+        [-0.10100000351667404, 0.0989999994635582]
+
+    Attributes:
+        needs_params: whether `transformation` cannot do without the weights.
+
+    Source: `keras.optimizers.Optimizer`.
+    """
+
+    needs_params: ClassVar[bool] = False
+    name: str
+    weight_decay: float | None
+    _excluded_paths: frozenset[str]
+    _excluded_names: tuple[str, ...]
+    _is_used: bool
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        mesh: Any = None,
+        **unknown: Any,
+    ) -> None:
+        del mesh
+        self._arguments.pop("mesh", None)  # no config mentions it
+        self._check_known(unknown)
+        check_rate(learning_rate)
+        clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
+        _check_clips(clips)
+        if weight_decay is not None:
+            check_number("weight_decay", weight_decay)
+        if loss_scale_factor is not None:
+            check_number("loss_scale_factor", loss_scale_factor, above=0)
+        if gradient_accumulation_steps is not None:
+            check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=2)
+        check_number("ema_momentum", ema_momentum, 0, 1)
+        if ema_overwrite_frequency is not None:
+            check_count("ema_overwrite_frequency", ema_overwrite_frequency, least=1)
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.clipnorm, self.clipvalue, self.global_clipnorm = clipnorm, clipvalue, global_clipnorm
+        self.use_ema = use_ema
+        self.ema_momentum = ema_momentum
+        self.ema_overwrite_frequency = ema_overwrite_frequency
+        self.loss_scale_factor = loss_scale_factor
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.name = name or type(self).__name__.lower()
+
+    def transformation(self) -> optax.GradientTransformation:
+        """What is particular to this optimizer: gradients to what is added to the weights.
+
+        It is given `learning_rate`, a scalar, by keyword; `optax.chain(..., scale_by_rate())` takes it.
+        """
+        raise ModelError(
+            f"the optimizer {type(self).__name__} defines no `transformation`",
+            given=f"{type(self).__name__} without a method `transformation`",
+            expected="a method that returns an optax transformation from gradients to updates",
+            fix="for example return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())",
+        )
+
+    def init(self, params: Any) -> LearningRateState | ScheduledRateState:
+        """The state before the first step.
+
+        Args:
+            params: the weights, as any pytree.
+        """
+        object.__setattr__(self, "_is_used", True)
+        iterations = jnp.zeros((), jnp.int32)
+        state = OptimizerState(
+            iterations,
+            optax.with_extra_args_support(self.transformation()).init(params),
+            average=optax.tree.zeros_like(params) if self.use_ema else (),
+            accumulated=optax.tree.zeros_like(params) if self.gradient_accumulation_steps else (),
+        )
+        if callable(self.learning_rate):
+            return ScheduledRateState(rate_after(self.learning_rate, iterations), state)
+        return LearningRateState(jnp.asarray(self.learning_rate, jnp.float32), state)
+
+    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """What is to be added to the weights, and the state afterwards.
+
+        Args:
+            updates: the gradients.
+            state: before the step.
+            params: the weights; some optimizers do without.
+            **extra: handed on to `transformation`.
+
+        Raises:
+            ModelError: the weights are missing.
+        """
+        self._check_params(params)
+        rate, before = state
+        extra["learning_rate"] = rate
+        if self.loss_scale_factor is not None:
+            updates = jax.tree.map(lambda g: g / self.loss_scale_factor, updates)
+        if self.gradient_accumulation_steps is None:
+            steps, slots = self._step(updates, before.slots, params, extra)
+            accumulated = before.accumulated
+        else:
+            steps, slots, accumulated = self._accumulate(updates, before, params, extra)
+        average = before.average
+        if self.use_ema:
+            steps, average = self._average(steps, before, params)
+        iterations = optax.safe_increment(before.iterations)
+        if callable(self.learning_rate):
+            rate = rate_after(self.learning_rate, iterations)
+        return steps, type(state)(rate, OptimizerState(iterations, slots, average, accumulated))
+
+    def finalize(self, state: Any, params: Any) -> Any:
+        """The weights that training ends with: their average, if one is kept, else `params`.
+
+        Args:
+            state: after the last step.
+            params: the weights after it.
+
+        Source: `keras.optimizers.Optimizer.finalize_variable_values`.
+        """
+        if not self.use_ema:
+            return params
+        return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss that gradients are to be taken of, for training steps of one's own."""
+        return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Leave some weights out of the weight decay, from the start.
+
+        Args:
+            var_list: variables of a model, or their whole paths.
+            var_names: regular expressions; a weight is left out when one of them is found in its path.
+
+        Raises:
+            ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
+        """
+        if getattr(self, "_is_used", False):
+            raise ModelError(
+                f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
+                given="a call after compile() or init()",
+                expected="a call before",
+                fix="call it on the optimizer that compile() is going to get",
+            )
+        paths = [getattr(variable, "path", variable) for variable in _listed("var_list", var_list)]
+        names = _listed("var_names", var_names)
+        for argument, values in (("var_list", paths), ("var_names", names)):
+            for value in values:
+                _check_exclusion(argument, value)
+        object.__setattr__(self, "_excluded_paths", frozenset(paths))
+        object.__setattr__(self, "_excluded_names", tuple(names))
+
+    def decay_of(self, path: str, param: Any) -> float | None:
+        """The weight decay of the weight at `path`; None for none."""
+        del param
+        return None if self._is_excluded(path) else self.weight_decay
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            raise ModelError(
+                f"`{name}` of the optimizer {self.__dict__.get('name', type(self).__name__)!r} cannot be changed",
+                given=f"{name} = {shorten(value)}",
+                expected="what it was made with: compiled steps would not notice",
+                fix="model.optimizer.learning_rate = ... sets the rate of a compiled model"
+                if name == "learning_rate"
+                else f"make another optimizer: {type(self).__name__}({name}=...)",
+            )
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _step(self, grads: Any, slots: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+        """Clip, decay, and the step of `transformation`."""
+        decayed = self._decay(params, extra["learning_rate"])
+        steps, slots = optax.with_extra_args_support(self.transformation()).update(
+            self._clip(grads), slots, decayed, **extra
+        )
+        if params is not None:
+            steps = jax.tree.map(lambda s, d, p: s if d is p else s + (d - p), steps, decayed, params)
+        return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
+
+    def _clip(self, grads: Any) -> Any:
+        if self.clipnorm is not None:
+            return jax.tree.map(lambda g: _shortened(g, self.clipnorm), grads)
+        if self.global_clipnorm is not None:
+            return _shortened(grads, self.global_clipnorm)
+        if self.clipvalue is not None:
+            return optax.tree.clip(grads, -self.clipvalue, self.clipvalue)
+        return grads
+
+    def _decay(self, params: Any, rate: Any) -> Any:
+        """The weights after their decay; those without any are the same objects."""
+
+        def decayed(key_path: Any, param: Any) -> Any:
+            decay = self.decay_of(_paths.join(_paths.parts_of(key_path)), param)
+            return param if decay is None else param - (param * decay * rate).astype(param.dtype)
+
+        return jax.tree_util.tree_map_with_path(decayed, params)
+
+    def _accumulate(
+        self, grads: Any, before: OptimizerState, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """A step along the mean of the gradients when enough have come, and none until then."""
+        count = self.gradient_accumulation_steps or 1
+        sums = optax.tree.add(before.accumulated, grads)
+
+        def step() -> tuple[Any, Any, Any]:
+            means = jax.tree.map(lambda total: total / count, sums)
+            return *self._step(means, before.slots, params, extra), optax.tree.zeros_like(sums)
+
+        def wait() -> tuple[Any, Any, Any]:
+            return optax.tree.zeros_like(sums), before.slots, sums
+
+        return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
+
+    def _average(self, steps: Any, before: OptimizerState, params: Any) -> tuple[Any, Any]:
+        """The average with the weights after the step in it, and the step that leads to it when it is time."""
+        iteration = before.iterations // (self.gradient_accumulation_steps or 1)
+        kept = jnp.where(iteration == 0, 0.0, self.ema_momentum)
+        weights = optax.tree.add(params, steps)
+        average = jax.tree.map(
+            lambda a, w: (kept * a + (1 - kept) * w).astype(a.dtype),
+            before.average,
+            weights,
+        )
+        if self.ema_overwrite_frequency is not None:
+            is_time = (iteration + 1) % self.ema_overwrite_frequency == 0
+            steps = optax.tree.where(is_time, optax.tree.sub(average, params), steps)
+        return steps, average
+
+    def _is_excluded(self, path: str) -> bool:
+        names = getattr(self, "_excluded_names", ())
+        return path in getattr(self, "_excluded_paths", ()) or any(re.search(name, path) for name in names)
+
+    def _check_params(self, params: Any) -> None:
+        if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
+            raise ModelError(
+                f"the optimizer {self.name!r} needs the weights",
+                given="update(grads, state)",
+                expected="update(grads, state, params)",
+                fix="pass the weights as the third argument",
+            )
+
+    def _check_known(self, unknown: dict[str, Any]) -> None:
+        if not unknown:
+            return
+        name, value = next(iter(unknown.items()))
+        parameters = [
+            parameter
+            for cls in type(self).__mro__
+            if issubclass(cls, Optimizer) and "__init__" in vars(cls)
+            for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]
+        ]
+        known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
+        meant = "learning_rate" if name == "lr" else nearest(name, known)
+        raise ModelError(
+            f"{type(self).__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else ""),
+            given=f"{name}={shorten(value)}",
+            expected=f"some of {', '.join(known)}",
+            fix=f"write {meant}=..." if meant else f"leave out {name!r}",
+        )
+
+
+def _shortened(grads: Any, longest: Any) -> Any:
+    """`grads`, scaled down to a norm of `longest` where they are longer."""
+    norm = optax.tree.norm(grads)
+    return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)
+
+
+def _check_clips(clips: dict[str, float | None]) -> None:
+    given = {name: value for name, value in clips.items() if value is not None}
+    if len(given) > 1:
+        raise ModelError(
+            f"{' and '.join(f'`{name}`' for name in given)} exclude each other",
+            given=", ".join(f"{name}={value}" for name, value in given.items()),
+            expected="at most one way to clip gradients",
+            fix=f"keep one of {', '.join(given)}",
+        )
+    for name, value in given.items():
+        check_number(name, value, above=0)
+
+
+def _listed(argument: str, values: Any) -> list[Any]:
+    if isinstance(values, str):
+        raise ModelError(
+            f"exclude_from_weight_decay: `{argument}` is a string",
+            given=f"{argument}={values!r}",
+            expected="a list",
+            fix=f"{argument}=[{values!r}]",
+        )
+    return list(values or ())
+
+
+def _check_exclusion(argument: str, value: Any) -> None:
+    problem = None if isinstance(value, str) else f"of type {type(value).__name__}"
+    if problem is None and argument == "var_names":
+        try:
+            re.compile(value)
+        except re.error as error:
+            problem = f"no regular expression: {error}"
+    if problem is not None:
+        raise ModelError(
+            f"exclude_from_weight_decay: `{argument}` has an entry that cannot be used",
+            given=f"{shorten(value)}, {problem}",
+            expected="variables or their paths" if argument == "var_list" else "regular expressions, such as 'bias'",
+            fix=f"correct `{argument}`",
+        )

@@ -1,0 +1,145 @@
+"""Learning rates: kept in state as numbers that can be set, or following a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from keras_dist._signatures import takes
+from keras_dist.errors import ModelError, shorten
+
+Rate = float | Callable[[Any], Any]
+"""A learning rate, or the rate as a function of the number of steps taken."""
+
+
+class LearningRateState(NamedTuple):
+    """A rate that may be set between steps, a float32 scalar, and the state of what it scales."""
+
+    learning_rate: Any
+    inner: Any
+
+
+class ScheduledRateState(NamedTuple):
+    """The rate of the next step, which a schedule gave, a float32 scalar, and the state of what it scales."""
+
+    learning_rate: Any
+    inner: Any
+
+
+def with_learning_rate(
+    transformation: optax.GradientTransformation, learning_rate: float
+) -> optax.GradientTransformationExtraArgs:
+    """`transformation`, then a step of `-learning_rate`, with the rate kept in state.
+
+    Args:
+        transformation: gives directions of ascent, such as `optax.scale_by_adam()`.
+        learning_rate: the first rate.
+
+    Source: `optax.scale_by_learning_rate`; unlike `optax.inject_hyperparams` it adds nothing to a step's cost.
+    """
+    inner = optax.chain(transformation, scale_by_rate())
+
+    def init(params: Any) -> LearningRateState:
+        return LearningRateState(jnp.asarray(learning_rate, jnp.float32), inner.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        rate = state.learning_rate
+        updates, inner_state = inner.update(updates, state.inner, params, **{**extra, "learning_rate": rate})
+        return updates, LearningRateState(rate, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """Directions of ascent times `-learning_rate`, which `update` is given by keyword.
+
+    Raises:
+        ModelError: by `update`, when it is not given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import optimizers
+        >>> descent = optimizers.scale_by_rate()
+        >>> float(descent.update(jnp.ones(()), descent.init(None), learning_rate=0.5)[0])
+        -0.5
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params
+        if "learning_rate" not in extra:
+            raise ModelError(
+                "scale_by_rate is not given the learning rate",
+                given="update(updates, state, params)",
+                expected="update(updates, state, params, learning_rate=...)",
+                fix="use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)",
+            )
+        return jax.tree.map(lambda u: (-extra["learning_rate"] * u).astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def checked_rate(value: Any) -> np.float32:
+    """`value` as a learning rate.
+
+    Raises:
+        ModelError: it is not a finite number.
+    """
+    try:
+        rate = np.float32(value) if np.ndim(value) == 0 else np.float32("nan")
+    except (TypeError, ValueError):
+        rate = np.float32("nan")
+    if not np.isfinite(rate):
+        raise ModelError(
+            "`learning_rate` is not a number",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="a finite number",
+            fix="for example 1e-3; a schedule belongs in the optimizer that compile() gets: Adam(schedule)",
+        )
+    return rate
+
+
+def check_rate(value: Any) -> None:
+    """Nothing, if `value` is a finite number, or callable with a step.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if not callable(value):
+        checked_rate(value)
+    elif isinstance(value, type) or not takes(value, 0):
+        raise ModelError(
+            "`learning_rate` cannot be called with a step",
+            given=shorten(value),
+            expected="a number, a schedule, or a callable step -> rate",
+            fix="for example learning_rate=lambda step: 0.1 / (1 + step)",
+        )
+
+
+def rate_after(schedule: Callable[[Any], Any], step: Any) -> jax.Array:
+    """The rate that `schedule` gives after `step` steps, a float32 scalar.
+
+    Raises:
+        ModelError: it gives no number, or asks a traced step for its value.
+    """
+    try:
+        given = schedule(step)
+    except jax.errors.ConcretizationTypeError as error:
+        raise ModelError(
+            "the schedule of the learning rate needs the value of `step`, which is traced",
+            given=shorten(schedule),
+            expected="a function of jax.numpy",
+            fix="in place of `if step < n`: jnp.where(step < n, ..., ...)",
+        ) from error
+    if not isinstance(given, int | float | np.generic | np.ndarray | jax.Array) or np.shape(given):
+        raise ModelError(
+            "the schedule of the learning rate does not give a number",
+            given=f"{shorten(schedule)} gives {shorten(given)}",
+            expected="a callable step -> rate that returns a scalar",
+            fix="return one number for each step",
+        )
+    return jnp.asarray(given, jnp.float32)

@@ -1,0 +1,136 @@
+"""Rates that fall along a cosine, once or again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError
+from keras_dist.optimizers.ranges import check_number
+from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
+
+
+class CosineDecay(LearningRateSchedule):
+    """Half a cosine down to `alpha` of the rate, after a linear warmup if there is a target for it.
+
+    Args:
+        initial_learning_rate: the first rate.
+        decay_steps: number of steps of the decay.
+        alpha: the last rate as a part of the highest.
+        name: unused.
+        warmup_target: the rate after the warmup; None for no warmup.
+        warmup_steps: number of steps of the warmup.
+
+    Raises:
+        ModelError: an argument is out of range, or there are steps of a warmup without a target.
+
+    Source: `keras.optimizers.schedules.CosineDecay`.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        alpha: float = 0.0,
+        name: str = "CosineDecay",
+        warmup_target: float | None = None,
+        warmup_steps: float = 0,
+    ) -> None:
+        check_number("initial_learning_rate", initial_learning_rate)
+        check_number("decay_steps", decay_steps, above=0)
+        check_number("alpha", alpha)
+        check_number("warmup_steps", warmup_steps, 0)
+        if warmup_target is not None:
+            check_number("warmup_target", warmup_target)
+        elif warmup_steps:
+            raise ModelError(
+                "CosineDecay: `warmup_steps` without `warmup_target`",
+                given=f"warmup_steps={warmup_steps}, warmup_target=None",
+                expected="both, or neither: without a target there is no warmup",
+                fix=f"for example initial_learning_rate=0.0, warmup_target={initial_learning_rate}",
+            )
+        self.initial_learning_rate = initial_learning_rate
+        self.decay_steps = decay_steps
+        self.alpha = alpha
+        self.name = name
+        self.warmup_target = warmup_target
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        step = jnp.asarray(step, jnp.float32)
+        first, target = self.initial_learning_rate, self.warmup_target
+        top = first if target is None else target
+        fraction = jnp.minimum(step - self.warmup_steps, self.decay_steps) / self.decay_steps
+        decayed = top * _between(_half_cosine(fraction), self.alpha)
+        if not self.warmup_steps:
+            return decayed
+        return jnp.where(step < self.warmup_steps, first + (top - first) / self.warmup_steps * step, decayed)
+
+
+class CosineDecayRestarts(LearningRateSchedule):
+    """Half a cosine down to `alpha` of the rate, then again from the top, and so on.
+
+    Args:
+        initial_learning_rate: the first rate.
+        first_decay_steps: number of steps of the first decay.
+        t_mul: each decay takes `t_mul` times as many steps as the one before.
+        m_mul: each decay begins with `m_mul` times the rate of the one before.
+        alpha: the last rate as a part of the first.
+        name: unused.
+
+    Raises:
+        ModelError: an argument is out of range.
+
+    Differs from Keras: rounding errors do not put off a restart by a step.
+
+    Source: `keras.optimizers.schedules.CosineDecayRestarts`.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        first_decay_steps: float,
+        t_mul: float = 2.0,
+        m_mul: float = 1.0,
+        alpha: float = 0.0,
+        name: str = "SGDRDecay",
+    ) -> None:
+        check_number("initial_learning_rate", initial_learning_rate)
+        check_number("first_decay_steps", first_decay_steps, above=0)
+        check_number("t_mul", t_mul, 1)
+        check_number("m_mul", m_mul, 0)
+        check_number("alpha", alpha)
+        self.initial_learning_rate = initial_learning_rate
+        self.first_decay_steps = first_decay_steps
+        self.t_mul = t_mul
+        self.m_mul = m_mul
+        self.alpha = alpha
+        self.name = name
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps
+        if self.t_mul == 1:
+            restarts = jnp.floor(periods)
+            fraction = periods - restarts
+        else:
+            t_mul = jnp.float32(self.t_mul)
+            # the quotient of logarithms may fall short of a whole number by a rounding error
+            restarts = jnp.floor(jnp.log(1 - periods * (1 - t_mul)) / jnp.log(t_mul) + 1e-5)
+            length = t_mul**restarts
+            fraction = (periods - (1 - length) / (1 - t_mul)) / length
+        top = jnp.float32(self.m_mul) ** restarts
+        return self.initial_learning_rate * _between(top * _half_cosine(fraction), self.alpha)
+
+
+def _half_cosine(fraction: Any) -> jax.Array:
+    """From 1 at 0 to 0 at 1."""
+    return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
+
+
+def _between(part: jax.Array, alpha: float) -> jax.Array:
+    """`alpha` at 0, 1 at 1."""
+    return (1 - alpha) * part + alpha

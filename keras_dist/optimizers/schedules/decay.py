@@ -1,0 +1,175 @@
+"""Rates that fall, smoothly or in stairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.ranges import check_number
+from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
+
+
+class ExponentialDecay(LearningRateSchedule):
+    """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
+
+    Args:
+        initial_learning_rate: the first rate.
+        decay_steps: after how many steps the rate is `decay_rate` times as high.
+        decay_rate: what is left of the rate then.
+        staircase: whether the rate changes only every `decay_steps` steps.
+        name: unused.
+
+    Raises:
+        ModelError: an argument is out of range.
+
+    Source: `keras.optimizers.schedules.ExponentialDecay`.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        decay_rate: float,
+        staircase: bool = False,
+        name: str = "ExponentialDecay",
+    ) -> None:
+        check_number("initial_learning_rate", initial_learning_rate)
+        check_number("decay_steps", decay_steps, above=0)
+        check_number("decay_rate", decay_rate)
+        self.initial_learning_rate = initial_learning_rate
+        self.decay_steps = decay_steps
+        self.decay_rate = decay_rate
+        self.staircase = staircase
+        self.name = name
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        return self.initial_learning_rate * jnp.float32(self.decay_rate) ** self._periods(step)
+
+    def _periods(self, step: Any) -> jax.Array:
+        periods = jnp.asarray(step, jnp.float32) / self.decay_steps
+        return jnp.floor(periods) if self.staircase else periods
+
+
+class InverseTimeDecay(ExponentialDecay):
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
+
+    Args:
+        initial_learning_rate: the first rate.
+        decay_steps: the unit of time, in steps.
+        decay_rate: how fast the rate falls.
+        staircase: whether the rate changes only every `decay_steps` steps.
+        name: unused.
+
+    Raises:
+        ModelError: an argument is out of range.
+
+    Source: `keras.optimizers.schedules.InverseTimeDecay`.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        decay_rate: float,
+        staircase: bool = False,
+        name: str = "InverseTimeDecay",
+    ) -> None:
+        super().__init__(initial_learning_rate, decay_steps, decay_rate, staircase, name)
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        return self.initial_learning_rate / (1 + self.decay_rate * self._periods(step))
+
+
+class PiecewiseConstantDecay(LearningRateSchedule):
+    """One rate up to each boundary, that step included.
+
+    Args:
+        boundaries: numbers of steps, rising.
+        values: the rate up to each boundary, and after the last.
+        name: unused.
+
+    Raises:
+        ModelError: there is not one more of `values` than of `boundaries`, or these do not rise.
+
+    Source: `keras.optimizers.schedules.PiecewiseConstantDecay`.
+    """
+
+    def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
+        if len(boundaries) != len(values) - 1:
+            raise ModelError(
+                "PiecewiseConstantDecay: `boundaries` and `values` do not fit",
+                given=f"{len(boundaries)} boundaries and {len(values)} values",
+                expected="one value more than boundaries",
+                fix="give a value for the steps up to each boundary, and one for those after the last",
+            )
+        for value in values:
+            check_number("values", value)
+        if np.any(np.diff(boundaries) <= 0):
+            raise ModelError(
+                "PiecewiseConstantDecay: `boundaries` do not rise",
+                given=f"boundaries={shorten(list(boundaries))}",
+                expected="each boundary after the one before",
+                fix="sort them, and their values",
+            )
+        self.boundaries = boundaries
+        self.values = values
+        self.name = name
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        passed = jnp.sum(jnp.asarray(step) > jnp.asarray(self.boundaries), dtype=jnp.int32)
+        return jnp.asarray(self.values, jnp.float32)[passed]
+
+
+class PolynomialDecay(LearningRateSchedule):
+    """`(initial - end) * (1 - step / decay_steps) ** power + end`.
+
+    Args:
+        initial_learning_rate: the first rate.
+        decay_steps: after how many steps the rate is `end_learning_rate`.
+        end_learning_rate: the last rate.
+        power: 1 for a straight line.
+        cycle: whether after `decay_steps` the rate rises again, to fall over twice as many steps in all, and so on.
+        name: unused.
+
+    Raises:
+        ModelError: an argument is out of range.
+
+    Source: `keras.optimizers.schedules.PolynomialDecay`.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        end_learning_rate: float = 0.0001,
+        power: float = 1.0,
+        cycle: bool = False,
+        name: str = "PolynomialDecay",
+    ) -> None:
+        check_number("initial_learning_rate", initial_learning_rate)
+        check_number("decay_steps", decay_steps, above=0)
+        check_number("end_learning_rate", end_learning_rate)
+        check_number("power", power)
+        self.initial_learning_rate = initial_learning_rate
+        self.decay_steps = decay_steps
+        self.end_learning_rate = end_learning_rate
+        self.power = power
+        self.cycle = cycle
+        self.name = name
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        step = jnp.asarray(step, jnp.float32)
+        if self.cycle:
+            left = 1 - step / (self.decay_steps * jnp.maximum(jnp.ceil(step / self.decay_steps), 1))
+        else:
+            left = 1 - jnp.minimum(step, self.decay_steps) / self.decay_steps
+        return (self.initial_learning_rate - self.end_learning_rate) * left**self.power + self.end_learning_rate

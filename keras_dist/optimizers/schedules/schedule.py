@@ -1,0 +1,36 @@
+"""`LearningRateSchedule`: a rate for each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from keras_dist.errors import ModelError
+from keras_dist.saving import Configurable
+
+
+class LearningRateSchedule(Configurable):
+    """A rate for each step. Subclasses define `__call__` with `jax.numpy`: the step is traced.
+
+    Example:
+        >>> from keras_dist import optimizers
+        >>> class Reciprocal(optimizers.schedules.LearningRateSchedule):
+        ...     def __init__(self, initial_learning_rate):
+        ...         self.initial_learning_rate = initial_learning_rate
+        ...     def __call__(self, step):
+        ...         return self.initial_learning_rate / (step + 1)
+        >>> float(optimizers.SGD(Reciprocal(0.5)).init({}).learning_rate)
+        0.5
+
+    Source: `keras.optimizers.schedules.LearningRateSchedule`.
+    """
+
+    def __call__(self, step: Any) -> jax.Array:
+        """The rate of the step after `step` steps."""
+        raise ModelError(
+            f"the schedule {type(self).__name__} defines no `__call__`",
+            given=f"{type(self).__name__} without __call__(self, step)",
+            expected="a method that returns the rate of a step",
+            fix="for example return self.initial_learning_rate / (step + 1)",
+        )

@@ -1,0 +1,45 @@
+"""Gradient descent, with or without momentum."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import optax
+
+from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+from keras_dist.optimizers.ranges import check_number
+from keras_dist.optimizers.rate import Rate, scale_by_rate
+
+
+class SGD(Optimizer):
+    """Gradient descent.
+
+    Args:
+        learning_rate: as of `Optimizer`.
+        momentum: how much of its velocity each step keeps.
+        nesterov: whether the gradient counts once more beyond the velocity.
+        **common: as of `Optimizer`.
+
+    Raises:
+        ModelError: an argument is not known or out of range.
+
+    Source: `keras.optimizers.SGD`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        check_number("momentum", momentum, 0, 1)
+        self.momentum = momentum
+        self.nesterov = nesterov
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The negative gradient times the rate, then momentum: a new rate does not rescale the velocity."""
+        if not self.momentum:
+            return scale_by_rate()
+        return optax.chain(scale_by_rate(), optax.trace(self.momentum, self.nesterov))

@@ -1,0 +1,294 @@
+"""Weights after a few steps, and rates of schedules, are those of Keras."""
+
+from collections import ChainMap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from keras_dist import optimizers
+
+TREES: list[dict[str, dict[str, tuple[int, ...]]]] = [
+    {"conv": {"kernel": (2, 2, 3, 2)}, "dense": {"bias": (3,), "kernel": (4, 3)}},
+    {"dense": {"kernel": (4, 3)}, "embedding": {"table": (2, 5)}},
+    {"scale": {"gamma": ()}, "tall": {"kernel": (4, 3)}},
+]
+STEPS = 4
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda value: round(value, 4))
+
+
+BETAS = {"beta_1": numbers(0.0, 0.99), "beta_2": numbers(0.5, 0.9999), "epsilon": st.sampled_from([1e-7, 1e-3])}
+ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "SGD": {"momentum": numbers(0.0, 1.0), "nesterov": st.booleans()},
+    "Adam": {**BETAS, "amsgrad": st.booleans()},
+    "AdamW": {**BETAS, "amsgrad": st.booleans(), "weight_decay": numbers(0.0, 0.5)},
+    "Adamax": BETAS,
+    "Nadam": BETAS,
+    "Lamb": BETAS,
+    "RMSprop": {
+        "rho": numbers(0.1, 0.99),
+        "momentum": numbers(0.0, 0.99),
+        "epsilon": st.sampled_from([1e-7, 1e-3]),
+        "centered": st.booleans(),
+    },
+    "Adagrad": {"initial_accumulator_value": numbers(0.0, 1.0), "epsilon": st.sampled_from([1e-7, 1e-3])},
+    "Adadelta": {"rho": numbers(0.1, 0.99), "epsilon": st.sampled_from([1e-7, 1e-3])},
+    "Adafactor": {
+        "beta_2_decay": numbers(-1.0, -0.1),
+        "epsilon_2": numbers(0.0, 0.1),
+        "clip_threshold": numbers(0.1, 2.0),
+        "relative_step": st.booleans(),
+    },
+    "Ftrl": {
+        "learning_rate_power": numbers(-0.9, -0.1),
+        "initial_accumulator_value": numbers(0.01, 1.0),
+        "l1_regularization_strength": numbers(0.0, 0.5),
+        "l2_regularization_strength": numbers(0.0, 0.5),
+        "l2_shrinkage_regularization_strength": numbers(0.0, 0.5),
+        "beta": numbers(0.0, 0.5),
+    },
+    "Lion": {"beta_1": numbers(0.1, 0.99), "beta_2": numbers(0.1, 0.99)},
+    "Muon": {
+        "adam_beta_1": numbers(0.0, 0.99),
+        "adam_beta_2": numbers(0.5, 0.9999),
+        "adam_weight_decay": st.none() | numbers(0.0, 0.5),
+        "weight_decay": st.none() | numbers(0.0, 0.5),
+        "exclude_layers": st.sampled_from([None, ["dense"], ["t.ll"]]),
+        "exclude_embeddings": st.booleans(),
+        "adam_lr_ratio": numbers(0.1, 1.0),
+        "momentum": numbers(0.0, 0.99),
+        "nesterov": st.booleans(),
+        "ns_steps": st.integers(1, 5),
+        "rms_rate": st.none() | numbers(0.1, 1.0),
+    },
+}
+CLIPS = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"clipnorm": numbers(0.01, 2.0)}),
+    st.fixed_dictionaries({"clipvalue": numbers(0.01, 2.0)}),
+    st.fixed_dictionaries({"global_clipnorm": numbers(0.01, 2.0)}),
+)
+AVERAGES = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries(
+        {
+            "use_ema": st.just(True),
+            "ema_momentum": numbers(0.0, 1.0),
+            "ema_overwrite_frequency": st.none() | st.integers(1, 4),
+        }
+    ),
+)
+DECAYS = st.none() | numbers(0.0, 0.5)
+
+
+def common_arguments(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    others = {"loss_scale_factor": st.none() | numbers(0.5, 100.0)}
+    if "weight_decay" not in ARGUMENTS[name]:
+        others["weight_decay"] = DECAYS
+    return st.builds(lambda *parts: dict(ChainMap(*parts)), CLIPS, AVERAGES, st.fixed_dictionaries(others))
+
+
+def weights_and_gradients(tree: Any, seed: int) -> tuple[Any, list[Any]]:
+    random = np.random.default_rng(seed)
+
+    def draw() -> Any:
+        return jax.tree.map(
+            lambda shape: random.normal(size=shape).astype(np.float32), tree, is_leaf=lambda x: isinstance(x, tuple)
+        )
+
+    return draw(), [draw() for _ in range(STEPS)]
+
+
+def ours(optimizer: optimizers.Optimizer, weights: Any, gradients: list[Any], new_rate: float | None) -> list[Any]:
+    weights = jax.tree.map(jnp.asarray, weights)
+    state = optimizer.init(weights)
+    # lax.cond compiles at every call, but for a compiled step
+    update = jax.jit(optimizer.update) if optimizer.gradient_accumulation_steps else optimizer.update
+    for step, grads in enumerate(gradients):
+        if new_rate is not None and step == STEPS // 2:
+            state = state._replace(learning_rate=jnp.float32(new_rate))
+        updates, state = update(jax.tree.map(jnp.asarray, grads), state, weights)
+        weights = optax.apply_updates(weights, updates)
+    return [*jax.tree.leaves(weights), *jax.tree.leaves(optimizer.finalize(state, weights))]
+
+
+def theirs(keras: Any, optimizer: Any, weights: Any, gradients: list[Any], new_rate: float | None) -> list[Any]:
+    variables = [
+        keras.Variable(value, name="_".join(key.key for key in path))
+        for path, value in jax.tree_util.tree_leaves_with_path(weights)
+    ]
+    for step, grads in enumerate(gradients):
+        if new_rate is not None and step == STEPS // 2:
+            optimizer.learning_rate = new_rate
+        optimizer.apply([jnp.asarray(grad) for grad in jax.tree.leaves(grads)], variables)
+    before = [np.asarray(variable) for variable in variables]
+    optimizer.finalize_variable_values(variables)
+    return [*before, *(np.asarray(variable) for variable in variables)]
+
+
+def check(found: list[Any], expected: list[Any]) -> None:
+    for mine, kerass in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, kerass, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@given(data=st.data())
+def test_weights_after_some_steps(keras: Any, name: str, data: st.DataObject) -> None:
+    arguments = data.draw(st.fixed_dictionaries(ARGUMENTS[name])) | data.draw(common_arguments(name))
+    arguments["learning_rate"] = data.draw(numbers(0.001, 0.1))
+    weights, gradients = weights_and_gradients(data.draw(st.sampled_from(TREES)), data.draw(st.integers(0, 2**32)))
+    new_rate = data.draw(st.none() | numbers(0.001, 0.1))
+    mine, kerass = getattr(optimizers, name)(**arguments), getattr(keras.optimizers, name)(**arguments)
+    if excluded := data.draw(st.sampled_from([None, ["bias"], ["ker.*l", "gamma"]])):
+        mine.exclude_from_weight_decay(var_names=excluded)
+        kerass.exclude_from_weight_decay(var_names=excluded)
+    check(ours(mine, weights, gradients, new_rate), theirs(keras, kerass, weights, gradients, new_rate))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_accumulated_gradients(keras: Any, name: str) -> None:
+    arguments = {
+        "learning_rate": 0.05,
+        "gradient_accumulation_steps": 2,
+        "weight_decay": 0.1,
+        "clipnorm": 0.7,
+        "loss_scale_factor": 4.0,
+        "use_ema": True,
+        "ema_momentum": 0.8,
+        "ema_overwrite_frequency": 2,
+    }
+    weights, gradients = weights_and_gradients(TREES[0], seed=0)
+    mine, kerass = getattr(optimizers, name)(**arguments), getattr(keras.optimizers, name)(**arguments)
+    check(ours(mine, weights, gradients, None), theirs(keras, kerass, weights, gradients, None))
+
+
+SCHEDULES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "ExponentialDecay": {
+        "initial_learning_rate": numbers(0.001, 1.0),
+        "decay_steps": st.integers(1, 50),
+        "decay_rate": numbers(0.1, 1.0),
+        "staircase": st.booleans(),
+    },
+    "InverseTimeDecay": {
+        "initial_learning_rate": numbers(0.001, 1.0),
+        "decay_steps": st.integers(1, 50),
+        "decay_rate": numbers(0.1, 1.0),
+        "staircase": st.booleans(),
+    },
+    "PolynomialDecay": {
+        "initial_learning_rate": numbers(0.001, 1.0),
+        "decay_steps": st.integers(1, 50),
+        "end_learning_rate": numbers(0.0, 1.0),
+        "power": numbers(0.5, 3.0),
+        "cycle": st.booleans(),
+    },
+    "CosineDecay": {
+        "initial_learning_rate": numbers(0.001, 1.0),
+        "decay_steps": st.integers(1, 50),
+        "alpha": numbers(0.0, 1.0),
+    },
+    "CosineDecayRestarts": {
+        "initial_learning_rate": numbers(0.001, 1.0),
+        "first_decay_steps": st.integers(1, 50),
+        "t_mul": st.just(1.0) | numbers(1.1, 3.0),
+        "m_mul": numbers(0.5, 1.5),
+        "alpha": numbers(0.0, 1.0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(data=st.data(), step=st.integers(0, 200))
+def test_rates_of_schedules(keras: Any, name: str, data: st.DataObject, step: int) -> None:
+    arguments = data.draw(st.fixed_dictionaries(SCHEDULES[name]))
+    assume(name != "CosineDecayRestarts" or not is_near_a_restart(step, **arguments))
+    check_schedule(keras, name, arguments, step)
+
+
+def is_near_a_restart(step: int, first_decay_steps: int, t_mul: float, **others: Any) -> bool:
+    """Whether rounding errors decide if Keras restarts at `step`."""
+    periods = step / first_decay_steps
+    restarts = periods if t_mul == 1 else np.log(1 - periods * (1 - t_mul)) / np.log(t_mul)
+    return t_mul != 1 and abs(restarts - round(restarts)) < 1e-4
+
+
+@given(data=st.data(), step=st.integers(0, 200))
+def test_rates_after_a_warmup(keras: Any, data: st.DataObject, step: int) -> None:
+    arguments = data.draw(st.fixed_dictionaries(SCHEDULES["CosineDecay"]))
+    arguments |= {"warmup_target": data.draw(numbers(0.001, 1.0)), "warmup_steps": data.draw(st.integers(0, 100))}
+    check_schedule(keras, "CosineDecay", arguments, step)
+
+
+@given(
+    boundaries=st.lists(st.integers(0, 100), min_size=1, max_size=4, unique=True).map(sorted),
+    values=st.lists(numbers(0.0, 1.0), min_size=5, max_size=5),
+    step=st.integers(0, 110),
+)
+def test_rates_between_boundaries(keras: Any, boundaries: list[int], values: list[float], step: int) -> None:
+    arguments = {"boundaries": boundaries, "values": values[: len(boundaries) + 1]}
+    check_schedule(keras, "PiecewiseConstantDecay", arguments, step)
+
+
+def check_schedule(keras: Any, name: str, arguments: dict[str, Any], step: int) -> None:
+    mine = getattr(optimizers.schedules, name)(**arguments)
+    kerass = getattr(keras.optimizers.schedules, name)(**arguments)
+    np.testing.assert_allclose(mine(jnp.int32(step)), kerass(jnp.int32(step)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_a_schedule_counts_the_steps_that_keras_counts(keras: Any, accumulation: int | None) -> None:
+    arguments = {"decay_steps": 2, "decay_rate": 0.5, "initial_learning_rate": 0.5}
+    weights, gradients = weights_and_gradients(TREES[0], seed=1)
+    check(
+        ours(
+            optimizers.SGD(
+                optimizers.schedules.ExponentialDecay(**arguments),
+                momentum=0.9,
+                gradient_accumulation_steps=accumulation,
+            ),
+            weights,
+            gradients,
+            None,
+        ),
+        theirs(
+            keras,
+            keras.optimizers.SGD(
+                keras.optimizers.schedules.ExponentialDecay(**arguments),
+                momentum=0.9,
+                gradient_accumulation_steps=accumulation,
+            ),
+            weights,
+            gradients,
+            None,
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_defaults_are_those_of_keras(keras: Any, name: str) -> None:
+    kerass = getattr(keras.optimizers, name)().get_config()
+    config = getattr(optimizers, name)().get_config()
+    for argument in set(config) - {"exclude_layers"}:
+        np.testing.assert_allclose(config[argument], kerass[argument], err_msg=argument)
+    assert set(kerass) - set(config) <= {
+        "name", "weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum",
+        "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_configs_of_keras_are_understood(keras: Any, name: str) -> None:
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    config = keras.optimizers.serialize(getattr(keras.optimizers, name)(schedule, clipnorm=0.5))
+    found = optimizers.deserialize(config)
+    assert type(found) is getattr(optimizers, name)
+    assert found.clipnorm == 0.5
+    assert isinstance(found.learning_rate, optimizers.schedules.CosineDecay)
