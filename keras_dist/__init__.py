@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 from keras_dist import _environment
 
 if TYPE_CHECKING:
+    from keras_dist import activations as activations
     from keras_dist import callbacks as callbacks
     from keras_dist import config as config
+    from keras_dist import constraints as constraints
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
     from keras_dist import errors as errors
+    from keras_dist import initializers as initializers
     from keras_dist import layers as layers
     from keras_dist import losses as losses
     from keras_dist import metrics as metrics
+    from keras_dist import models as models
     from keras_dist import optimizers as optimizers
     from keras_dist import random as random
+    from keras_dist import regularizers as regularizers
+    from keras_dist import saving as saving
     from keras_dist import training as training
     from keras_dist import utils as utils
     from keras_dist.assembly import distribution_from_config as distribution_from_config
@@ -39,7 +45,10 @@ if TYPE_CHECKING:
     from keras_dist.distribution import list_devices as list_devices
     from keras_dist.distribution import set_distribution as set_distribution
     from keras_dist.distribution import use_cpu_devices as use_cpu_devices
+    from keras_dist.layers import Input as Input
+    from keras_dist.layers import Layer as Layer
     from keras_dist.models import Model as Model
+    from keras_dist.models import Sequential as Sequential
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.training import check_equivalence as check_equivalence
 
@@ -49,16 +58,22 @@ __version__ = "0.1.0"
 _environment.size_thread_pool(_environment.fake_device_count())
 
 _PACKAGES = (
+    "activations",
     "callbacks",
     "config",
+    "constraints",
     "datasets",
     "distribution",
     "errors",
+    "initializers",
     "layers",
     "losses",
     "metrics",
+    "models",
     "optimizers",
     "random",
+    "regularizers",
+    "saving",
     "training",
     "utils",
 )
@@ -70,8 +85,11 @@ _PACKAGE_OF = {
     "History": "callbacks",
     "LayoutMap": "distribution",
     "LayoutPlan": "distribution",
+    "Input": "layers",
+    "Layer": "layers",
     "Model": "models",
     "ModelParallel": "distribution",
+    "Sequential": "models",
     "TensorLayout": "distribution",
     "check_equivalence": "training",
     "distribute_tensor": "distribution",

@@ -1,4 +1,4 @@
-"""Random numbers: the process-wide seed, the keys that initial values are drawn with, and generators that keep state."""
+"""Random numbers: the process-wide seed, the keys of initial values, and generators that keep state."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,11 +20,13 @@ class CallContext:
         losses: what layers have added to the loss, scalars.
         masks: tensor and mask, by the id of the tensor, since arrays take no attributes. The tensor is kept so that no
             other one gets its id.
+        compiled_loss: `(batch, y_pred) -> scalar`, the loss that `compile` chose, while a loss is computed.
     """
 
     training: bool | None = None
     losses: list[Any] = dataclasses.field(default_factory=list)
     masks: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    compiled_loss: Callable[[Any, Any], Any] | None = None
 
     def mask_of(self, tensors: Any) -> Any:
         """The mask of a tensor, or None; of a pytree of tensors a pytree of masks."""

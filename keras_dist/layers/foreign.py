@@ -39,8 +39,9 @@ class NNXLayer(Layer):
                 expected="a module with values",
                 fix="for example NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)))",
             )
-        super().__init__(name=name or to_snake_case(type(module).__name__), **kwargs)
-        self._is_named = name is not None
+        super().__init__(name=name, **kwargs)
+        if name is None:
+            self._base_name = self._name = to_snake_case(type(module).__name__)
         self._members = module
         self.built = True
 

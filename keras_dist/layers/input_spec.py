@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.errors import ModelError
@@ -103,7 +104,7 @@ def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
             which = "the input" if len(wanted) == 1 else f"input {index}"
             raise ModelError(
                 f"{which} of layer {layer_name!r} does not fit",
-                given=f"shape {tuple(value.shape)}, dtype {value.dtype}",
+                given=f"shape {jnp.shape(value)}, dtype {jnp.result_type(value)}",
                 expected=f"{expected}",
                 fix="reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch",
             )

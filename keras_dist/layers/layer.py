@@ -17,14 +17,14 @@ from keras_dist import constraints, initializers, random, regularizers
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.input_spec import check_inputs
-from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, walk
+from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, penalties, walk
 from keras_dist.saving import Configurable
 
 
 class _Outside:
     """What a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
 
-    __slots__ = ("_arguments", "_home", "_made", "_nodes")
+    __slots__ = ("_arguments", "_choices", "_home", "_made", "_nodes", "_session", "_symbols")
 
 
 class Layer(_Outside, Configurable, nnx.Module):
@@ -84,8 +84,8 @@ class Layer(_Outside, Configurable, nnx.Module):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self._is_named = name is not None
-        self._name = check_name(name) if name is not None else to_snake_case(type(self).__name__)
+        self._base_name = to_snake_case(type(self).__name__) if name is None else None  # None: it was given one
+        self._name = self._base_name or check_name(name)
         self._trainable = bool(trainable)
         self._dtype = check_dtype(dtype, self._name)
         self.autocast = autocast
@@ -258,6 +258,15 @@ class Layer(_Outside, Configurable, nnx.Module):
                 fix="for a function of a weight use its regularizer: add_weight(..., regularizer=...)",
             )
         context.losses.extend(jax.tree.leaves(loss))
+
+    @property
+    def losses(self) -> list[Any]:
+        """What its regularizers give for the trained weights, and, while a call runs, what was added to the loss."""
+        home = _home(self)
+        if home is not None:
+            return home.penalties()
+        context = call_context.current()
+        return [*(context.losses if context is not None else ()), *penalties(self)]
 
     @property
     def weights(self) -> list[Any]:

@@ -119,6 +119,20 @@ def children_of(node: Any) -> list[tuple[str | int, Any]]:
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
+def penalties(module: Any) -> list[Any]:
+    """What the regularizers of the trained weights give, a scalar each."""
+    frozen: set[int] = set()
+    for _, node in nnx.iter_graph(module):
+        if getattr(node, "_trainable", True) is False:
+            frozen |= {id(variable) for _, variable in walk(node)}
+    found = []
+    for _, variable in walk(module):
+        regularizer = variable.get_metadata().get("regularizer")
+        if regularizer is not None and isinstance(variable, nnx.Param) and id(variable) not in frozen:
+            found.append(regularizer(variable[...]))
+    return found
+
+
 def check_initial_value(value: Any, shape: tuple[int, ...], weight: str, layer: str, initializer: Any) -> None:
     """Check what an initializer returned.
 

@@ -1,6 +1,7 @@
 """The Keras face: models that delegate to the rooms below and own no arithmetic."""
 
 from keras_dist.models.model import Model
+from keras_dist.models.sequential import Sequential
 from keras_dist.models.variable import ModelVariable
 
-__all__ = ["Model", "ModelVariable"]
+__all__ = ["Model", "ModelVariable", "Sequential"]

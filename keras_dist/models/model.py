@@ -1,67 +1,93 @@
-"""`Model`: compile, fit, evaluate, predict. It delegates to the rooms below."""
+"""`Model`: layers that are trained together, on the mesh of a distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
-from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
-from keras_dist.data.arrays import ArraySource, check_batch_size
-from keras_dist.distribution import devices, scope
-from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.models.arguments import check_callable, check_option, epoch_range, validation_source
+from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
+from keras_dist.layers import InputLayer, Layer, call_context
+from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic, stand_in_for
+from keras_dist.layers.weights import children_of
+from keras_dist.models.arguments import check_callable
+from keras_dist.models.birth import give_birth, set_trainable, trained_flags
+from keras_dist.models.fitting import Fitting
+from keras_dist.models.naming import name_members
 from keras_dist.models.optimizer_handle import OptimizerHandle
+from keras_dist.models.program import Program, members_of, nodes_between, trace_program
+from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
 from keras_dist.models.summary import summary_table
-from keras_dist.models.variable import ModelVariable, checked_value
+from keras_dist.models.variable import checked_value
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
-from keras_dist.training.objective import resolve_objective
-from keras_dist.training.optimization import apply_gradients, resolve_optimizers
+from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.state import TrainState
-from keras_dist.training.step import Forward, TrainStep, default_call
-from keras_dist.training.trainer import Recipe, Trainer
+from keras_dist.training.step import default_call
 
 
-class Model:
-    """A model that lives on the mesh of the distribution it was built under. Made by `Model.from_nnx`.
+class Model(Fitting, Layer):
+    """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
-    Attributes:
-        stop_training: set it in a callback to end `fit` after the current step.
+    Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
+    a `Sequential`; or of any `flax.nnx` module, `Model.from_nnx(factory)`.
+
+    Args:
+        inputs: what `Input` gave: one symbolic tensor, a list or a dict of them.
+        outputs: what layers gave for them, likewise.
+        name: its name; paths leave it out, except as an alias.
+        trainable: whether its weights are trained.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: the graph is disconnected, or two layers have the same name.
+        LayoutError: the layout rules cannot be applied.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import layers
+        >>> inputs = kd.Input((8,))
+        >>> hidden = layers.Dense(16, activation="relu", name="d1")(inputs)
+        >>> model = kd.Model(inputs, layers.Dense(3, name="d2")(hidden))
+        >>> [weight.path for weight in model.weights]
+        ['d1/kernel', 'd1/bias', 'd2/kernel', 'd2/bias']
+
+    Differs from Keras: models that share a layer share its values, but each has arrays of its own, on its own mesh.
 
     Source: `keras.Model`.
     """
 
-    stop_training: bool
-    _seed: int
-    _call: Callable[[Any, Any, bool, nnx.Rngs], Any]
-    _fits: int
-    _cell: StateCell
-    _recipe: Recipe | None
-    _distribution: Distribution
-    _trainer: Trainer
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise ModelError(
-            "Model cannot be called directly",
-            given=f"Model(*{args!r:.60}, **{list(kwargs)})",
-            expected="a flax.nnx module",
-            fix="kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
-        )
+    def __init__(
+        self, inputs: Any = None, outputs: Any = None, name: str | None = None, *, trainable: bool = True, **kwargs: Any
+    ) -> None:
+        if (inputs is None) != (outputs is None):
+            raise ModelError(
+                "Model needs `inputs` and `outputs`",
+                given=f"inputs={shorten(inputs)}, outputs={shorten(outputs)}",
+                expected="both, or neither in a subclass",
+                fix="Model(inputs, outputs)",
+            )
+        if name is None and inputs is not None and type(self) is Model:
+            name = "functional"
+        super().__init__(name=name, trainable=trainable, **kwargs)
+        self._program: Program | None = None
+        if inputs is not None:
+            self._connect(inputs, outputs)
+            self._born()
 
     @classmethod
     def from_nnx(
         cls,
         factory_or_module: Any,
-        call: Callable[[Any, Any, bool, nnx.Rngs], Any] | None = None,
+        call: ModuleCall | None = None,
         *,
         trainable: Any = None,
         seed: int | None = None,
@@ -90,21 +116,16 @@ class Model:
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        self = cls.__new__(cls)
-        self.stop_training = False
-        self._seed = random.current_seed() if seed is None else random.check_seed(seed)
-        self._call = call or default_call
-        self._fits = 0
-        self._recipe = None
-        distribution = (scope.distribution() or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+        seed = random.current_seed() if seed is None else random.check_seed(seed)
+        distribution = current_distribution()
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
-            self._cell = StateCell(graph, plan, plan.place(state))
+            cell = StateCell(graph, plan, plan.place(state))
         elif callable(factory_or_module):
-            graph, init = trace_factory(factory_or_module, self._seed, trainable)
+            graph, init = trace_factory(factory_or_module, seed, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
-            self._cell = StateCell(graph, plan, plan.init(init))
+            cell = StateCell(graph, plan, plan.init(init))
         else:
             raise ModelError(
                 "from_nnx: neither a module nor a factory",
@@ -112,43 +133,236 @@ class Model:
                 expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
                 fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
             )
-        self._settle(distribution)
-        return self
+        model = cls()
+        model._enter(Session(cell, call or default_call, distribution, seed))
+        return model
+
+    # Layers
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Its layers: those of its graph, in order; of a subclass those that its attributes hold."""
+        if self._program is not None:
+            return [*self._input_layers(), *self._layers_in(self._members)]
+        return self._layers_in(self)
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
+        """The layer with this name, or at this place in `layers`.
+
+        Raises:
+            ModelError: there is none, or not exactly one argument is given.
+        """
+        layers = self.layers
+        if (name is None) == (index is None):
+            raise ModelError(
+                "get_layer needs a name or an index",
+                given=f"name={name!r}, index={index!r}",
+                expected="one of them",
+                fix='for example get_layer("d1")',
+            )
+        if index is not None and -len(layers) <= index < len(layers):
+            return layers[index]
+        names = [layer.name for layer in layers]
+        members = vars(self).get("_members", {})
+        if name in members:
+            return members[name]
+        if name in names:
+            return layers[names.index(name)]
+        raise ModelError(
+            f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}",
+            given=f"get_layer({name!r})" if index is None else f"get_layer(index={index})",
+            expected=f"one of {names}" if index is None else f"an index below {len(layers)}",
+            fix="model.layers lists them",
+        )
+
+    @property
+    def inputs(self) -> list[KerasTensor]:
+        """The symbolic inputs of a functional model, as a list."""
+        return jax.tree.leaves(self.input)
+
+    @property
+    def outputs(self) -> list[KerasTensor]:
+        """The symbolic outputs of a functional model, as a list."""
+        return jax.tree.leaves(self.output)
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs of a functional model, as they were given."""
+        return self._symbolic()[0]
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs of a functional model, as they were given."""
+        return self._symbolic()[1]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs of a functional model."""
+        return [tensor.name for tensor in self.inputs]
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The names of the outputs of a functional model; None for others."""
+        return list(self._program.output_names) if self._program is not None else None
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the input of a functional model, or their structure."""
+        return jax.tree.map(lambda tensor: tensor.shape, self.input)
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the output of a functional model, or their structure."""
+        return jax.tree.map(lambda tensor: tensor.shape, self.output)
+
+    # Calls
+
+    def build(self, input_shape: Any = None) -> None:
+        """Give birth to the weights, for inputs of this shape, the batch included.
+
+        Args:
+            input_shape: one shape, or a list or dict of them; None where the model knows its inputs.
+
+        Raises:
+            ModelError: the model takes no such input.
+        """
+        if call_context.current() is not None or getattr(self, "_session", None) is not None:
+            return  # inside of a call each layer builds itself
+        if input_shape is None:
+            self._born()
+            return
+        shapes = jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape)
+        self._give_birth(jax.tree.map(stand_in_for, shapes))
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """The outputs of a functional model. Subclasses define their own."""
+        if self._program is None:
+            raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
+        return self._program.run(vars(self._members), inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
+
+        Raises:
+            ModelError: the inputs do not fit.
+        """
+        session = getattr(self, "_session", None)
+        if is_any_symbolic((args, kwargs)) or call_context.current() is not None or "_is_built" not in vars(self):
+            return super().__call__(*args, **kwargs)
+        if session is None and getattr(self, "_home", None) is not None:
+            return super().__call__(*args, **kwargs)
+        return self._born(args[0]).call(args, kwargs)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> jax.Array:
+        """The loss of a batch, a scalar: what `compile` chose, and what layers and regularizers add.
+
+        A subclass may define its own. It runs inside the compiled step, on the model whose values the step trains: use
+        arguments and weights, return a scalar, change nothing.
+
+        Args:
+            x: inputs.
+            y: targets.
+            y_pred: what the model gave for `x`.
+            sample_weight: a weight for each example, or None.
+            training: whether the model is being trained.
+
+        Source: `keras.Model.compute_loss`.
+        """
+        context = call_context.current()
+        if context is None or context.compiled_loss is None:
+            raise ModelError(
+                "compute_loss is called outside of a step",
+                given="compute_loss(...) in user code",
+                expected="a call from fit, evaluate, or a train_step",
+                fix="model.evaluate(x, y) gives the loss",
+            )
+        return context.compiled_loss((x, y, sample_weight), y_pred) + sum(self.losses)
+
+    # Weights
+
+    @property
+    def variables(self) -> list[Any]:
+        """Handles on all variables."""
+        return self.weights
+
+    @property
+    def weights(self) -> list[Any]:
+        """Handles on the weights, in Keras's order; of `from_nnx` models on all variables.
+
+        Raises:
+            ModelError: the weights are not born yet.
+        """
+        return self._born().variables()
+
+    def count_params(self) -> int:
+        """The number of elements of all weights."""
+        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+
+    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
+        """Print every variable with its layout and bytes per device, and the totals.
+
+        Args:
+            print_fn: called with the text instead of printing it.
+
+        Raises:
+            ModelError: the weights are not born yet.
+        """
+        cell = self._born().cell
+        table = summary_table(cell.plan, cell.state_plan)
+        if print_fn is None:
+            terminal = Console()
+            (terminal if terminal.is_terminal else Console(width=TABLE_WIDTH)).print(table)
+        else:
+            print_fn(render_text(table))
+
+    # Where it lives
 
     @property
     def distribution(self) -> Distribution:
         """The distribution the model was built under, or was moved to, as it was then."""
-        return self._distribution
+        return self._born().distribution
 
     @property
     def layout_plan(self) -> LayoutPlan:
         """Where every variable lives; print it for the table."""
-        return self._cell.plan
+        return self._born().cell.plan
 
     @property
     def state_plan(self) -> LayoutPlan:
         """Where everything in the training state lives: variables, optimizer slots, the step."""
-        return self._cell.state_plan
+        return self._born().cell.state_plan
+
+    def redistribute(self, distribution: Distribution) -> None:
+        """Move the model, with everything it has learned, to another distribution.
+
+        Raises:
+            DistributionError: `distribution` is not a distribution.
+            LayoutError: its rules cannot be applied; the model stays where it was.
+            ModelError: fit is running.
+        """
+        self._check_idle("redistribute")
+        if not isinstance(distribution, Distribution):
+            raise DistributionError(
+                "redistribute: `distribution` is not a Distribution",
+                given=f"{distribution!r} of type {type(distribution).__name__}",
+                expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
+                fix="for example model.redistribute(DataParallel())",
+            )
+        self._born().redistribute(distribution)
+
+    # State, for loops and steps of one's own
 
     @property
     def state(self) -> TrainState:
         """A copy of the training state, which later training does not change or delete."""
-        return self._cell.copy_of_state()
-
-    @property
-    def variables(self) -> list[ModelVariable]:
-        """Handles on all variables."""
-        return [ModelVariable(row, self._cell) for row in self._cell.plan.rows]
-
-    @property
-    def trainable_variables(self) -> list[ModelVariable]:
-        """Handles on the trained variables."""
-        return [variable for variable in self.variables if variable.trainable]
+        return self._born().cell.copy_of_state()
 
     @property
     def module(self) -> Any:
         """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._cell.module()
+        return self._born().cell.module()
 
     @module.setter
     def module(self, module: Any) -> None:
@@ -159,13 +373,38 @@ class Model:
                 expected="a module with the variables of this model",
                 fix="change the one that `model.module` gives, and assign it",
             )
-        values = zip(self._cell.graph.flatten(*self.split(module)), self._cell.plan.rows, strict=True)
-        self._cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
+        cell = self._born().cell
+        values = zip(cell.graph.flatten(*self.split(module)), cell.plan.rows, strict=True)
+        cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
+
+    def merge(self, trainable: Any, rest: Any) -> Any:
+        """The NNX module with values shaped as `state.trainable` and `state.rest`, for use in a `train_step`."""
+        return self._born().cell.graph.merge(trainable, rest)
+
+    def split(self, module: Any) -> tuple[Any, Any]:
+        """`(trainable, rest)` with the values in a module that `merge` made."""
+        return self._born().cell.graph.split(module)
+
+    def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
+        """`state` after one update, for use in a `train_step`.
+
+        Args:
+            state: values and slots before.
+            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
+            optimizer: the name of one optimizer; by default all are applied.
+
+        Raises:
+            ModelError: there is no such optimizer, or gradients are missing.
+        """
+        return apply_gradients(
+            state, self._compiled("apply_gradients").compiled("apply_gradients").optimizers, grads, optimizer
+        )
 
     @property
     def optimizers(self) -> dict[str, OptimizerHandle]:
         """Handles on the optimizers by name, for their learning rates."""
-        return {name: OptimizerHandle(name, self._cell) for name in self._compiled("optimizers").optimizers}
+        session = self._compiled("optimizers")
+        return {name: OptimizerHandle(name, session.cell) for name in session.compiled("optimizers").optimizers}
 
     @property
     def optimizer(self) -> OptimizerHandle:
@@ -184,345 +423,105 @@ class Model:
             )
         return next(iter(handles.values()))
 
-    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
-        """Print every variable with its layout and bytes per device, and the totals.
+    @property
+    def stop_training(self) -> bool:
+        """Whether `fit` ends after the current step; a callback sets it."""
+        return self._born().stop_training
 
-        Args:
-            print_fn: called with the text instead of printing it.
-        """
-        table = summary_table(self._cell.plan, self._cell.state_plan)
-        if print_fn is None:
-            terminal = Console()
-            (terminal if terminal.is_terminal else Console(width=TABLE_WIDTH)).print(table)
-        else:
-            print_fn(render_text(table))
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        self._born().stop_training = bool(value)
 
-    def merge(self, trainable: Any, rest: Any) -> Any:
-        """The NNX module with values shaped as `state.trainable` and `state.rest`, for use in a `train_step`."""
-        return self._cell.graph.merge(trainable, rest)
+    # How it comes to be
 
-    def split(self, module: Any) -> tuple[Any, Any]:
-        """`(trainable, rest)` with the values in a module that `merge` made."""
-        return self._cell.graph.split(module)
+    def _connect(self, inputs: Any, outputs: Any) -> None:
+        """Note the calls between symbolic inputs and outputs."""
+        nodes = nodes_between(inputs, outputs)
+        object.__setattr__(self, "_symbols", (inputs, outputs))
+        members = name_members([*self._input_layers(), *members_of(nodes)])
+        for layer in self._input_layers():
+            layer.output.name = layer.name
+        names = {id(layer): name for name, layer in members.items()}
+        self._members = nnx.Dict({name: layer for name, layer in members.items() if not isinstance(layer, InputLayer)})
+        self._program = trace_program(inputs, outputs, names)
 
-    def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
-        """`state` after one update, for use in a `train_step`.
-
-        Args:
-            state: values and slots before.
-            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
-            optimizer: the name of one optimizer; by default all are applied.
-
-        Raises:
-            ModelError: there is no such optimizer, or gradients are missing.
-        """
-        return apply_gradients(state, self._compiled("apply_gradients").optimizers, grads, optimizer)
-
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        *,
-        train_step: TrainStep | None = None,
-    ) -> None:
-        """Choose how the model is trained. Optimizer slots are born here, sharded as their parameters.
-
-        Args:
-            optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
-                each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
-                whose whole path the regular expression matches.
-            loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
-                returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
-                predictions. For several outputs a list or dict by output of these, with None for outputs without a
-                loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
-            loss_weights: factors of the losses in their sum, a list or dict by output.
-            metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
-                each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
-                examples count alike.
-            weighted_metrics: likewise, but examples count by their `sample_weight`.
-            train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
-                loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
-                `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
-
-        Raises:
-            UnknownNameError: a name is not known.
-            ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
-        """
-        self._check_idle("compile")
-        if loss is None and train_step is None:
+    def _symbolic(self) -> tuple[Any, Any]:
+        symbols = getattr(self, "_symbols", None)
+        if symbols is None:
             raise ModelError(
-                "compile: `loss` is missing",
-                given="loss=None, train_step=None",
-                expected="a loss, or a train_step of your own",
-                fix='for example model.compile("adam", loss="mse")',
+                f"model {self.name!r} has no symbolic inputs and outputs",
+                given=f"a {type(self).__name__} that was not made of symbolic tensors",
+                expected="Model(inputs, outputs), or a Sequential that starts with Input",
+                fix="call it on Input(shape) and make a Model of the two",
             )
-        if train_step is not None:
-            check_callable("train_step", train_step, "state, batch, rngs")
-        objective = None if loss is None else resolve_objective(loss, loss_weights, metrics, weighted_metrics)
-        optimizers = resolve_optimizers(optimizer, self._cell.state.trainable)
-        self._cell.add_slots(optimizers)
-        self._recipe = Recipe(objective, optimizers, train_step)
-        self._settle(self._distribution)
+        return symbols
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Iterable[Callback] | Callback | None = None,
-        *,
-        validation_data: tuple[Any, ...] | None = None,
-        shuffle: bool = True,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        validation_batch_size: int | None = None,
-        seed: int | None = None,
-    ) -> History:
-        """Train on the examples in `x` and `y`.
+    def _input_layers(self) -> list[Layer]:
+        nodes = [tensor.node for tensor in self.inputs]
+        return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
 
-        Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
-            y: targets, likewise.
-            batch_size: rows of one step on all devices together; 32 by default. The last batch may be shorter.
-            epochs: the epoch to stop at.
-            verbose: 0 for silence, 1 or "auto" for a progress bar.
-            callbacks: called in order; see `keras_dist.callbacks.Callback`.
-            validation_data: `(x, y)` or `(x, y, sample_weight)`, evaluated after every epoch.
-            shuffle: whether each epoch sees the rows in another order.
-            sample_weight: a weight for each example.
-            initial_epoch: the epoch to start at.
-            validation_batch_size: by default `batch_size`.
-            seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
+    def _layers_in(self, module: Any) -> list[Layer]:
+        """The layers that the attributes of a module hold, also in lists and dicts."""
+        found: list[Layer] = []
+        for _, child in children_of(module):
+            if isinstance(child, Layer):
+                found.append(child)
+            elif isinstance(child, nnx.List | nnx.Dict):
+                found += self._layers_in(child)
+        return list({id(layer): layer for layer in found}.values())
 
-        Returns:
-            A `History` with the loss and metrics of each epoch.
-
-        Raises:
-            ModelError: the model is not compiled.
-            DistributionError: the current distribution is another than the model's.
-            DataError: the data cannot be batched.
-        """
-        recipe = self._compiled("fit")
-        self._check_current_distribution("fit")
-        batch_size, epoch_numbers = check_batch_size(batch_size), epoch_range(initial_epoch, epochs)
-        source = ArraySource(x, y, sample_weight)
-        validation = None
-        if validation_data is not None:
-            self._objective("fit(validation_data=...)", recipe)
-            validation_size = batch_size if validation_batch_size is None else validation_batch_size
-            validation = (
-                validation_source(validation_data),
-                check_batch_size(validation_size, "validation_batch_size"),
-            )
-        if seed is None:
-            shuffle_key = (self._seed, self._fits)
-            self._fits += 1
-        else:
-            shuffle_key = (random.check_seed(seed),)
-        check_option("shuffle", shuffle, (False, True))
-        history = History()
-        hooks = self._hooks(callbacks, verbose, source, batch_size, epochs, history)
-        with self._cell.training():
-            self.stop_training = False
-            self._trainer.fit(
-                source,
-                batch_size,
-                epoch_numbers,
-                shuffle_key if shuffle else None,
-                validation,
-                hooks,
-                lambda: self.stop_training,
-            )
-        return history
-
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
-        callbacks: Iterable[Callback] | Callback | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Loss and metrics over the examples.
-
-        Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
-            y: targets, likewise.
-            batch_size: rows of one step; 32 by default.
-            verbose: 0 for silence, 1 or "auto" for a progress bar.
-            sample_weight: a weight for each example.
-            callbacks: called in order.
-            return_dict: whether to return a dict by name.
-
-        Returns:
-            The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict.
-
-        Raises:
-            ModelError: the model is not compiled with a loss.
-            DataError: the data cannot be batched.
-        """
-        self._objective("evaluate", self._compiled("evaluate"))
-        source, batch_size = ArraySource(x, y, sample_weight), check_batch_size(batch_size)
-        hooks = self._hooks(callbacks, verbose, source, batch_size)
-        return _keras_result(self._trainer.evaluate(source, batch_size, hooks), return_dict)
-
-    def predict(
-        self,
-        x: Any,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        callbacks: Iterable[Callback] | Callback | None = None,
-    ) -> Any:
-        """The outputs for every example, in order, as numpy arrays.
-
-        Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
-            batch_size: rows of one step; 32 by default.
-            verbose: 0 for silence, 1 or "auto" for a progress bar.
-            callbacks: called in order.
-
-        Raises:
-            ModelError: an output has no row for each example.
-            DataError: the data cannot be batched.
-        """
-        source, batch_size = ArraySource(x), check_batch_size(batch_size)
-        return self._trainer.predict(source, batch_size, self._hooks(callbacks, verbose, source, batch_size))
-
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """One step of training on these rows.
-
-        Returns:
-            The loss of this batch before the step; with metrics the list `[loss, *metrics]`; or a dict.
-
-        Raises:
-            ModelError: the model is not compiled.
-            DistributionError: the current distribution is another than the model's.
-            DataError: the rows cannot be batched.
-
-        Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
-        """
-        self._compiled("train_on_batch")
-        self._check_current_distribution("train_on_batch")
-        with self._cell.training():
-            return _keras_result(self._trainer.train_batch(ArraySource(x, y, sample_weight)), return_dict)
-
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """Loss and metrics of these rows; see `evaluate`."""
-        self._objective("test_on_batch", self._compiled("test_on_batch"))
-        return _keras_result(self._trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """The outputs for these rows, run as one batch; see `predict`."""
-        return self._trainer.predict_batch(ArraySource(x))
-
-    def lower_train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> jax.stages.Lowered:
-        """The train step for these rows, lowered and not run: `.compile()` tells its memory and collectives.
-
-        Raises:
-            ModelError: the model is not compiled.
-        """
-        self._compiled("lower_train_step")
-        return self._trainer.lower_train(ArraySource(x, y, sample_weight))
-
-    def redistribute(self, distribution: Distribution) -> None:
-        """Move the model, with everything it has learned, to another distribution.
-
-        Raises:
-            DistributionError: `distribution` is not a distribution.
-            LayoutError: its rules cannot be applied; the model stays where it was.
-            ModelError: fit is running.
-        """
-        self._check_idle("redistribute")
-        if not isinstance(distribution, Distribution):
-            raise DistributionError(
-                "redistribute: `distribution` is not a Distribution",
-                given=f"{distribution!r} of type {type(distribution).__name__}",
-                expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
-                fix="for example model.redistribute(DataParallel())",
-            )
-        distribution = distribution.snapshot()
-        self._cell.move(distribution, self._recipe.optimizers if self._recipe is not None else {})
-        self._settle(distribution)
-
-    def _settle(self, distribution: Distribution) -> None:
-        """Make the steps anew, for this distribution and what `compile` was given last."""
-        self._distribution = distribution
-        forward = Forward(self._cell.graph, self._call, distribution, self._seed)
-        self._trainer = Trainer(self._cell, forward, distribution, self._recipe)
-
-    def _compiled(self, method: str) -> Recipe:
-        if self._recipe is None:
+    def _born(self, x: Any = None) -> Session:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            return session
+        if self._program is not None:
+            return self._give_birth(jax.tree.map(stand_in_for, self.input))
+        if x is None:
             raise ModelError(
-                f"You must call `compile()` before using the model: {method} needs it",
-                given="a model that is not compiled",
-                expected="an optimizer and a loss",
-                fix='for example model.compile("adam", loss="mse")',
+                f"the weights of model {self.name!r} are not born yet: it has seen no input",
+                given=f"a {type(self).__name__} without Input",
+                expected="a model that knows its input",
+                fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
             )
-        return self._recipe
+        return self._give_birth(jax.tree.map(_shape_of_batch, x))
 
-    @staticmethod
-    def _objective(method: str, recipe: Recipe) -> None:
-        if recipe.objective is None:
-            raise ModelError(
-                f"{method} needs a loss",
-                given="compile(train_step=...) without a loss",
-                expected="a loss beside the train_step",
-                fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
-            )
+    def _give_birth(self, inputs: Any) -> Session:
+        self._check_initialised()
+        session = give_birth(self, inputs, random.current_seed())
+        self._enter(session)
+        choices = getattr(self, "_choices", None)
+        if choices is not None:
+            session.compile(choices)
+        return session
+
+    def _enter(self, session: Session) -> None:
+        object.__setattr__(self, "_session", session)
+
+    def _choose(self, choices: Choices) -> None:
+        object.__setattr__(self, "_choices", choices)
+        session = getattr(self, "_session", None)
+        if session is not None:
+            if getattr(self, "_home", None) is not None:
+                flags = trained_flags(session.cell.graph, self)
+                session.cell.use(session.cell.graph.edited(lambda module: set_trainable(module, self), flags))
+            session.compile(choices)
+
+    def _compiled(self, method: str, x: Any = None) -> Session:
+        if getattr(self, "_choices", None) is None:
+            raise not_compiled(method)
+        return self._born(x)
 
     def _check_idle(self, method: str) -> None:
-        if self._cell.is_training:
-            raise ModelError(
-                f"{method}: fit is running",
-                given=f"{method} in a callback, or in another thread, while the model trains",
-                expected="a model that is not training",
-                fix=f"end the training with model.stop_training = True, and call {method} after it",
-            )
-
-    def _check_current_distribution(self, method: str) -> None:
-        current = scope.distribution()
-        if current is None:
-            return
-        if current != self._distribution:
-            raise DistributionError(
-                f"{method}: the current distribution is not the one this model was built under",
-                given=f"current {_describe(current)}",
-                expected=_describe(self._distribution),
-                fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
-                "set_distribution(None) or model.distribution.scope() leaves it where it is",
-            )
-
-    def _hooks(
-        self,
-        callbacks: Iterable[Callback] | Callback | None,
-        verbose: Any,
-        source: ArraySource,
-        batch_size: int,
-        epochs: int = 1,
-        *own: Callback,
-    ) -> CallbackList:
-        check_option("verbose", verbose, (0, 1, 2, "auto"))
-        if callbacks is not None and not isinstance(callbacks, Iterable):
-            callbacks = [callbacks]  # one callback; what is none `CallbackList` refuses
-        given = [] if callbacks is None else list(callbacks)
-        bar = [ProgbarLogger()] if verbose else []
-        params = {"epochs": epochs, "steps": -(-source.length // batch_size), "verbose": verbose}
-        return CallbackList([*bar, *given, *own], self, params)
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.check_idle(method)
 
 
-def _describe(distribution: Distribution) -> str:
-    rules = distribution.layout_map
-    return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
 
 
-def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
-    if return_dict:
-        return values
-    return next(iter(values.values())) if len(values) == 1 else list(values.values())
+def _shape_of_batch(array: Any) -> jax.ShapeDtypeStruct:
+    """The shape of a batch of rows like those of `array`."""
+    dtype = jax.dtypes.canonicalize_dtype(getattr(array, "dtype", np.asarray(array).dtype))
+    return stand_in_for(KerasTensor((None, *np.shape(array)[1:]), dtype))

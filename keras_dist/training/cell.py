@@ -127,13 +127,17 @@ class StateCell:
         """The plan's row of a variable."""
         return self.plan.row(path)
 
+    def index(self, path: str) -> int:
+        """The place of a variable in flattening order."""
+        return self._indices[self.plan.row(path).path]
+
     def is_trained(self, path: str) -> bool:
         """Whether the variable is trained."""
-        return self.graph.trained[self._index(path)]
+        return self.graph.trained[self.index(path)]
 
     def read(self, path: str) -> jax.Array:
         """The array of a variable; it lives until the next step."""
-        return self.leaves()[self._index(path)]
+        return self.leaves()[self.index(path)]
 
     def leaves(self) -> list[Any]:
         """The arrays of all variables; they live until the next step."""
@@ -141,7 +145,7 @@ class StateCell:
 
     def write(self, path: str, value: Any) -> None:
         """Put a copy of `value` in the place of a variable."""
-        self.write_all({self._index(path): value})
+        self.write_all({self.index(path): value})
 
     def write_all(self, values: dict[int, Any]) -> None:
         """Put copies in the places of several variables, by index."""
@@ -212,10 +216,6 @@ class StateCell:
         trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
         step = LayoutPlan.replicated_scalar("step", jnp.int32, self.plan.mesh)
         return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
-
-    def _index(self, path: str) -> int:
-        row = self.plan.row(path)
-        return self._indices[row.path]
 
 
 def host_copy(array: jax.Array) -> np.ndarray:

@@ -78,6 +78,14 @@ class ModuleGraph:
         with _jax.without_eager_sharding():
             return nnx.merge(self.graphdef, self.treedef.unflatten(shapes), copy=True)
 
+    def constrained(self, trainable: Any) -> dict[Any, Any]:
+        """The trained variables, each after its constraint."""
+        by_parts = {parts: rule for parts, rule in zip(self.parts, self.constraints, strict=True) if rule is not None}
+        flat = traverse_util.flatten_dict(trainable)
+        return traverse_util.unflatten_dict(
+            {parts: by_parts[parts](leaf) if parts in by_parts else leaf for parts, leaf in flat.items()}
+        )
+
     def merge(self, trainable: Any, rest: Any) -> Any:
         """The module with these values. Free to be changed: it shares nothing with another."""
         with _jax.without_eager_sharding():

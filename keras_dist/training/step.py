@@ -12,11 +12,12 @@ from flax import nnx
 
 from keras_dist import _paths
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import call_context
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
-from keras_dist.training.optimization import Optimizer, apply_gradients
+from keras_dist.training.optimization import Optimizer, apply_gradients, loss_scale
 from keras_dist.training.state import TrainState
 from keras_dist.training.tallies import Observation
 
@@ -36,20 +37,46 @@ class Forward:
         call: `call(module, x, training, rngs) -> y_pred`.
         distribution: gives the layouts of inputs and activations.
         seed: fixes the random numbers of every step.
+        compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
+            the call context; None for the objective's loss alone.
     """
 
     graph: ModuleGraph
     call: Callable[[Any, Any, bool, nnx.Rngs], Any]
     distribution: Distribution
     seed: int
+    compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
+        module = self.module(trainable, rest)
+        with call_context.entered(training, anew=True):
+            y_pred = self._run(module, step, x, training)
+        return y_pred, self.graph.split(module)[1]
+
+    def measure(
+        self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, training: bool
+    ) -> tuple[dict[str, jax.Array], Any, Any, Any]:
+        """The losses of a batch, the output, its mask, and `rest` afterwards."""
+        module = self.module(trainable, state.rest)
+        with call_context.entered(training, anew=True) as context:
+            y_pred = self._run(module, state.step, batch[0], training)
+            mask = context.mask_of(y_pred)
+            mask = mask if jax.tree.leaves(mask) else None
+            losses = objective.losses(batch, y_pred, mask)
+            if self.compute_loss is not None:
+                context.compiled_loss = lambda batch, y_pred: objective.value(batch, y_pred, mask)
+                losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
+        return losses, y_pred, mask, self.graph.split(module)[1]
+
+    def module(self, trainable: Any, rest: Any) -> Any:
+        """The module with these values; its submodules constrain what they return, as the layout rules say."""
         module = self.graph.merge(trainable, rest)
         constrain_outputs(module, self.distribution)
-        x = constrain_inputs(x, self.distribution)
-        y_pred = self.call(module, x, training, self.rngs(step))
-        return y_pred, self.graph.split(module)[1]
+        return module
+
+    def _run(self, module: Any, step: Any, x: Any, training: bool) -> Any:
+        return self.call(module, constrain_inputs(x, self.distribution), training, self.rngs(step))
 
     def rngs(self, step: Any) -> nnx.Rngs:
         """Random streams of one step."""
@@ -68,20 +95,22 @@ def default_call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
 
 def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> TrainStep:
     """One step of gradient descent on the mean loss of a batch."""
+    scale = loss_scale(optimizers)
 
     def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
         del rngs  # drawn inside, where the gradient is traced
 
-        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, Any, Any]]:
-            y_pred, rest = forward(trainable, state.rest, state.step, batch[0], True)
-            losses = objective.losses(batch, y_pred)
-            return losses["loss"], (losses, y_pred, rest)
+        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+            losses, *others = forward.measure(objective, state, trainable, batch, True)
+            value = losses["loss"]
+            return value if scale is None else value * scale, (losses, *others)
 
-        (_, (losses, y_pred, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+        (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
         new = apply_gradients(
             state, optimizers, grads, value=losses["loss"], value_fn=lambda trainable: loss_of(trainable)[0]
         )
-        return new.replace(rest=rest), objective.logs(losses, batch, y_pred)
+        new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
+        return new, objective.logs(losses, batch, y_pred, mask)
 
     return train_step
 
@@ -90,8 +119,8 @@ def make_test_step(forward: Forward, objective: Objective) -> Callable[[TrainSta
     """Loss and metrics of a batch."""
 
     def test_step(state: TrainState, batch: Batch) -> dict[str, Any]:
-        y_pred, _ = forward(state.trainable, state.rest, state.step, batch[0], False)
-        return objective.logs(objective.losses(batch, y_pred), batch, y_pred)
+        losses, y_pred, mask, _ = forward.measure(objective, state, state.trainable, batch, False)
+        return objective.logs(losses, batch, y_pred, mask)
 
     return test_step
 
@@ -103,6 +132,22 @@ def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], Any]:
         return forward(state.trainable, state.rest, state.step, x, False)[0]
 
     return predict_step
+
+
+def check_scalar(loss: Any) -> jax.Array:
+    """What `compute_loss` returned, if it is a scalar.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if not isinstance(loss, jax.Array | float | int) or jnp.shape(loss) != ():
+        raise ModelError(
+            "compute_loss did not return a scalar",
+            given=f"{shorten(loss)} of type {type(loss).__name__}",
+            expected="one number for the batch",
+            fix="for example jnp.mean(loss)",
+        )
+    return jnp.asarray(loss)
 
 
 def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Mapping[str, Any]]:

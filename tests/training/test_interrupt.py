@@ -131,7 +131,7 @@ SCRIPT = """
         except KeyboardInterrupt:
             interrupted += 1
         assert int(model.state.step) >= before + 1
-        assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._cell.state))
+        assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._session.cell.state))
         assert np.isfinite(model.train_on_batch(x[:8], y[:8]))
     print("interrupted", interrupted)
 """
@@ -151,5 +151,5 @@ def test_a_step_that_fails_to_compile_leaves_the_state(model):
     with pytest.raises(TypeError):
         model.train_on_batch(X[:, :3], Y)
     assert int(model.state.step) == before
-    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._cell.state))
+    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(model._session.cell.state))
     model.train_on_batch(X, Y)

@@ -120,7 +120,7 @@ def test_everything_in_the_state_is_planned_and_lives_where_planned(name):
         model = kd.Model.from_nnx(Plain, seed=4)
     model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
     model.train_on_batch(X, Y)
-    state = model._cell.state
+    state = model._session.cell.state
     shardings = model.state_plan.shardings
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
     for leaf, sharding, row in zip(
@@ -146,7 +146,7 @@ class TestZero1:
         model, history = self.trained(shard_optimizer=True)
         _, expected = self.trained()
         np.testing.assert_allclose(history, expected, atol=1e-5)
-        state = model._cell.state
+        state = model._session.cell.state
         by_kind = {
             kind: {len(leaf.addressable_shards) * leaf.addressable_shards[0].data.size // leaf.size for leaf in leaves}
             for kind, leaves in {

@@ -1,0 +1,123 @@
+"""`Home`: where the weights of a layer are that lives in a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from keras_dist import _jax, _paths
+from keras_dist.errors import ModelError
+from keras_dist.layers import Layer, call_context
+from keras_dist.layers.weights import children_of
+from keras_dist.models.session import Session
+
+
+class Home:
+    """Where the weights of one layer are: in the model of `session`, below `prefix`.
+
+    Args:
+        session: of the model that gave birth to the weights.
+        prefix: path of the layer in that model; empty for the model itself.
+        node: the layer as the model built it, without arrays.
+    """
+
+    def __init__(self, session: Session, prefix: str, node: Any) -> None:
+        self.session = session
+        self.prefix = prefix
+        self._node = node
+
+    def weights(self) -> list[Any]:
+        """Handles on the weights of the layer and its sublayers."""
+        return self.session.variables(self.prefix)
+
+    def penalties(self) -> list[Any]:
+        """What the regularizers of the trained weights give."""
+        graph, cell = self.session.cell.graph, self.session.cell
+        handles = {handle.path: handle for handle in self.weights()}
+        return [
+            regularizer(handles[spec.path].value)
+            for spec, regularizer in zip(graph.specs, graph.regularizers, strict=True)
+            if regularizer is not None and spec.path in handles and cell.is_trained(spec.path)
+        ]
+
+    def attribute(self, name: str) -> Any:
+        """What building the layer has added to it under this name: a weight, a sublayer, or a plain value.
+
+        Raises:
+            AttributeError: nothing.
+        """
+        path = _joined(self.prefix, name)
+        value = vars(self._node).get(name, _MISSING)
+        if value is _MISSING:
+            raise AttributeError(f"{type(self._node).__name__!r} object has no attribute {name!r}")
+        if isinstance(value, nnx.Variable):
+            return self.session.variable(path)
+        if isinstance(value, nnx.List) and any(isinstance(item, nnx.Variable) for item in value):
+            return [self.session.variable(f"{path}/{index}") for index in range(len(value))]
+        if isinstance(value, Layer):
+            settle(value, value, self.session, path)
+        return value
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the layer gives for arrays, with its current weights.
+
+        Raises:
+            ModelError: another layer's call is running, which would take the weights for constants.
+        """
+        if call_context.current() is not None and any(map(_jax.is_traced, jax.tree.leaves((args, kwargs)))):
+            raise ModelError(
+                f"layer {self._node.name!r} is called inside of a model that it is not part of",
+                given=f"{type(self._node).__name__} of another model, called in a function or layer",
+                expected="layers that the model knows",
+                fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
+                "tensors",
+            )
+        layer = self.session.cell.module()
+        for part in filter(None, self.prefix.split("/")):
+            layer = _child(layer, part)
+        return layer(*args, **kwargs)
+
+
+_MISSING = object()
+
+
+def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
+    """Tell a layer and all its sublayers where their weights are, unless they live elsewhere already.
+
+    Args:
+        layer: what the user holds.
+        node: the same as the model built it, without arrays.
+        session: of the model.
+        prefix: path of the layer in the model.
+    """
+    if isinstance(layer, Layer):
+        if getattr(layer, "_home", None) is not None:
+            return
+        object.__setattr__(layer, "_home", Home(session, prefix, node))
+    if layer is node:
+        return
+    for name, child in children_of(layer):
+        if isinstance(child, nnx.Variable):
+            delattr(layer, str(name))  # from now on it is the model's
+        else:
+            settle(child, _item(node, name), session, prefix if name == _paths.MEMBERS else _joined(prefix, name))
+
+
+def _item(node: Any, name: str | int) -> Any:
+    return node[name] if isinstance(name, int) else vars(node)[name]
+
+
+def _child(module: Any, part: str) -> Any:
+    """The submodule that a part of a path leads to."""
+    if isinstance(module, nnx.List):
+        return module[int(part)]
+    members = vars(module).get(_paths.MEMBERS)
+    if members is not None and part in vars(members):
+        return vars(members)[part]
+    return vars(module)[part]
+
+
+def _joined(prefix: str, name: str | int) -> str:
+    return f"{prefix}/{name}" if prefix else str(name)

@@ -1,0 +1,250 @@
+"""`Session`: what a model has from the time on when its weights exist."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist.distribution import devices, scope
+from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import DistributionError, ModelError
+from keras_dist.layers import Layer, call_context
+from keras_dist.models.variable import ModelVariable
+from keras_dist.training.cell import StateCell
+from keras_dist.training.objective import Objective
+from keras_dist.training.optimization import resolve_optimizers
+from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.trainer import Recipe, Trainer
+
+ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
+"""`call(module, x, training, rngs) -> y_pred`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choices:
+    """What `compile` was given, checked as far as it can be without weights.
+
+    Attributes:
+        optimizer: what `compile` was given.
+        objective: loss and metrics; None when the train step needs none.
+        train_step: the user's own step, or None for gradient descent on the loss.
+    """
+
+    optimizer: Any
+    objective: Objective | None
+    train_step: TrainStep | None
+
+
+class Session:
+    """What a model has from the time on when its weights exist: arrays, distribution, steps.
+
+    Args:
+        cell: owns the arrays.
+        call: how the module is called.
+        distribution: where data lives, as it was when the weights were born.
+        seed: fixes initial values, Dropout and the order of rows.
+        order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
+        compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
+
+    Attributes:
+        cell: owns the arrays.
+        distribution: where data lives.
+        seed: fixes initial values, Dropout and the order of rows.
+        trainer: the compiled steps and the loop over them.
+        recipe: what `compile` chose; None before.
+        fits: how often `fit` has been called without a seed.
+        stop_training: ends `fit` after the current step.
+    """
+
+    def __init__(
+        self,
+        cell: StateCell,
+        call: ModuleCall,
+        distribution: Distribution,
+        seed: int,
+        order: Sequence[str] | None = None,
+        compute_loss: Callable[..., Any] | None = None,
+    ) -> None:
+        self.cell = cell
+        self.seed = seed
+        self.recipe: Recipe | None = None
+        self.fits = 0
+        self.stop_training = False
+        self._call = call
+        self._compute_loss = compute_loss
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
+        self._settle(distribution)
+
+    def _settle(self, distribution: Distribution) -> None:
+        """Make the steps anew, for this distribution and what `compile` was given last."""
+        self.distribution = distribution
+        self.forward = Forward(self.cell.graph, self._call, distribution, self.seed, self._compute_loss)
+        self._programs.clear()
+        self.trainer = Trainer(self.cell, self.forward, distribution, self.recipe)
+
+    def compile(self, choices: Choices) -> None:
+        """Train like this from now on; slots are born anew.
+
+        Raises:
+            ModelError: the optimizers do not fit the variables.
+        """
+        optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
+        self.cell.add_slots(optimizers)
+        self.recipe = Recipe(choices.objective, optimizers, choices.train_step)
+        self._settle(self.distribution)
+
+    def redistribute(self, distribution: Distribution) -> None:
+        """Move everything to another distribution.
+
+        Raises:
+            LayoutError: its rules cannot be applied; nothing has moved then.
+        """
+        distribution = distribution.snapshot()
+        self.cell.move(distribution, self.recipe.optimizers if self.recipe is not None else {})
+        self._settle(distribution)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module gives for these arguments. In training its statistics and random streams go on."""
+        kwargs = dict(kwargs)
+        training = bool(kwargs.pop("training", None))
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+        others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
+
+        def run(trainable: Any, rest: Any, values: list[Any]) -> tuple[Any, Any]:
+            given, plain = iter(values), iter(others)
+            filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
+            arguments, options = treedef.unflatten(filled)
+            module = self.forward.module(trainable, rest)
+            with call_context.entered(training, anew=True):
+                if isinstance(module, Layer):
+                    outputs = module(*arguments, **options, training=training)
+                else:
+                    outputs = self._call(module, arguments[0], training, self.forward.rngs(self.cell.state.step))
+            return outputs, self.cell.graph.split(module)[1]
+
+        key = (training, treedef, others)
+        program = self._programs.setdefault(key, jax.jit(run))
+        with self.cell.lock:
+            state = self.cell.state
+            outputs, rest = program(state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays])
+            if training and not any(map(_jax.is_traced, jax.tree.leaves(rest))):
+                self.cell.state = state.replace(rest=jax.device_put(rest, self.cell.state_plan.shardings.rest))
+        return outputs
+
+    def _placed(self, array: Any) -> Any:
+        """An array on the model's devices: its rows over the batch axis, if that divides them."""
+        if _jax.is_traced(array):
+            return array
+        mesh = self.distribution.device_mesh
+        layout = self.distribution.get_data_layout(array.shape) if array.ndim else None
+        if layout is None or array.shape[0] % mesh.axis_size(layout.axes[0]):
+            layout = TensorLayout.replicated(array.ndim, mesh)
+        return place_copy(array, layout.backend_layout)
+
+    def variable(self, path: str) -> ModelVariable:
+        """A handle on the variable known as `path`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return ModelVariable(self.cell.row(path), self.cell)
+
+    def variables(self, prefix: str = "") -> list[ModelVariable]:
+        """Handles on the variables below `prefix`, in the order of `model.weights`."""
+        rows = [self.cell.row(path) for path in self._order]
+        return [
+            ModelVariable(row, self.cell)
+            for row in rows
+            if any(_is_below(name, prefix) for name in (row.path, *row.aliases))
+        ]
+
+    def compiled(self, method: str) -> Recipe:
+        """What `compile` chose.
+
+        Raises:
+            ModelError: it was not called.
+        """
+        if self.recipe is None:
+            raise not_compiled(method)
+        return self.recipe
+
+    def objective(self, method: str) -> Objective:
+        """The loss and metrics that `compile` chose.
+
+        Raises:
+            ModelError: it was not called, or chose none.
+        """
+        objective = self.compiled(method).objective
+        if objective is None:
+            raise ModelError(
+                f"{method} needs a loss",
+                given="compile(train_step=...) without a loss",
+                expected="a loss beside the train_step",
+                fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
+            )
+        return objective
+
+    def check_idle(self, method: str) -> None:
+        """Nothing, while no one trains.
+
+        Raises:
+            ModelError: fit is running.
+        """
+        if self.cell.is_training:
+            raise ModelError(
+                f"{method}: fit is running",
+                given=f"{method} in a callback, or in another thread, while the model trains",
+                expected="a model that is not training",
+                fix=f"end the training with model.stop_training = True, and call {method} after it",
+            )
+
+    def check_current_distribution(self, method: str) -> None:
+        """Nothing, if the current distribution, should there be one, is that of the model.
+
+        Raises:
+            DistributionError: it is another.
+        """
+        current = scope.distribution()
+        if current is not None and current != self.distribution:
+            raise DistributionError(
+                f"{method}: the current distribution is not the one this model was built under",
+                given=f"current {_describe(current)}",
+                expected=_describe(self.distribution),
+                fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
+                "set_distribution(None) or model.distribution.scope() leaves it where it is",
+            )
+
+
+def current_distribution() -> Distribution:
+    """A snapshot of the current distribution; without any, the first device."""
+    return (scope.distribution() or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+
+
+def not_compiled(method: str) -> ModelError:
+    """The error of what needs `compile` first."""
+    return ModelError(
+        f"You must call `compile()` before using the model: {method} needs it",
+        given="a model that is not compiled",
+        expected="an optimizer and a loss",
+        fix='for example model.compile("adam", loss="mse")',
+    )
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
+def _describe(distribution: Distribution) -> str:
+    rules = distribution.layout_map
+    return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"
