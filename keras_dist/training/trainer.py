@@ -19,7 +19,7 @@ from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.logs import LazyLogs
 from keras_dist.training.loop import Hooks, run_steps
 from keras_dist.training.objective import Objective
-from keras_dist.training.optimization import Optimizer
+from keras_dist.training.optimization import Optimizer, finalize, has_final_values
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
 
@@ -112,6 +112,7 @@ class Trainer:
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
+            self._finalize()
             hooks.end("train", logs)
 
     def evaluate(self, source: ArraySource, batch_size: int, hooks: Hooks) -> dict[str, float]:
@@ -212,6 +213,16 @@ class Trainer:
             return logs
 
         return dispatch
+
+    def _finalize(self) -> None:
+        """Put what the optimizers end with in the place of the trained variables."""
+        optimizers = self._recipe.optimizers if self._recipe is not None else {}
+        if has_final_values(optimizers):
+            program = jax.jit(
+                lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
+            )
+            with self._cell.lock:
+                self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
     def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Batch], Logs]:
         logs = zero_logs(tallies, self._cell.mesh)
