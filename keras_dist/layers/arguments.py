@@ -26,20 +26,20 @@ def check_size(argument: str, value: Any, layer: str) -> int:
     return int(value)
 
 
-def check_sizes(argument: str, value: Any, rank: int, layer: str) -> tuple[int, ...]:
-    """`value` as `rank` positive integers; one stands for all of them.
+def check_sizes(argument: str, value: Any, rank: int, layer: str, least: int = 1) -> tuple[int, ...]:
+    """`value` as `rank` integers of at least `least`; one stands for all of them.
 
     Raises:
         ModelError: it is none; calls it `argument` of the layer called `layer`.
     """
     sizes = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * rank
     if len(sizes) != rank or any(
-        not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1 for size in sizes
+        not isinstance(size, int | np.integer) or isinstance(size, bool) or size < least for size in sizes
     ):
         raise ModelError(
             f"`{argument}` of layer {layer!r} does not have {rank} sizes",
             given=f"{argument}={shorten(value)}",
-            expected=f"an integer of at least 1, or {rank} of them",
+            expected=f"an integer of at least {least}, or {rank} of them",
             fix=f"for example {argument}={(3,) * rank if rank > 1 else 3}",
         )
     return tuple(int(size) for size in sizes)
@@ -77,6 +77,22 @@ def check_rate(argument: str, value: Any, layer: str) -> float:
             fix=f"for example {argument}=0.5",
         )
     return float(value)
+
+
+def check_axis(argument: str, value: Any, layer: str) -> int:
+    """`value` as an integer.
+
+    Raises:
+        ModelError: it is none; calls it `argument` of the layer called `layer`.
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} names no dim of the input",
+            given=f"{argument}={shorten(value)}",
+            expected="one integer",
+            fix=f"for example {argument}=-1",
+        )
+    return int(value)
 
 
 def check_axes(argument: str, value: Any, layer: str) -> tuple[int, ...]:

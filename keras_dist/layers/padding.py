@@ -1,0 +1,181 @@
+"""`ZeroPadding1D`, `ZeroPadding2D`, `ZeroPadding3D`, `Cropping1D`, `Cropping2D`, `Cropping3D`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_sizes
+from keras_dist.layers.spatial import SpatialLayer
+
+
+class ZeroPadding(SpatialLayer):
+    """The base of `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs.
+
+    Args:
+        padding: how many: an integer; one for each spatial dim; or for each a pair, before and after.
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        **kwargs: as of `Layer`.
+
+    Attributes:
+        padding: a pair for each spatial dim.
+
+    Raises:
+        ModelError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        padding: int | Sequence[Any] = 1,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.padding = _check_pairs("padding", padding, self.rank, self.name)
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs with zeros around them."""
+        return jnp.pad(inputs, self.for_all_dims(self.padding, (0, 0)))
+
+
+class Cropping(SpatialLayer):
+    """The base of `Cropping1D`, `Cropping2D` and `Cropping3D`: inputs without their first and last steps.
+
+    Args:
+        cropping: how many are left out: an integer; one for each spatial dim; or for each a pair, before and after.
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        **kwargs: as of `Layer`.
+
+    Attributes:
+        cropping: a pair for each spatial dim.
+
+    Raises:
+        ModelError: an argument is none of these, or nothing is left.
+    """
+
+    def __init__(
+        self,
+        cropping: int | Sequence[Any],
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.cropping = _check_pairs("cropping", cropping, self.rank, self.name)
+
+    def call(self, inputs: Any) -> Any:
+        """What is left of the inputs."""
+        sizes = [inputs.shape[axis] for axis in self.spatial_axes]
+        kept = [
+            slice(before, max(before, size - after)) for (before, after), size in zip(self.cropping, sizes, strict=True)
+        ]
+        return self.check_not_empty(inputs[self.for_all_dims(kept, slice(None))], inputs)
+
+
+class ZeroPadding1D(ZeroPadding):
+    """Zeros before and after the inputs: (batch, steps, channels) -> (batch, padded steps, channels).
+
+    Args:
+        padding: how many: an integer, or a pair, before and after.
+        data_format: `"channels_last"` for inputs (batch, steps, channels), the default, or `"channels_first"`.
+        **kwargs: as of `Layer`.
+
+    Source: `keras.layers.ZeroPadding1D`.
+    """
+
+    rank = 1
+
+
+class ZeroPadding2D(ZeroPadding):
+    """Zeros around images: (batch, height, width, channels) -> (batch, padded height, padded width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
+        (2, 29, 32, 1)
+
+    The arguments are those of `ZeroPadding`.
+
+    Source: `keras.layers.ZeroPadding2D`.
+    """
+
+    rank = 2
+
+
+class ZeroPadding3D(ZeroPadding):
+    """Zeros around volumes: (batch, depth, height, width, channels) -> (batch, ..., channels).
+
+    The arguments are those of `ZeroPadding`.
+
+    Source: `keras.layers.ZeroPadding3D`.
+    """
+
+    rank = 3
+
+
+class Cropping1D(Cropping):
+    """Inputs without their first and last steps: (batch, steps, channels) -> (batch, remaining steps, channels).
+
+    Args:
+        cropping: how many are left out: an integer, or a pair, before and after.
+        **kwargs: as of `Layer`.
+
+    Source: `keras.layers.Cropping1D`.
+    """
+
+    rank = 1
+
+    def __init__(self, cropping: int | Sequence[int] = 1, **kwargs: Any) -> None:
+        super().__init__(cropping, **kwargs)
+
+
+class Cropping2D(Cropping):
+    """Images without their borders: (batch, height, width, channels) -> (batch, ..., channels); by default with them.
+
+    The arguments are those of `Cropping`.
+
+    Source: `keras.layers.Cropping2D`.
+    """
+
+    rank = 2
+
+    def __init__(self, cropping: int | Sequence[Any] = 0, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(cropping, data_format, **kwargs)
+
+
+class Cropping3D(Cropping):
+    """Volumes without their borders: (batch, depth, height, width, channels) -> (batch, ..., channels).
+
+    The arguments are those of `Cropping`.
+
+    Source: `keras.layers.Cropping3D`.
+    """
+
+    rank = 3
+
+    def __init__(self, cropping: int | Sequence[Any] = 1, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(cropping, data_format, **kwargs)
+
+
+def _check_pairs(argument: str, value: Any, rank: int, layer: str) -> tuple[tuple[int, ...], ...]:
+    """`value` as a pair of counts for each spatial dim."""
+    each = value if isinstance(value, Sequence) and rank > 1 else (value,) * rank
+    try:
+        pairs = tuple(check_sizes(argument, count, 2, layer, least=0) for count in each)
+    except ModelError:
+        pairs = ()
+    if len(pairs) != rank:
+        example = ((1, 0),) * rank if rank > 1 else (1, 0)
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} does not say how much in which dim",
+            given=f"{argument}={shorten(value)}",
+            expected="an integer of at least 0"
+            + (f", {rank} of them, or {rank} pairs, before and after" if rank > 1 else ", or a pair, before and after"),
+            fix=f"for example {argument}={example}",
+        )
+    return pairs

@@ -1,0 +1,111 @@
+"""`UpSampling1D`, `UpSampling2D`, `UpSampling3D`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.layers.arguments import check_option, check_size, check_sizes
+from keras_dist.layers.spatial import SpatialLayer
+
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos3", "lanczos5")
+
+
+class UpSampling(SpatialLayer):
+    """The base of the layers that repeat each step.
+
+    Args:
+        size: how often, in each spatial dim; one integer stands for all of them.
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `size` is not a size, or there is no such `data_format`.
+    """
+
+    def __init__(self, size: int | Sequence[int] = 2, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(data_format, **kwargs)
+        self.size = check_sizes("size", size, self.rank, self.name)
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs, each step of them repeated."""
+        for axis, times in zip(self.spatial_axes, self.size, strict=True):
+            inputs = jnp.repeat(inputs, times, axis=axis)
+        return inputs
+
+
+class UpSampling1D(UpSampling):
+    """Each step repeated: inputs (batch, steps, channels) -> (batch, steps * size, channels).
+
+    Args:
+        size: how often.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `size` is not a size.
+
+    Source: `keras.layers.UpSampling1D`.
+    """
+
+    rank = 1
+
+    def __init__(self, size: int = 2, **kwargs: Any) -> None:
+        super().__init__(size, **kwargs)
+        check_size("size", size, self.name)
+
+
+class UpSampling2D(UpSampling):
+    """Larger images: (batch, height, width, channels) -> (batch, height * size[0], width * size[1], channels).
+
+    Args:
+        size: how many times larger, in height and width; one integer stands for both.
+        data_format: `"channels_last"` for inputs (batch, height, width, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, height, width).
+        interpolation: `"nearest"` repeats the pixels; `"bilinear"`, `"bicubic"`, `"lanczos3"`, `"lanczos5"`.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: an argument is none of its options, or not a size.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.UpSampling2D((2, 3), interpolation="bilinear")(jnp.ones((2, 14, 14, 4))).shape
+        (2, 28, 42, 4)
+
+    Source: `keras.layers.UpSampling2D`.
+    """
+
+    rank = 2
+
+    def __init__(
+        self,
+        size: int | Sequence[int] = 2,
+        data_format: str | None = None,
+        interpolation: str = "nearest",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, data_format, **kwargs)
+        self.interpolation = check_option("interpolation", interpolation, _INTERPOLATIONS, self.name)
+
+    def call(self, inputs: Any) -> Any:
+        """The larger images."""
+        if self.interpolation == "nearest":
+            return super().call(inputs)
+        shape = [size * times for size, times in zip(inputs.shape, self.for_all_dims(self.size, 1), strict=True)]
+        return jax.image.resize(inputs, shape, self.interpolation, antialias=False)
+
+
+class UpSampling3D(UpSampling):
+    """Each step repeated: volumes (batch, depth, height, width, channels) -> (batch, depth * size[0], ..., channels).
+
+    The arguments are those of `UpSampling`.
+
+    Source: `keras.layers.UpSampling3D`.
+    """
+
+    rank = 3
