@@ -4,7 +4,7 @@ A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` s
 number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
 """
 
-from keras_dist.losses.arguments import align, align_ranks, check_arrays
+from keras_dist.losses.arguments import align_ranks as align_ranks
 from keras_dist.losses.binary import (
     BinaryCrossentropy,
     BinaryFocalCrossentropy,
@@ -71,15 +71,12 @@ __all__ = [
     "SparseCategoricalCrossentropy",
     "SquaredHinge",
     "Tversky",
-    "align",
-    "align_ranks",
     "binary_crossentropy",
     "binary_focal_crossentropy",
     "categorical_crossentropy",
     "categorical_focal_crossentropy",
     "categorical_generalized_cross_entropy",
     "categorical_hinge",
-    "check_arrays",
     "circle",
     "cosine_similarity",
     "ctc",

@@ -19,22 +19,6 @@ def is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray | np.generic)
 
 
-def check_arrays(name: str, y_true: Any, y_pred: Any) -> None:
-    """Nothing, if both are arrays.
-
-    Raises:
-        ModelError: one is None, a dict or the like.
-    """
-    for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
-        if not is_array(value):
-            raise ModelError(
-                f"{name}: `{argument}` is not an array",
-                given=f"{argument} of type {type(value).__name__}" + (f" with {list(value)}" if value else ""),
-                expected="one array of targets and one of predictions",
-                fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
-            )
-
-
 def from_numbers(value: Any) -> Any:
     """A number, or a list of numbers or of such lists, as an array; anything else as it is."""
     if isinstance(value, list | tuple) and value:
@@ -49,7 +33,15 @@ def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array
         ModelError: one is None, a dict or the like.
     """
     y_true, y_pred = from_numbers(y_true), from_numbers(y_pred)
-    check_arrays(name, y_true, y_pred)
+    for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
+        if not is_array(value):
+            raise ModelError(
+                f"{name}: `{argument}` is not an array",
+                given=f"{argument} of type {type(value).__name__}"
+                + (f" with {list(value)}" if isinstance(value, dict) else ""),
+                expected="one array of targets and one of predictions",
+                fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
+            )
     y_pred = jnp.asarray(y_pred)
     return jnp.asarray(y_true), y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
 
@@ -91,17 +83,3 @@ def as_rows(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
     """`matched`, and vectors (batch,) as (batch, 1): a mean over the last dim then leaves a value for each example."""
     y_true, y_pred = matched(name, y_true, y_pred)
     return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)
-
-
-def align(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both with the same shape; a last dim of 1 that only one of them has is dropped.
-
-    Raises:
-        ModelError: the shapes differ otherwise.
-    """
-    check_arrays("the metric", y_true, y_pred)
-    if y_true.ndim == y_pred.ndim + 1 and y_true.shape[-1] == 1:
-        y_true = jnp.squeeze(y_true, -1)
-    if y_pred.ndim == y_true.ndim + 1 and y_pred.shape[-1] == 1:
-        y_pred = jnp.squeeze(y_pred, -1)
-    return matched("the metric", y_true, y_pred)

@@ -102,6 +102,7 @@ MISUSE = {
     "dtype of no kind": (lambda: losses.Loss(dtype="flaot32"), "dtype"),
     "no call": (lambda: losses.Loss()(jnp.ones(2), jnp.ones(2)), r"(?s)Loss has no values.*call\(self"),
     "no array": (lambda: losses.MeanSquaredError()(None, jnp.ones(2)), "`y_true` is not an array"),
+    "no array at all": (lambda: losses.MeanSquaredError().call(jnp.ones(2), object()), "`y_pred` is not an array"),
     "trees": (lambda: losses.MeanSquaredError()(jnp.ones(2), {"a": jnp.ones(2)}), r"(?s)`y_pred` is not.*'a'"),
     "all pairs": (
         lambda: type("Pairs", (losses.Loss,), {"call": pairwise})()(jnp.ones(3), jnp.ones((3, 1))),

@@ -44,6 +44,8 @@ def test_weights_of_each_kind():
 def test_the_mean_with_weights_is_divided_by_their_sum():
     assert reduce_values(jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 0, 3]), (), "mean_with_sample_weight") == 13 / 4
     assert reduce_values(jnp.array([1.0, 2.0]), jnp.zeros(2), (), "mean_with_sample_weight") == 0
+    for weight in ([1, 0, 3], [[1], [0], [3]]):
+        assert reduce_values(jnp.asarray(VALUES), jnp.array(weight), (), "mean_with_sample_weight") == 28 / 4
 
 
 def test_what_is_masked_is_not_counted_and_may_be_nan():

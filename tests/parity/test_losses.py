@@ -113,7 +113,7 @@ CASES = {
     "SparseCategoricalCrossentropy": Case(
         "sparse_categorical_crossentropy",
         labels,
-        {"from_logits": BOOLEANS, "ignore_class": st.sampled_from([None, 0, 2, -1])},
+        {"from_logits": BOOLEANS, "ignore_class": st.sampled_from([None, 0, -1])},
     ),
     "CategoricalGeneralizedCrossEntropy": Case(
         "categorical_generalized_cross_entropy", flat_labels, {"q": st.sampled_from([0.3, 0.5, 0.9])}
@@ -201,7 +201,7 @@ def value_and_gradient(loss, y_pred):
 @given(st.data())
 def test_values_and_gradients(keras, name, data):
     options, y_true, y_pred = draw_case(data, name)
-    reduction = data.draw(st.sampled_from(REDUCTIONS), "reduction")
+    reduction = data.draw(st.sampled_from(["mean", "sum", "mean_with_sample_weight", None]), "reduction")
     shape = jnp.shape(getattr(losses, CASES[name].function)(y_true, y_pred, **options))
     ours = getattr(losses, name)(**options, reduction=reduction)
     theirs = getattr(keras.losses, name)(**options, reduction=reduction)
