@@ -1,0 +1,217 @@
+"""`BatchNormalization`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_at_least_zero, check_axes_exist, check_axis, check_rate
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+
+_NO_COUNT = 1e-7
+"""Keeps the mean of nothing finite: `keras.config.epsilon()`."""
+
+
+class BatchNormalization(Layer):
+    """Each channel with mean 0 and variance 1 over the batch; outside of training by moving statistics.
+
+    The statistics are those of the whole batch, on however many devices it lies. With `trainable=False` the layer
+    uses the moving statistics in training, too, and leaves them as they are.
+
+    Args:
+        axis: the dim of the channels.
+        momentum: how much of the moving statistics stays in each step.
+        epsilon: added to the variance.
+        center: whether `beta` is added.
+        scale: whether `gamma` multiplies.
+        beta_initializer: gives the first value of `beta` (channels,).
+        gamma_initializer: gives the first value of `gamma` (channels,).
+        moving_mean_initializer: gives the first value of `moving_mean` (channels,).
+        moving_variance_initializer: gives the first value of `moving_variance` (channels,).
+        beta_regularizer: a function of `beta` that is added to the loss.
+        gamma_regularizer: likewise.
+        beta_constraint: a function of `beta`, applied after each update.
+        gamma_constraint: likewise.
+        renorm: whether training, too, follows moving statistics: Batch Renormalization, arXiv:1702.03275. Adds the
+            weights `moving_stddev`, `renorm_mean` and `renorm_stddev`.
+        renorm_clipping: limits of the correction: a dict with some of `rmin`, `rmax`, `dmax`.
+        renorm_momentum: as `momentum`, of `renorm_mean` and `renorm_stddev`.
+        synchronized: as in Keras; not used, since the statistics are always those of the whole batch.
+        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; wins over the layout rules.
+        gamma_layout: likewise.
+        moving_mean_layout: likewise; also of `renorm_mean`.
+        moving_variance_layout: likewise; also of `moving_stddev` and `renorm_stddev`.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range.
+
+    Source: `keras.layers.BatchNormalization`.
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        moving_mean_initializer: Any = "zeros",
+        moving_variance_initializer: Any = "ones",
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
+        renorm: bool = False,
+        renorm_clipping: Mapping[str, float] | None = None,
+        renorm_momentum: float = 0.99,
+        synchronized: bool = False,
+        *,
+        beta_layout: Any = None,
+        gamma_layout: Any = None,
+        moving_mean_layout: Any = None,
+        moving_variance_layout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.axis = check_axis("axis", axis, self.name)
+        self.momentum = check_rate("momentum", momentum, self.name)
+        self.epsilon = check_at_least_zero("epsilon", epsilon, self.name)
+        self.center = center
+        self.scale = scale
+        self.renorm = renorm
+        self.smallest_ratio, self.largest_ratio, self.largest_shift = _limits(renorm_clipping, self.name)
+        self.renorm_momentum = check_rate("renorm_momentum", renorm_momentum, self.name)
+        self.synchronized = synchronized
+        self.describe_weight("gamma", gamma_initializer, gamma_regularizer, gamma_constraint, gamma_layout)
+        self.describe_weight("beta", beta_initializer, beta_regularizer, beta_constraint, beta_layout)
+        self.describe_weight("moving_mean", moving_mean_initializer, layout=moving_mean_layout)
+        self.describe_weight("moving_variance", moving_variance_initializer, layout=moving_variance_layout)
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `gamma`, `beta`, `moving_mean` and `moving_variance`, each (channels,)."""
+        (axis,) = check_axes_exist("axis", (self.axis,), input_shape, self.name)
+        shape = (input_shape[axis],)
+        if self.scale:
+            self.gamma = self.add_weight(shape, name="gamma")
+        if self.center:
+            self.beta = self.add_weight(shape, name="beta")
+        self.moving_mean = self.add_weight(shape, name="moving_mean", trainable=False)
+        self.moving_variance = self.add_weight(shape, name="moving_variance", trainable=False)
+        if self.renorm:
+            mean = {"initializer": self.moving_mean_initializer, "layout": self.moving_mean_layout}
+            deviation = {"initializer": self._first_deviation, "layout": self.moving_variance_layout}
+            self.moving_stddev = self.add_weight(shape, name="moving_stddev", trainable=False, **deviation)
+            self.renorm_mean = self.add_weight(shape, name="renorm_mean", trainable=False, **mean)
+            self.renorm_stddev = self.add_weight(shape, name="renorm_stddev", trainable=False, **deviation)
+        self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: input_shape[axis]})
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """The inputs, normalized.
+
+        Args:
+            inputs: an array of any shape.
+            training: whether to use, and note, the statistics of these inputs.
+            mask: what of the inputs counts for the statistics: their shape without the last dim.
+
+        Raises:
+            ModelError: the mask has another rank.
+        """
+        wide = jnp.promote_types(inputs.dtype, jnp.float32)  # squares of half precision overflow
+        values = inputs.astype(wide)
+        gamma = self.gamma[...].astype(wide) if self.scale else jnp.ones((), wide)
+        beta = self.beta[...].astype(wide) if self.center else jnp.zeros((), wide)
+        if training and self.trainable:
+            mean, variance = self._statistics(values, mask)
+            if self.renorm:
+                ratio, shift = self._correction(mean, variance)
+                gamma, beta = ratio * gamma, shift * gamma + beta
+            self._note(mean, variance)
+        else:
+            mean, variance = self.moving_mean[...].astype(wide), self.moving_variance[...].astype(wide)
+        factor = jax.lax.rsqrt(variance + self.epsilon) * gamma
+        shape = [size if dim == self.axis % values.ndim else 1 for dim, size in enumerate(values.shape)]
+        outputs = values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
+        return outputs.astype(self.compute_dtype)
+
+    def _statistics(self, values: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of each channel; of nothing both are 0."""
+        axes = tuple(dim for dim in range(values.ndim) if dim != self.axis % values.ndim)
+        if mask is None:
+            return jnp.mean(values, axes), jnp.var(values, axes)
+        kept = jnp.broadcast_to(self._as_weights(mask, values), values.shape)
+        count = jnp.sum(kept, axes, values.dtype, keepdims=True) + _NO_COUNT
+        mean = jnp.sum(values, axes, keepdims=True, where=kept) / count
+        variance = jnp.sum(jnp.square(values - mean), axes, keepdims=True, where=kept) / count
+        return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+
+    def _as_weights(self, mask: Any, values: jax.Array) -> jax.Array:
+        if mask.ndim != values.ndim - 1:
+            raise ModelError(
+                f"the mask of layer {self.name!r} does not fit its input",
+                given=f"a mask of shape {mask.shape} for an input of shape {values.shape}",
+                expected=f"a mask of rank {values.ndim - 1}: the shape of the input without the last dim",
+                fix="reshape the mask, or pass mask=None",
+            )
+        return jnp.asarray(mask, bool)[..., None]
+
+    def _note(self, mean: jax.Array, variance: jax.Array) -> None:
+        """Move the moving statistics towards those of a batch."""
+        _move(self.moving_mean, mean, self.momentum)
+        if not self.renorm:
+            _move(self.moving_variance, variance, self.momentum)
+            return
+        deviation = jnp.sqrt(variance + self.epsilon)
+        _move(self.renorm_mean, mean, self.renorm_momentum)
+        _move(self.renorm_stddev, deviation, self.renorm_momentum)
+        _move(self.moving_stddev, deviation, self.momentum)
+        squared = jnp.square(self.moving_stddev[...]) - self.epsilon
+        self.moving_variance[...] = jnp.maximum(squared, 0).astype(self.moving_variance.dtype)
+
+    def _correction(self, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What takes values normalized by a batch to values normalized by the moving statistics: factor, summand."""
+        deviation = jnp.maximum(self.renorm_stddev[...].astype(mean.dtype), jnp.sqrt(self.epsilon))
+        ratio = jnp.clip(jnp.sqrt(variance + self.epsilon) / deviation, self.smallest_ratio, self.largest_ratio)
+        shift = (mean - self.renorm_mean[...].astype(mean.dtype)) / deviation
+        shift = jnp.clip(shift, -self.largest_shift, self.largest_shift)
+        return jax.lax.stop_gradient(ratio), jax.lax.stop_gradient(shift)
+
+    def _first_deviation(self, shape: Any, dtype: Any, key: Any = None) -> jax.Array:
+        return jnp.sqrt(self.moving_variance_initializer(shape, dtype, key=key))
+
+
+def _move(statistic: Any, towards: jax.Array, momentum: float) -> None:
+    statistic[...] = (statistic[...] * momentum + towards * (1 - momentum)).astype(statistic.dtype)
+
+
+def _limits(clipping: Mapping[str, float] | None, layer: str) -> tuple[float, float, float]:
+    """`rmin`, `rmax` and `dmax`.
+
+    Raises:
+        ModelError: one is not known, or they exclude everything.
+    """
+    limits = {"rmin": 0.0, "rmax": math.inf, "dmax": math.inf}
+    if isinstance(clipping, Mapping | None):
+        limits |= {name: limit for name, limit in (clipping or {}).items() if limit is not None}
+    if (
+        not isinstance(clipping, Mapping | None)
+        or len(limits) > 3
+        or limits["rmin"] > limits["rmax"]
+        or limits["dmax"] < 0
+    ):
+        raise ModelError(
+            f"`renorm_clipping` of layer {layer!r} are no limits",
+            given=f"renorm_clipping={shorten(clipping)}",
+            expected="a dict with some of rmin, rmax, dmax, where rmin <= rmax and dmax >= 0",
+            fix='for example renorm_clipping={"rmin": 0.3, "rmax": 3.0, "dmax": 5.0}',
+        )
+    return limits["rmin"], limits["rmax"], limits["dmax"]

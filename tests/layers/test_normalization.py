@@ -1,0 +1,172 @@
+"""BatchNormalization, LayerNormalization, RMSNormalization, GroupNormalization, UnitNormalization."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+
+def images(shape: tuple[int, ...] = (2, 4, 6), seed: int = 0) -> jnp.ndarray:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+MADE: dict[str, Any] = {
+    "batch": lambda **options: layers.BatchNormalization(**options),
+    "batch_renorm": lambda **options: layers.BatchNormalization(renorm=True, **options),
+    "layer": lambda **options: layers.LayerNormalization(axis=[1, 2], **options),
+    "rms": lambda **options: layers.RMSNormalization(**options),
+    "group": lambda **options: layers.GroupNormalization(groups=3, **options),
+    "unit": lambda **options: layers.UnitNormalization(axis=[1, 2], **options),
+}
+
+WEIGHTS = {
+    "batch": [("gamma", (6,)), ("beta", (6,)), ("moving_mean", (6,)), ("moving_variance", (6,))],
+    "batch_renorm": [
+        ("gamma", (6,)),
+        ("beta", (6,)),
+        ("moving_mean", (6,)),
+        ("moving_variance", (6,)),
+        ("moving_stddev", (6,)),
+        ("renorm_mean", (6,)),
+        ("renorm_stddev", (6,)),
+    ],
+    "layer": [("gamma", (4, 6)), ("beta", (4, 6))],
+    "rms": [("scale", (6,))],
+    "group": [("gamma", (6,)), ("beta", (6,))],
+    "unit": [],
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_weights_have_the_names_and_shapes_of_keras(kind: str) -> None:
+    layer = MADE[kind]()
+    layer(images())
+    assert [(weight.path, weight.shape) for weight in layer.weights] == WEIGHTS[kind]
+    assert [weight.path for weight in layer.non_trainable_weights] == [
+        name for name, _ in WEIGHTS[kind] if name not in ("gamma", "beta", "scale")
+    ]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_layer_from_a_config_computes_the_same(kind: str) -> None:
+    layer = MADE[kind](name="norm")
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    np.testing.assert_array_equal(again(images(), training=True), layer(images(), training=True))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_symbolic_shapes_keep_unknown_dims(kind: str) -> None:
+    shape = (4, 6) if kind == "layer" else (None, 6)
+    assert MADE[kind]()(layers.Input(shape)).shape == (None, *shape)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_half_precision_is_computed_in_full(kind: str) -> None:
+    layer = MADE[kind](dtype="bfloat16")
+    outputs = layer(images() * 100, training=True)
+    assert outputs.dtype == jnp.bfloat16
+    assert {weight.dtype for weight in layer.weights} <= {jnp.dtype(jnp.bfloat16)}
+    expected = MADE[kind]()((images() * 100).astype(jnp.bfloat16).astype(jnp.float32), training=True)
+    np.testing.assert_allclose(outputs.astype(jnp.float32), expected, rtol=0.03, atol=0.03)
+
+
+def test_layouts_reach_the_weights() -> None:
+    layer = layers.BatchNormalization(
+        gamma_layout=("m",), beta_layout=("n",), moving_mean_layout=("o",), moving_variance_layout=("p",), renorm=True
+    )
+    layer(images())
+    assert {name: getattr(layer, name).get_metadata()["layout"] for name, _ in WEIGHTS["batch_renorm"]} == {
+        "gamma": ("m",),
+        "beta": ("n",),
+        "moving_mean": ("o",),
+        "moving_variance": ("p",),
+        "moving_stddev": ("p",),
+        "renorm_mean": ("o",),
+        "renorm_stddev": ("p",),
+    }
+    for made in (layers.LayerNormalization, layers.GroupNormalization):
+        other = made(
+            gamma_layout=("m",), beta_layout=("n",), **({} if made is layers.LayerNormalization else {"groups": 2})
+        )
+        other(images())
+        assert other.gamma.get_metadata()["layout"] == ("m",)
+        assert other.beta.get_metadata()["layout"] == ("n",)
+    scaled = layers.RMSNormalization(scale_layout=("m",))
+    scaled(images())
+    assert scaled.scale.get_metadata()["layout"] == ("m",)
+
+
+def test_training_normalizes_by_the_batch_and_notes_its_statistics() -> None:
+    layer = layers.BatchNormalization(momentum=0.5)
+    x = images((50, 3)) * 3 + 2
+    outputs = layer(x, training=True)
+    np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(outputs.std(0), 1, atol=1e-3)
+    np.testing.assert_allclose(layer.moving_mean[...], x.mean(0) / 2, rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance[...], (1 + x.var(0)) / 2, rtol=1e-5)
+
+
+def test_a_frozen_layer_uses_its_statistics_and_leaves_them() -> None:
+    layer = layers.BatchNormalization()
+    layer.trainable = False
+    x = images() + 5
+    np.testing.assert_array_equal(layer(x, training=True), layer(x, training=False))
+    np.testing.assert_array_equal(layer.moving_mean[...], 0)
+
+
+def test_masked_positions_do_not_count() -> None:
+    x = images((2, 3, 4))
+    mask = jnp.array([[True, True, False], [True, False, False]])
+    layer = layers.BatchNormalization(momentum=0.0)
+    layer(x, training=True, mask=mask)
+    np.testing.assert_allclose(layer.moving_mean[...], x[mask].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance[...], x[mask].var(0), rtol=1e-4)
+
+
+def test_statistics_of_nothing_are_zero() -> None:
+    layer = layers.BatchNormalization(momentum=0.0)
+    layer(images((2, 3, 4)), training=True, mask=jnp.zeros((2, 3), bool))
+    np.testing.assert_array_equal(layer.moving_mean[...], 0)
+    np.testing.assert_array_equal(layer.moving_variance[...], 0)
+
+
+def test_zeros_have_no_norm_and_stay() -> None:
+    np.testing.assert_array_equal(layers.UnitNormalization()(jnp.zeros((2, 3))), 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: layers.BatchNormalization(axis="last"), ("`axis`", "axis='last'", "one integer")),
+        (lambda: layers.BatchNormalization(axis=[1, 2]), ("`axis`", "one integer")),
+        (lambda: layers.BatchNormalization(momentum=1.5), ("`momentum`", "momentum=1.5", "from 0 to 1")),
+        (lambda: layers.BatchNormalization(epsilon=-1), ("`epsilon`", "epsilon=-1", "at least 0")),
+        (lambda: layers.BatchNormalization(renorm_clipping={"max": 1}), ("renorm_clipping", "rmin, rmax, dmax")),
+        (lambda: layers.BatchNormalization(renorm_clipping={"rmin": 2, "rmax": 1}), ("rmin <= rmax",)),
+        (lambda: layers.BatchNormalization(renorm_clipping={"dmax": -1}), ("dmax >= 0",)),
+        (lambda: layers.LayerNormalization(axis=1.5), ("`axis`", "axis=1.5")),
+        (lambda: layers.LayerNormalization(axis=[1, 1]), ("`axis`", "different")),
+        (lambda: layers.LayerNormalization(rms_scaling=True), ("rms_scaling", "RMSNormalization")),
+        (lambda: layers.RMSNormalization(axis=[]), ("`axis`", "axis=[]")),
+        (lambda: layers.GroupNormalization(groups=0), ("`groups`", "groups=0", "at least 1")),
+        (lambda: layers.GroupNormalization(groups=4)(images()), ("groups=4", "6 channels", "a divisor of 6")),
+        (lambda: layers.GroupNormalization(groups=2, axis=0)(images()), ("`axis`", "axis=0", "the batch")),
+        (lambda: layers.UnitNormalization(axis=None), ("`axis`", "axis=None")),
+        (lambda: layers.UnitNormalization(axis=3)(images()), ("`axis`", "(2, 4, 6)", "from -3 to 2")),
+        (lambda: layers.LayerNormalization(axis=[2, -1])(images()), ("[2, -1]", "twice")),
+        (
+            lambda: layers.BatchNormalization()(images(), training=True, mask=jnp.ones((2,), bool)),
+            ("mask", "(2,)", "rank 2"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)

@@ -1,0 +1,129 @@
+"""Normalizations against Keras."""
+
+import types
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import layers
+from keras_dist.layers import call_context
+from tests.parity.compare import compare_layers, few_examples
+
+shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
+
+
+def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(1, 2, size=shape).astype(np.float32)
+
+
+@few_examples
+@hypothesis.given(
+    shape=shapes,
+    axis=st.sampled_from([-1, 1]),
+    center=st.booleans(),
+    scale=st.booleans(),
+    momentum=st.sampled_from([0.0, 0.9]),
+    renorm=st.sampled_from([None, {}, {"rmin": 0.8, "rmax": 1.2, "dmax": 0.1}]),
+    training=st.booleans(),
+    frozen=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_batch_normalization(
+    keras: types.ModuleType,
+    shape: tuple[int, ...],
+    axis: int,
+    center: bool,
+    scale: bool,
+    momentum: float,
+    renorm: Any,
+    training: bool,
+    frozen: bool,
+    masked: bool,
+    seed: int,
+) -> None:
+    options = {"axis": axis, "center": center, "scale": scale, "momentum": momentum, "epsilon": 0.01}
+    options |= {} if renorm is None else {"renorm": True, "renorm_clipping": renorm, "renorm_momentum": 0.7}
+    theirs, ours = keras.layers.BatchNormalization(**options), layers.BatchNormalization(**options)
+    theirs.trainable = ours.trainable = not frozen
+    call = {"mask": np.random.default_rng(seed).random(shape[:-1]) < 0.7} if masked else {}
+    compare_layers(
+        keras, theirs, ours, draw(shape, seed), weights_seed=seed, training=training, gradients=not frozen, **call
+    )
+
+
+@few_examples
+@hypothesis.given(
+    shape=shapes,
+    axis=st.sampled_from([-1, 1, [1], [-2, -1]]),
+    center=st.booleans(),
+    scale=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_layer_and_rms_normalization(
+    keras: types.ModuleType, shape: tuple[int, ...], axis: Any, center: bool, scale: bool, seed: int
+) -> None:
+    axis = axis if len(shape) > 2 else -1
+    x = draw(shape, seed)
+    options = {"axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
+    compare_layers(
+        keras,
+        keras.layers.LayerNormalization(**options),
+        layers.LayerNormalization(**options),
+        x,
+        weights_seed=seed,
+    )
+    if axis in (-1, [-2, -1]):  # others do not work in Keras
+        options = {"axis": axis, "epsilon": 0.01}
+        compare_layers(
+            keras, keras.layers.RMSNormalization(**options), layers.RMSNormalization(**options), x, weights_seed=seed
+        )
+
+
+@few_examples
+@hypothesis.given(
+    shape=st.sampled_from([(3, 4), (2, 4, 4), (2, 4, 2, 4)]),
+    groups=st.sampled_from([-1, 1, 2, 4]),
+    axis=st.sampled_from([-1, 1]),
+    center=st.booleans(),
+    scale=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_group_and_unit_normalization(
+    keras: types.ModuleType,
+    shape: tuple[int, ...],
+    groups: int,
+    axis: int,
+    center: bool,
+    scale: bool,
+    seed: int,
+) -> None:
+    x = draw(shape, seed)
+    options = {"groups": groups, "axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
+    compare_layers(
+        keras,
+        keras.layers.GroupNormalization(**options),
+        layers.GroupNormalization(**options),
+        x,
+        weights_seed=seed,
+    )
+    compare_layers(keras, keras.layers.UnitNormalization(axis=axis), layers.UnitNormalization(axis=axis), x)
+
+
+def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> None:
+    x = draw((2, 3, 4), 0)
+    mask = np.array([[True, True, False], [True, False, False]])
+    theirs, ours = keras.layers.BatchNormalization(momentum=0.0), layers.BatchNormalization(momentum=0.0)
+    tensor = keras.ops.convert_to_tensor(x)
+    keras.src.backend.set_keras_mask(tensor, mask)
+    expected = theirs(tensor, training=True)
+    with call_context.entered(True) as context:
+        inputs = jnp.asarray(x)
+        context.set_mask(inputs, mask)
+        outputs = ours(inputs)
+        np.testing.assert_array_equal(context.mask_of(outputs), keras.src.backend.get_keras_mask(expected))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.moving_variance[...], theirs.moving_variance, rtol=1e-5, atol=1e-5)
