@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.errors import ModelError
@@ -88,7 +87,7 @@ def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
     if specs is None:
         return
     wanted = [specs] if isinstance(specs, InputSpec) else jax.tree.leaves(specs, is_leaf=_is_spec)
-    found = [inputs] if isinstance(specs, InputSpec) else _in_order(specs, inputs)
+    found: list[Any] = [inputs] if isinstance(specs, InputSpec) else _in_order(specs, inputs)
     if len(wanted) != len(found):
         raise ModelError(
             f"layer {layer_name!r} got another number of inputs than it takes",
@@ -97,14 +96,15 @@ def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
             fix="pass the inputs as one list",
         )
     for index, (spec, value) in enumerate(zip(wanted, found, strict=True)):
-        if (value is None and spec.optional) or not hasattr(value, "shape"):
-            continue
-        expected = spec.problem(value.shape, value.dtype)
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None:
+            continue  # an optional input, or a nested one
+        expected = spec.problem(shape, dtype)
         if expected:
             which = "the input" if len(wanted) == 1 else f"input {index}"
             raise ModelError(
                 f"{which} of layer {layer_name!r} does not fit",
-                given=f"shape {jnp.shape(value)}, dtype {jnp.result_type(value)}",
+                given=f"shape {tuple(shape)}, dtype {dtype}",
                 expected=f"{expected}",
                 fix="reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch",
             )

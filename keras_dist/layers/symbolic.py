@@ -124,7 +124,9 @@ class KerasTensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         raise self._no_value("numpy")
 
+    @property
     def __jax_array__(self) -> Any:
+        # JAX asks whether there is one, before it says in its own words that it cannot use this
         raise self._no_value("a function of jax")
 
     def _no_value(self, what: str) -> ModelError:

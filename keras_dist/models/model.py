@@ -68,6 +68,13 @@ class Model(Fitting, Layer):
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, *, trainable: bool = True, **kwargs: Any
     ) -> None:
+        if isinstance(inputs, nnx.Module):
+            raise ModelError(
+                "Model is not made of a flax.nnx module by calling it",
+                given=f"Model({shorten(inputs)})",
+                expected="symbolic inputs and outputs",
+                fix="kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
+            )
         if (inputs is None) != (outputs is None):
             raise ModelError(
                 "Model needs `inputs` and `outputs`",
@@ -259,7 +266,8 @@ class Model(Fitting, Layer):
         """The loss of a batch, a scalar: what `compile` chose, and what layers and regularizers add.
 
         A subclass may define its own. It runs inside the compiled step, on the model whose values the step trains: use
-        arguments and weights, return a scalar, change nothing.
+        arguments and weights, return a scalar, change nothing. In a `train_step` of one's own it gives what `compile`
+        chose; `stateless_call(..., return_losses=True)` gives the rest.
 
         Args:
             x: inputs.
@@ -271,14 +279,9 @@ class Model(Fitting, Layer):
         Source: `keras.Model.compute_loss`.
         """
         context = call_context.current()
-        if context is None or context.compiled_loss is None:
-            raise ModelError(
-                "compute_loss is called outside of a step",
-                given="compute_loss(...) in user code",
-                expected="a call from fit, evaluate, or a train_step",
-                fix="model.evaluate(x, y) gives the loss",
-            )
-        return context.compiled_loss((x, y, sample_weight), y_pred) + sum(self.losses)
+        if context is not None and context.compiled_loss is not None:
+            return context.compiled_loss((x, y, sample_weight), y_pred) + sum(self.losses)
+        return self._compiled("compute_loss").objective("compute_loss").value((x, y, sample_weight), y_pred)
 
     # Weights
 
@@ -384,6 +387,27 @@ class Model(Fitting, Layer):
     def split(self, module: Any) -> tuple[Any, Any]:
         """`(trainable, rest)` with the values in a module that `merge` made."""
         return self._born().cell.graph.split(module)
+
+    def stateless_call(
+        self, trainable: Any, rest: Any, *args: Any, return_losses: bool = False, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """What the model gives with these values, for use in a `train_step`.
+
+        Args:
+            trainable: values shaped as `state.trainable`.
+            rest: values shaped as `state.rest`.
+            *args: arguments of the call.
+            return_losses: whether what layers and regularizers add to the loss is returned, too.
+            **kwargs: further arguments of the call, such as `training`.
+
+        Returns:
+            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
+
+        Source: `keras.Model.stateless_call`.
+        """
+        session = self._born(args[0])
+        outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
+        return (outputs, rest, losses) if return_losses else (outputs, rest)
 
     def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
         """`state` after one update, for use in a `train_step`.

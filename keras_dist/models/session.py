@@ -125,13 +125,8 @@ class Session:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
-            module = self.forward.module(trainable, rest)
-            with call_context.entered(training, anew=True):
-                if isinstance(module, Layer):
-                    outputs = module(*arguments, **options, training=training)
-                else:
-                    outputs = self._call(module, arguments[0], training, self.forward.rngs(self.cell.state.step))
-            return outputs, self.cell.graph.split(module)[1]
+            outputs, rest, _ = self.stateless_call(trainable, rest, arguments, {**options, "training": training})
+            return outputs, rest
 
         key = (training, treedef, others)
         program = self._programs.setdefault(key, jax.jit(run))
@@ -141,6 +136,21 @@ class Session:
             if training and not any(map(_jax.is_traced, jax.tree.leaves(rest))):
                 self.cell.state = state.replace(rest=jax.device_put(rest, self.cell.state_plan.shardings.rest))
         return outputs
+
+    def stateless_call(
+        self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, list[Any]]:
+        """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
+        kwargs = dict(kwargs)
+        training = bool(kwargs.pop("training", None))
+        module = self.forward.module(trainable, rest)
+        with call_context.entered(training, anew=True) as context:
+            if isinstance(module, Layer):
+                outputs, losses = module(*args, **kwargs, training=training), module.losses
+            else:
+                outputs = self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
+                losses = context.losses
+        return outputs, self.cell.graph.split(module)[1], losses
 
     def _placed(self, array: Any) -> Any:
         """An array on the model's devices: its rows over the batch axis, if that divides them."""
