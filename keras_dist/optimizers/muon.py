@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class Muon(Optimizer):
 
     Source: `keras.optimizers.Muon`.
     """
+
+    needs_params: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class Optimizer(Configurable):
         ema_overwrite_frequency: after how many steps the weights become their average, again and again.
         loss_scale_factor: what the loss is multiplied by before gradients are computed; they are divided by it.
         gradient_accumulation_steps: how many steps' gradients make one update, of their mean. Schedules count all
-            steps, averages count updates.
+            steps, `ema_overwrite_frequency` counts updates.
         name: by default that of the class in lower case.
         mesh: unused, for code that was written for DTensor: slots live where their parameters live.
 
@@ -84,6 +84,7 @@ class Optimizer(Configurable):
     Example:
         An optimizer of one's own gives the updates of a step; `learning_rate` comes by keyword.
 
+        >>> import jax.numpy as jnp
         >>> import optax
         >>> from keras_dist import optimizers
         >>> class SignSGD(optimizers.Optimizer):
@@ -92,11 +93,16 @@ class Optimizer(Configurable):
         >>> optimizer = SignSGD(0.1, weight_decay=0.01)
         >>> state = optimizer.init({"w": jnp.ones(2)})
         >>> updates, state = optimizer.update({"w": jnp.array([3.0, -4.0])}, state, {"w": jnp.ones(2)})
-        >>> updates["w"].round(3).tolist()
-        [-0.10100000351667404, 0.0989999994635582]
+        >>> [round(update, 3) for update in updates["w"].tolist()]
+        [-0.101, 0.099]
 
     Attributes:
         needs_params: whether `transformation` cannot do without the weights.
+
+    Differs from Keras: subclasses define `transformation`; the optimizer holds no variables and cannot be changed;
+    a callable `learning_rate` takes the step; limits of 0 for clipping are an error; names are not numbered. Inside of
+    an optax transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the
+    average, and does not scale the loss.
 
     Source: `keras.optimizers.Optimizer`.
     """
@@ -104,9 +110,9 @@ class Optimizer(Configurable):
     needs_params: ClassVar[bool] = False
     name: str
     weight_decay: float | None
-    _excluded_paths: frozenset[str]
-    _excluded_names: tuple[str, ...]
-    _is_used: bool
+    _excluded_paths: frozenset[str] = frozenset()
+    _excluded_names: tuple[str, ...] = ()
+    _is_used: bool = False
 
     def __init__(
         self,
@@ -239,7 +245,7 @@ class Optimizer(Configurable):
         Raises:
             ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
         """
-        if getattr(self, "_is_used", False):
+        if self._is_used:
             raise ModelError(
                 f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
                 given="a call after compile() or init()",
@@ -334,8 +340,7 @@ class Optimizer(Configurable):
         return steps, average
 
     def _is_excluded(self, path: str) -> bool:
-        names = getattr(self, "_excluded_names", ())
-        return path in getattr(self, "_excluded_paths", ()) or any(re.search(name, path) for name in names)
+        return path in self._excluded_paths or any(re.search(name, path) for name in self._excluded_names)
 
     def _check_params(self, params: Any) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
