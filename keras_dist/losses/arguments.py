@@ -35,10 +35,10 @@ def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array
     y_true, y_pred = from_numbers(y_true), from_numbers(y_pred)
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not is_array(value):
+            keys = f" with {list(value)}" if isinstance(value, dict) else ""
             raise ModelError(
                 f"{name}: `{argument}` is not an array",
-                given=f"{argument} of type {type(value).__name__}"
-                + (f" with {list(value)}" if isinstance(value, dict) else ""),
+                given=f"{argument} of type {type(value).__name__}{keys}",
                 expected="one array of targets and one of predictions",
                 fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
             )
