@@ -1,0 +1,97 @@
+"""`SeedGenerator`, and the key that follows from a `seed`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist.errors import ModelError
+from keras_dist.random.arguments import check_seed
+from keras_dist.random.keys import unseeded_key
+
+
+class SeedGenerator(nnx.Module):
+    """A stream of random keys whose position is a variable: layers that draw random numbers own one.
+
+    Attributes:
+        seed: the first of its two numbers; None for one that follows from the model's seed.
+        seed_generator_state: `[seed, draws]`, uint32; born with the layer that owns the generator.
+
+    Args:
+        seed: an integer, 0 <= seed < 2**32, or None.
+        name: not used.
+
+    Raises:
+        ModelError: `seed` is not such an integer.
+
+    Source: `keras.random.SeedGenerator`; with one seed, both give the same bits.
+    """
+
+    def __init__(self, seed: int | None = None, name: str | None = None) -> None:
+        del name
+        self.seed = None if seed is None else check_seed(seed)
+
+    @property
+    def state(self) -> nnx.RngState:
+        """`[seed, draws]`, made when it is first asked for.
+
+        Raises:
+            ModelError: this happens inside a compiled function, of which the first number would become a constant.
+        """
+        if not hasattr(self, "seed_generator_state"):
+            first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
+            self.seed_generator_state = nnx.RngState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
+        return self.seed_generator_state
+
+    def next(self) -> jax.Array:
+        """The next typed PRNG key."""
+        state = self.state
+        key = wrap_key(state[...])
+        state[...] = state[...] + jnp.array([0, 1], jnp.uint32)
+        return key
+
+    def get_config(self) -> dict[str, int | None]:
+        """The arguments of the constructor."""
+        return {"seed": self.seed}
+
+    @classmethod
+    def from_config(cls, config: dict[str, int | None]) -> SeedGenerator:
+        """A generator from its first number on."""
+        return cls(**config)  # type: ignore[arg-type]
+
+
+def key_of(seed: Any) -> jax.Array:
+    """The typed PRNG key of a `seed`, as all random functions take it.
+
+    Args:
+        seed: an integer, 0 <= seed < 2**32, with one key for all calls; a `SeedGenerator`, which goes on; a PRNG key of
+            JAX; None for the next key of the process, or of the model that is being built.
+
+    Raises:
+        ModelError: it is none of these, or None inside a compiled function.
+    """
+    if seed is None:
+        return unseeded_key()
+    if isinstance(seed, SeedGenerator):
+        return seed.next()
+    if isinstance(seed, jax.Array) and _jax.is_key_dtype(seed.dtype) and not seed.shape:
+        return seed
+    if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.shape == (2,):
+        return wrap_key(seed)
+    if isinstance(seed, jax.Array):
+        raise ModelError(
+            "`seed` is not a random seed",
+            given=f"an array of {seed.dtype}, shape {seed.shape}",
+            expected="an integer, a SeedGenerator, or one PRNG key",
+            fix="for example seed=1337, or seed=self.seed_generator in a layer",
+        )
+    return wrap_key(jnp.array([check_seed(seed), 0], jnp.uint32))
+
+
+def wrap_key(words: jax.Array) -> jax.Array:
+    """The typed PRNG key of two uint32, always of the generator that Keras uses on JAX."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")

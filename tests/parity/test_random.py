@@ -1,0 +1,89 @@
+"""With one seed, every random function gives the bits of Keras."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from keras_dist import random
+
+FUNCTIONS = sorted(name for name in random.__all__ if name.islower() and name != "set_random_seed")
+SHAPES = st.sampled_from([(), (3,), (2, 4)])
+NUMBERS = st.floats(-5, 5, width=32)
+POSITIVE = st.floats(0.125, 5, width=32)
+FLOATS = st.sampled_from([None, "float32", "bfloat16"])
+FRACTIONS = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+INPUTS = np.arange(1, 13, dtype="float32").reshape(4, 3)
+
+ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "normal": {"shape": SHAPES, "mean": NUMBERS, "stddev": POSITIVE, "dtype": FLOATS},
+    "truncated_normal": {"shape": SHAPES, "mean": NUMBERS, "stddev": POSITIVE, "dtype": FLOATS},
+    "uniform": {"shape": SHAPES, "minval": st.floats(-5, 0, width=32), "maxval": st.floats(0.5, 5), "dtype": FLOATS},
+    "gamma": {"shape": SHAPES, "alpha": POSITIVE, "dtype": FLOATS},
+    "beta": {"shape": SHAPES, "alpha": POSITIVE, "beta": POSITIVE, "dtype": st.sampled_from([None, "float32"])},
+    "randint": {
+        "shape": SHAPES,
+        "minval": st.integers(-5, 5),
+        "maxval": st.integers(6, 50),
+        "dtype": st.sampled_from(["int32", "int8", "uint8"]),
+    },
+    "categorical": {
+        "logits": st.just(jnp.log(INPUTS)),
+        "num_samples": st.integers(1, 2),
+        "dtype": st.sampled_from(["int32", "float32"]),
+    },
+    "binomial": {
+        "shape": SHAPES,
+        "counts": st.integers(0, 20).map(float),
+        "probabilities": FRACTIONS,
+        "dtype": st.sampled_from([None, "float32"]),
+    },
+    "dropout": {
+        "inputs": st.just(jnp.asarray(INPUTS)),
+        "rate": FRACTIONS,
+        "noise_shape": st.sampled_from([None, (4, 1), (None, 1)]),
+    },
+    "shuffle": {"x": st.just(jnp.asarray(INPUTS)), "axis": st.sampled_from([0, 1, -1])},
+}
+
+
+def assert_same_bits(ours: Any, theirs: Any) -> None:
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_all_are_compared() -> None:
+    assert sorted(ARGUMENTS) == FUNCTIONS
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_names_and_defaults(keras: Any, name: str) -> None:
+    def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+        return [(parameter.name, parameter.default) for parameter in inspect.signature(function).parameters.values()]
+
+    assert parameters(getattr(random, name)) == parameters(getattr(keras.random, name))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_one_seed_gives_the_bits_of_keras(keras: Any, name: str, data: st.DataObject, seed: int) -> None:
+    arguments = {argument: data.draw(strategy, argument) for argument, strategy in ARGUMENTS[name].items()}
+    ours, theirs = getattr(random, name), getattr(keras.random, name)
+    assert_same_bits(ours(**arguments, seed=seed), theirs(**arguments, seed=seed))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_a_generator_gives_the_bits_of_keras(keras: Any, name: str, data: st.DataObject, seed: int) -> None:
+    arguments = {argument: data.draw(strategy, argument) for argument, strategy in ARGUMENTS[name].items()}
+    ours, theirs = random.SeedGenerator(seed), keras.random.SeedGenerator(seed)
+    for _ in range(2):
+        assert_same_bits(
+            getattr(random, name)(**arguments, seed=ours), getattr(keras.random, name)(**arguments, seed=theirs)
+        )
+    np.testing.assert_array_equal(ours.state[...], theirs.state.value)

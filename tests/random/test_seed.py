@@ -1,0 +1,142 @@
+"""What a `seed` may be, and where none is refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import random
+from keras_dist.errors import ModelError
+from keras_dist.layers import Layer
+
+DRAWS = {
+    "normal": lambda **seed: random.normal((4,), **seed),
+    "truncated_normal": lambda **seed: random.truncated_normal((4,), **seed),
+    "uniform": lambda **seed: random.uniform((4,), **seed),
+    "gamma": lambda **seed: random.gamma((4,), 2.0, **seed),
+    "beta": lambda **seed: random.beta((4,), 2.0, 3.0, **seed),
+    "randint": lambda **seed: random.randint((4,), 0, 1000, **seed),
+    "categorical": lambda **seed: random.categorical(jnp.zeros((1, 1000)), 4, **seed),
+    "binomial": lambda **seed: random.binomial((4,), 1000, 0.5, **seed),
+    "dropout": lambda **seed: random.dropout(jnp.ones(40), 0.5, **seed),
+    "shuffle": lambda **seed: random.shuffle(jnp.arange(40), **seed),
+}
+EVERY_FUNCTION = pytest.mark.parametrize("draw", list(DRAWS.values()), ids=list(DRAWS))
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool((np.asarray(one) == np.asarray(other)).all())
+
+
+def test_every_function_is_drawn_from_here():
+    assert set(DRAWS) == {name for name in random.__all__ if name.islower()} - {"set_random_seed"}
+
+
+@EVERY_FUNCTION
+def test_an_integer_gives_the_same_in_each_call(draw):
+    assert same(draw(seed=7), draw(seed=7))
+    assert not same(draw(seed=7), draw(seed=8))
+
+
+@EVERY_FUNCTION
+def test_a_generator_goes_on(draw):
+    generator = random.SeedGenerator(7)
+    first = draw(seed=generator)
+    assert same(first, draw(seed=7)) and not same(first, draw(seed=generator))
+
+
+@EVERY_FUNCTION
+def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatch):
+    monkeypatch.setattr(random.keys, "_seed", None)
+    random.set_random_seed(5)
+    first, second = draw(), draw()
+    assert not same(first, second)
+    random.set_random_seed(5)
+    assert same(draw(), first) and same(draw(), second)
+
+
+@EVERY_FUNCTION
+def test_without_a_seed_inside_a_compiled_function(draw):
+    with pytest.raises(ModelError, match="SeedGenerator that the layer owns"):
+        jax.jit(draw)()
+
+
+def test_a_generator_whose_first_number_would_become_a_constant():
+    with pytest.raises(ModelError, match="inside a compiled function"):
+        jax.jit(lambda: random.normal((), seed=random.SeedGenerator()))()
+
+
+@EVERY_FUNCTION
+def test_seeds_inside_a_compiled_function(draw):
+    np.testing.assert_allclose(jax.jit(lambda: draw(seed=7))(), draw(seed=7), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda: draw(seed=random.SeedGenerator(7)))(), draw(seed=7), rtol=1e-6)
+
+
+def test_gradients_and_vectors_may_be_computed_without_a_seed():
+    assert jax.grad(lambda x: x * random.normal(()))(1.0) != 0
+    assert jax.vmap(lambda x: x * random.normal(()))(jnp.ones(3)).shape == (3,)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(7), jnp.array([0, 7], jnp.uint32)], ids=["typed", "raw"])
+def test_keys_of_jax(key):
+    assert same(random.normal((4,), seed=key), jax.random.normal(jax.random.key(7), (4,)))
+
+
+@pytest.mark.parametrize(
+    "seed", [-1, 2**32, 1.5, "7", True, [1, 2], jnp.zeros(2), jnp.array(3), jax.random.split(jax.random.key(0))]
+)
+def test_what_is_no_seed(seed):
+    with pytest.raises(ModelError, match="`seed` is not a random seed"):
+        random.normal((2,), seed=seed)
+
+
+class Noise(Layer):
+    """Adds numbers that a generator, or nobody, gives."""
+
+    def __init__(self, owns_a_generator: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.generator = random.SeedGenerator() if owns_a_generator else None
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + random.normal(inputs.shape, seed=self.generator)
+
+
+def model_with(layer: Layer) -> Any:
+    inputs = kd.Input((3,))
+    model = kd.Model(inputs, layer(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_layer_without_a_generator_says_so_before_numbers_become_constants():
+    model = model_with(Noise(False))
+    with pytest.raises(ModelError, match="random numbers without a seed") as caught:
+        model.predict(np.zeros((2, 3), "f4"), verbose=0)
+    assert caught.value.fix == "self.seed_generator = SeedGenerator() in __init__, and seed=self.seed_generator in call"
+
+
+def test_a_layer_with_a_generator_draws_other_numbers_in_each_step():
+    losses = model_with(Noise(True)).fit(np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), epochs=2, verbose=0).history
+    assert losses["loss"][0] != losses["loss"][1]
+
+
+def test_an_initializer_without_a_seed_follows_that_of_the_model():
+    def draw(shape: Any, dtype: Any) -> Any:
+        return random.normal(shape, dtype=dtype)
+
+    def weights(seed: int) -> Any:
+        random.set_random_seed(seed)
+        model = kd.Sequential(
+            [kd.Input((3,)), kd.layers.Dense(2, kernel_initializer=lambda shape, dtype: random.normal(shape))]
+        )
+        return model.get_weights()[0]
+
+    assert same(weights(1), weights(1)) and not same(weights(1), weights(2))
+
+
+def test_a_layer_without_a_generator_works_on_arrays():
+    layer = Noise(False)
+    assert not same(layer(jnp.zeros((2, 3))), layer(jnp.zeros((2, 3))))
