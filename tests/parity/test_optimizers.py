@@ -25,7 +25,8 @@ def numbers(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high).map(lambda value: round(value, 4))
 
 
-BETAS = {"beta_1": numbers(0.0, 0.99), "beta_2": numbers(0.5, 0.9999), "epsilon": st.sampled_from([1e-7, 1e-3])}
+# Nearer to 1, `1 - beta_2 ** t` in float32 has too few digits to compare with
+BETAS = {"beta_1": numbers(0.0, 0.99), "beta_2": numbers(0.5, 0.999), "epsilon": st.sampled_from([1e-7, 1e-3])}
 ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "SGD": {"momentum": numbers(0.0, 1.0), "nesterov": st.booleans()},
     "Adam": {**BETAS, "amsgrad": st.booleans()},
@@ -58,7 +59,7 @@ ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "Lion": {"beta_1": numbers(0.1, 0.99), "beta_2": numbers(0.1, 0.99)},
     "Muon": {
         "adam_beta_1": numbers(0.0, 0.99),
-        "adam_beta_2": numbers(0.5, 0.9999),
+        "adam_beta_2": numbers(0.5, 0.999),
         "adam_weight_decay": st.none() | numbers(0.0, 0.5),
         "weight_decay": st.none() | numbers(0.0, 0.5),
         "exclude_layers": st.sampled_from([None, ["dense"], ["t.ll"]]),
