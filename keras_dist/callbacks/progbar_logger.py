@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -121,4 +122,4 @@ class ProgbarLogger(Callback):
 
 
 def _values(logs: Logs | None) -> str:
-    return " - ".join(f"{name}: {value:.4f}" for name, value in (logs or {}).items())
+    return " - ".join(f"{name}: {np.mean(value):.4f}" for name, value in (logs or {}).items())

@@ -75,7 +75,9 @@ class CompiledSteps:
 
     def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a test step logs. Traces the step, and runs nothing."""
-        return _traced_tallies(lambda state, arrays: step(state, _real_rows(arrays, batch.rows)), state, batch)
+        return _traced_tallies(
+            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution)), state, batch
+        )
 
     def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
@@ -90,7 +92,9 @@ class CompiledSteps:
         return program
 
     def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
-        return check_train_step(state, step(state, _real_rows(arrays, rows), self._forward.rngs(state.step)))
+        return check_train_step(
+            state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
+        )
 
     def _compile_train(self, step: TrainStep, batch: Batch) -> Any:
         rows = batch.rows  # the programs outlive the batch, and must not keep its arrays
@@ -110,7 +114,7 @@ class CompiledSteps:
         rows = batch.rows
 
         def test(state: TrainState, logs: Logs, arrays: Any) -> Logs:
-            return _accumulate(logs, step(state, _real_rows(arrays, rows)), rows)
+            return _accumulate(logs, step(state, real_rows(arrays, rows, self._distribution)), rows)
 
         return jax.jit(
             test,
@@ -122,7 +126,7 @@ class CompiledSteps:
         rows, padded = batch.rows, len(jax.tree.leaves(batch.arrays[0])[0])
 
         def predict(state: TrainState, x: Any) -> Any:
-            return _pad_rows(step(state, _real_rows(x, rows)), rows, padded, self._distribution)
+            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
 
         return jax.jit(predict, in_shardings=(self._state_shardings, self._batch_shardings(batch)[0]))
 
@@ -173,8 +177,23 @@ def _batch_shards(distribution: Distribution) -> int:
     return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
 
 
-def _real_rows(arrays: Any, rows: int) -> Any:
-    return jax.tree.map(lambda array: array if len(array) == rows else array[:rows], arrays)
+def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
+    """The first rows of each array, without the padding (traced).
+
+    Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
+    put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
+    embedding.
+    """
+    mesh = distribution.device_mesh
+    repeated = _batch_shards(distribution) != mesh.backend_mesh.size
+
+    def cut(array: Any) -> Any:
+        if len(array) == rows:
+            return array
+        real = array[:rows]
+        return jax.lax.with_sharding_constraint(real, _replicated(mesh)) if repeated else real
+
+    return jax.tree.map(cut, arrays)
 
 
 def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:

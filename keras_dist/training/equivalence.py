@@ -15,7 +15,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import EquivalenceError, ModelError, shorten
 from keras_dist.training.cell import host_copy
-from keras_dist.training.compiled import rows_multiple
+from keras_dist.training.compiled import real_rows, rows_multiple
 from keras_dist.training.graph import trace_factory
 from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.step import Forward, default_call
@@ -133,7 +133,7 @@ def _run(
         rows = source.whole(rows_multiple(source.x, distribution))
 
         def loss_of(trainable: Any, rest: Any, arrays: Any) -> jax.Array:
-            real = jax.tree.map(lambda array: array[: rows.rows], arrays)
+            real = real_rows(arrays, rows.rows, distribution)
             y_pred, _ = forward(trainable, rest, 0, real[0], True)
             return objective.value(real, y_pred)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -75,11 +75,12 @@ class MeanTally:
 
 @dataclasses.dataclass(frozen=True)
 class MetricTally:
-    """A metric, whose state is its variables."""
+    """A metric, whose state is its variables; `result` is its `stateless_result`, compiled where it can be."""
 
     name: str
     metric: Metric
     names: tuple[str, ...]
+    result: Callable[[tuple[Any, ...]], Any]
 
     def start(self) -> tuple[Any, ...]:
         """The variables when they are reset."""
@@ -87,7 +88,7 @@ class MetricTally:
 
     def read(self, state: tuple[Any, ...]) -> dict[str, Any]:
         """The result by name: numbers as floats, others as arrays. Computed outside of the mesh."""
-        result = self.metric.stateless_result(state)
+        result = self.result(state)
         values = result if isinstance(result, Mapping) else {self.name: result}
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
@@ -97,11 +98,13 @@ def tally_of(name: str, found: Any) -> Tally:
     if not isinstance(found, Observation):
         return MeanTally(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))
+    compute = found.metric.stateless_result
     try:
-        result = found.metric.stateless_result(variables)
+        result = compute(variables)
     except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
-        result = None
-    return MetricTally(name, found.metric, tuple(result) if isinstance(result, Mapping) else (name,))
+        return MetricTally(name, found.metric, (name,), compute)
+    names = tuple(result) if isinstance(result, Mapping) else (name,)
+    return MetricTally(name, found.metric, names, jax.jit(compute))
 
 
 def add(state: Any, found: Any, rows: int) -> Any:

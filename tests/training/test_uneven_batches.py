@@ -138,3 +138,30 @@ def test_several_outputs_come_back_in_order():
     found = model.predict(x, batch_size=16, verbose=0)
     np.testing.assert_array_equal(found["row"], x)
     np.testing.assert_array_equal(found["pair"][1], x.sum(-1))
+
+
+class Embedded(nnx.Module):
+    """Its gradient is a scatter."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.embed = nnx.Embed(20, 8, rngs=rngs)
+        self.d2 = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.d2(self.embed(ids).mean(axis=1))
+
+
+def trained_embedding(name, rules):
+    with layouts.on(name, rules).scope():
+        model = kd.Model.from_nnx(Embedded, seed=0)
+    model.compile("sgd", loss=LOSS)
+    model.optimizer.learning_rate = 0.5
+    rng = np.random.default_rng(0)
+    model.fit(rng.integers(0, 20, (11, 6)), rng.integers(0, 4, 11), batch_size=8, shuffle=False, verbose=0)
+    return next(v.numpy() for v in model.variables if v.path == "embed/embedding")
+
+
+@pytest.mark.parametrize("rules", [{}, {"embed/embedding": ("model", None)}, {"embed/embedding": (None, "model")}])
+@pytest.mark.parametrize("name", ["data=4,model=2", "data=2,model=4", "data=8,model=1"])
+def test_the_gradient_of_an_embedding_counts_no_padding(name, rules):
+    np.testing.assert_allclose(trained_embedding(name, rules), trained_embedding("one device", {}), atol=1e-6)

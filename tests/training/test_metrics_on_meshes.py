@@ -1,0 +1,173 @@
+"""Metrics of fit and evaluate: over uneven batches what they are over all rows at once, on every mesh."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import metrics
+from tests import layouts
+from tests.networks import FEATURES, blobs
+
+MESHES = ["one device", "data=8,model=1", "data=2,model=4"]
+ROWS = 43
+X, Y = blobs(ROWS)
+ONE_HOT = np.eye(4, dtype="f4")[Y]
+P = np.random.default_rng(2).dirichlet(np.ones(4), ROWS).astype("f4")
+WEIGHT = np.random.default_rng(1).uniform(0, 2, ROWS).astype("f4")
+
+
+class Echo(nnx.Module):
+    """Its inputs are its predictions: the same bits on every mesh, so that no score falls into another bucket."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.one = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.one[...]
+
+
+class SumOfRows(metrics.Sum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(jnp.sum(y_pred, -1), sample_weight)
+
+
+class Range(metrics.Metric):
+    """A user's own, of two values, made when the shapes are known."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if not self.variables:
+            self.high, self.low = (self.add_variable((), "zeros", name=name) for name in ("high", "low"))
+        self.high.assign(jnp.maximum(self.high.value, y_pred.max()))
+        self.low.assign(jnp.minimum(self.low.value, -y_pred.max()))
+
+    def result(self):
+        return {"high": self.high.value, "low": self.low}
+
+
+def made() -> list[metrics.Metric]:
+    return [
+        metrics.CategoricalAccuracy(),
+        metrics.TopKCategoricalAccuracy(2),
+        metrics.AUC(),
+        metrics.AUC(curve="PR", multi_label=True, num_thresholds=20, name="pr"),
+        metrics.Precision(thresholds=[0.2, 0.5]),
+        metrics.Recall(class_id=1),
+        metrics.F1Score("macro"),
+        metrics.F1Score(threshold=0.3, name="f1"),
+        metrics.SensitivityAtSpecificity(0.5, 30),
+        metrics.RootMeanSquaredError(),
+        metrics.R2Score(num_regressors=2),
+        metrics.OneHotMeanIoU(4),
+        metrics.CategoricalCrossentropy(),
+        metrics.PearsonCorrelation(),
+        SumOfRows("sum_of_rows"),
+        Range(),
+    ]
+
+
+def compiled(name: str) -> kd.Model:
+    with layouts.on(name, {}).scope():
+        model = kd.Model.from_nnx(Echo, seed=0)
+    model.compile("sgd", "categorical_crossentropy", metrics=made())
+    return model
+
+
+@functools.cache
+def whole(rows: int) -> dict[str, Any]:
+    """Every metric over these rows at once."""
+    found: dict[str, Any] = {}
+    for metric in made():
+        result = metric(ONE_HOT[:rows], P[:rows])
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
+    model = compiled(name)
+    found = model.evaluate(P, ONE_HOT, batch_size=16, verbose=0, return_dict=True)
+    close(found, whole(ROWS))
+    assert list(found)[:3] == ["loss", "categorical_accuracy", "top_k_categorical_accuracy"]
+    assert list(found)[-3:] == ["sum_of_rows", "high", "low"]
+    assert all(type(value) is float for key, value in found.items() if key not in ("f1", "precision"))
+    assert found["f1"].shape == (4,) and found["precision"].shape == (2,)
+    model.optimizer.learning_rate = 0.0
+    history = model.fit(P, ONE_HOT, batch_size=16, epochs=2, validation_data=(P[:11], ONE_HOT[:11]), verbose=0).history
+    for epoch in range(2):
+        close({key: values[epoch] for key, values in history.items()}, whole(ROWS))
+    close({key: values[1] for key, values in history.items()}, {f"val_{k}": v for k, v in whole(11).items()})
+    close(model.test_on_batch(P[:11], ONE_HOT[:11], return_dict=True), whole(11))
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_weighted_metrics_see_weights_and_others_do_not(name):
+    with layouts.on(name, {}).scope():
+        model = kd.Model.from_nnx(Echo, seed=0)
+    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mae", metrics.AUC()])
+    found = model.evaluate(P, ONE_HOT, batch_size=16, sample_weight=WEIGHT, verbose=0, return_dict=True)
+    errors = np.abs(ONE_HOT - P).mean(-1)
+    assert found["mae"] == pytest.approx(errors.mean(), rel=1e-5)
+    assert found["weighted_mae"] == pytest.approx(np.average(errors, weights=WEIGHT), rel=1e-5)
+    assert found["auc"] == pytest.approx(float(metrics.AUC()(ONE_HOT, P, WEIGHT)), rel=1e-5)
+
+
+class TwoHeads(nnx.Module):
+    def __init__(self, rngs):
+        self.body = nnx.Linear(FEATURES, 8, rngs=rngs)
+        self.kind = nnx.Linear(8, 4, rngs=rngs)
+        self.size = nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, x):
+        h = nnx.tanh(self.body(x))
+        return {"size": self.size(h), "kind": self.kind(h)}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):
+    size = X.sum(-1)
+    with layouts.on(name, {".*/kernel": (None, None)}).scope():
+        model = kd.Model.from_nnx(TwoHeads, seed=0)
+    model.compile(
+        "adam",
+        loss={"kind": kd.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.1},
+        metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )
+    model.optimizer.learning_rate = 0.02
+    y = {"kind": Y, "size": size}
+    history = model.fit(X, y, batch_size=16, epochs=8, shuffle=False, validation_data=(X, y), verbose=0).history
+    assert list(history)[:5] == ["loss", "kind_loss", "size_loss", "kind_accuracy", "size_mae"]
+    assert history["size_mae"][-1] < 0.7 * history["size_mae"][0]
+    np.testing.assert_allclose(
+        history["loss"], np.add(history["kind_loss"], 0.1 * np.array(history["size_loss"])), rtol=1e-5
+    )
+    found = model.predict(X, verbose=0)
+    assert history["val_kind_accuracy"][-1] == pytest.approx(np.mean(found["kind"].argmax(-1) == Y))
+    assert history["val_size_mae"][-1] == pytest.approx(np.abs(found["size"][:, 0] - size).mean(), rel=1e-5)
+
+
+def test_a_bar_shows_metrics_of_several_values_by_their_mean(capsys):
+    model = kd.Model.from_nnx(Echo)
+    model.compile("sgd", "mse", metrics=[metrics.F1Score()])
+    found = model.evaluate(P, ONE_HOT, verbose=1, return_dict=True)
+    assert f"f1_score: {found['f1_score'].mean():.4f}" in capsys.readouterr().out
+
+
+def test_one_metric_may_serve_two_models_and_keeps_nothing():
+    auc = metrics.AUC(multi_label=True)
+    for rows in (43, 20):
+        model = kd.Model.from_nnx(Echo)
+        model.compile("sgd", "mse", metrics=[auc])
+        found = model.evaluate(P[:rows], ONE_HOT[:rows], verbose=0)[1]
+        assert found == pytest.approx(float(metrics.AUC(multi_label=True)(ONE_HOT[:rows], P[:rows])), rel=1e-5)
+    assert not any(np.any(variable.numpy()) for variable in auc.variables)
