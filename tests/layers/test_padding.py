@@ -88,7 +88,7 @@ WRONG = {
     "cropping": (lambda: layers.Cropping2D((1, (2, -3))), ["`cropping` of layer 'cropping2d'", "(1, (2, -3))"]),
     "all cropped": (lambda: layers.Cropping1D(3)(jnp.ones((2, 5, 4))), ["nothing is left", "(2, 5, 4)", "(2, 0, 4)"]),
     "size": (lambda: layers.UpSampling2D((2, 0)), ["`size` of layer 'up_sampling2d'", "(2, 0)"]),
-    "size of 1D": (lambda: layers.UpSampling1D(-2), ["`size`", "size=-2"]),
+    "size of 1D": (lambda: layers.UpSampling1D((2,)), ["`size`", "(2,)", "an integer"]),  # type: ignore[arg-type]
     "interpolation": (
         lambda: layers.UpSampling2D(interpolation="linear"),
         ["`interpolation`", "'linear'", "'bilinear'"],
