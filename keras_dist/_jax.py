@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -81,6 +81,20 @@ def tied_paths(tree: Any) -> list[list[str]]:
     if not isinstance(tree, nnx.Module):
         return []
     return [[_paths.join(_paths.visible(parts)) for parts in group] for group in nnx.find_duplicates(tree)]
+
+
+def attribute_order(module: Any) -> dict[tuple[Any, ...], list[str]]:
+    """For each submodule by path the names of its attributes, in the order in which they were assigned."""
+    return {path: list(vars(node)) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
+
+
+def restore_order(module: Any, order: Mapping[tuple[Any, ...], Sequence[str]]) -> None:
+    """Bring the attributes of a module into this order: `nnx.merge` has sorted them, and loops over dicts see it."""
+    for path, node in list(nnx.iter_graph(module)):
+        if isinstance(node, nnx.Module) and path in order:
+            attributes = dict(vars(node))
+            vars(node).clear()
+            vars(node).update({name: attributes[name] for name in order[path] if name in attributes} | attributes)
 
 
 def adopt_traced_buffers(module: Any) -> None:

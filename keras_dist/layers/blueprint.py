@@ -21,18 +21,9 @@ def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
     known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
     with _jax.without_eager_sharding():
         copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
-    originals = {path: node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
-    for path, node in nnx.iter_graph(copy):
-        if path in originals and isinstance(node, nnx.Module):
-            _reorder(vars(node), list(vars(originals[path])))
+    _jax.restore_order(copy, _jax.attribute_order(module))
     return copy, known
 
 
 def _placeholder(array: Any) -> Any:
     return array if _jax.is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)
-
-
-def _reorder(attributes: dict[str, Any], names: list[str]) -> None:
-    ordered = {name: attributes[name] for name in names if name in attributes} | attributes
-    attributes.clear()
-    attributes.update(ordered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.layers.blueprint import fresh_copy
 from keras_dist.layers.weights import children_of, keras_name, walk
 from keras_dist.models.home import settle
+from keras_dist.models.naming import layers_in, number_names
 from keras_dist.models.session import Session, current_distribution
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
@@ -132,17 +134,18 @@ def _keras_names(root: Any) -> list[tuple[str, str]]:
     """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
     found: list[tuple[str, str]] = []
 
-    def visit(node: Any, path: str, name: str) -> None:
+    def visit(node: Any, path: str, name: str, names: Mapping[int, str]) -> None:
         if isinstance(node, Layer):
-            name = f"{name}/{node.name}".lstrip("/")
+            name = f"{name}/{names.get(id(node), node.name)}".lstrip("/")
+            names = {id(layer): given for given, layer in number_names(layers_in(node)).items()}
         for key, child in children_of(node):
             inner = path if key == _paths.MEMBERS else f"{path}/{key}".lstrip("/")
             if isinstance(child, nnx.Variable):
                 found.append((inner, f"{name}/{keras_name(child) or key}"))
             else:
-                visit(child, inner, name)
+                visit(child, inner, name, names)
 
-    visit(root, "", "")
+    visit(root, "", "", {})
     return found
 
 

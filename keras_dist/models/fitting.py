@@ -20,6 +20,8 @@ from keras_dist.training.step import TrainStep
 class Fitting:
     """Compile, fit, evaluate and predict. Subclasses say when the weights are born."""
 
+    output_names: list[str] | None
+
     def _born(self, x: Any = None) -> Session:
         """The session of the model; its weights are born now, if need be, for inputs like `x`."""
         raise NotImplementedError
@@ -74,6 +76,14 @@ class Fitting:
             ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
         self._check_idle("compile")
+        arguments = {
+            "optimizer": optimizer,
+            "loss": loss,
+            "loss_weights": loss_weights,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "train_step": train_step,
+        }
         train_step = train_step or getattr(self, "train_step", None)
         if loss is None and train_step is None:
             raise ModelError(
@@ -84,10 +94,14 @@ class Fitting:
             )
         if train_step is not None:
             check_callable("train_step", train_step, "state, batch, rngs")
-        objective = None if loss is None else resolve_objective(loss, loss_weights, metrics, weighted_metrics)
+        objective = (
+            None
+            if loss is None
+            else resolve_objective(loss, loss_weights, metrics, weighted_metrics, self.output_names)
+        )
         if not isinstance(optimizer, Mapping):
             optimizer = optimizers.get(optimizer)
-        self._choose(Choices(optimizer, objective, train_step))
+        self._choose(Choices(optimizer, objective, train_step, arguments))
 
     def fit(
         self,

@@ -99,10 +99,15 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
     if layer is node:
         return
     for name, child in children_of(layer):
-        if isinstance(child, nnx.Variable):
+        if isinstance(layer, Layer) and _holds_variables(child):
             delattr(layer, str(name))  # from now on it is the model's
-        else:
+        elif isinstance(child, nnx.Module):
             settle(child, _item(node, name), session, prefix if name == _paths.MEMBERS else _joined(prefix, name))
+
+
+def _holds_variables(child: Any) -> bool:
+    items = child if isinstance(child, nnx.List) else [child]
+    return any(isinstance(item, nnx.Variable) for item in items)
 
 
 def _item(node: Any, name: str | int) -> Any:

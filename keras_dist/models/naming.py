@@ -1,41 +1,63 @@
-"""Names of the layers in a model: numbered where two would be the same."""
+"""The layers that a module holds, and their names: numbered where two would be the same."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from flax import nnx
+
 from keras_dist.errors import ModelError
+from keras_dist.layers import Layer
+from keras_dist.layers.weights import children_of
 
 
-def name_members(layers: Sequence[Any]) -> dict[str, Any]:
-    """The layers by names that differ; layers that were given none are numbered in their order: `dense`, `dense_1`.
+def layers_in(module: Any) -> list[Layer]:
+    """The layers that the attributes of a module hold, also in lists and dicts, each once."""
+    found: list[Layer] = []
+    for _, child in children_of(module):
+        if isinstance(child, Layer):
+            found.append(child)
+        elif isinstance(child, nnx.List | nnx.Dict):
+            found += layers_in(child)
+    return list({id(layer): layer for layer in found}.values())
+
+
+def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """The layers of a model by names that differ, as `number_names` gives them; the layers know theirs from now on.
 
     A layer that lives in another model keeps the name that it has there for itself.
 
     Raises:
         ModelError: two have been given the same name.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Layer] = {}
     for layer in layers:
-        if layer._base_name is None:
-            if layer.name in given:
-                raise ModelError(
-                    f"two layers are called {layer.name!r}",
-                    given=f"{given[layer.name]!r} and {layer!r}",
-                    expected="a name of its own for each layer of a model",
-                    fix="name one of them otherwise, or leave its name out",
-                )
-            given[layer.name] = layer
-    members: dict[str, Any] = {}
-    for layer in layers:
-        name = layer.name if layer._base_name is None else _free(layer._base_name, {*given, *members})
-        if layer._base_name is not None and getattr(layer, "_home", None) is None:
+        if layer._base_name is None and given.setdefault(layer.name, layer) is not layer:
+            raise ModelError(
+                f"two layers are called {layer.name!r}",
+                given=f"{given[layer.name]!r} and {layer!r}",
+                expected="a name of its own for each layer of a model",
+                fix="name one of them otherwise, or leave its name out",
+            )
+    members = number_names(layers)
+    for name, layer in members.items():
+        if getattr(layer, "_home", None) is None:
             layer._name = name
-        members[name] = layer
     return members
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """The layers by their names; those that were given none are numbered in their order: `dense`, `dense_1`."""
+    given = {layer.name for layer in layers if layer._base_name is None}
+    members: dict[str, Layer] = {}
+    for layer in layers:
+        taken = members if layer._base_name is None else {*given, *members}
+        members[free_name(layer._base_name or layer.name, taken)] = layer
+    return members
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, or the first of `name_1`, `name_2`, ... that is not taken."""
     candidates = [name, *(f"{name}_{number}" for number in range(1, len(taken) + 1))]
     return next(candidate for candidate in candidates if candidate not in taken)

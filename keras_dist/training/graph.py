@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ class ModuleGraph:
         regularizers: for each the function of its value that is added to the loss, or None.
         constraints: for each the function that is applied to its value after an update, or None.
         module_paths: paths of all submodules.
+        attribute_order: for each submodule the names of its attributes in the order of assignment.
     """
 
     graphdef: Any
@@ -46,6 +47,7 @@ class ModuleGraph:
     regularizers: tuple[Callable[[Any], Any] | None, ...]
     constraints: tuple[Callable[[Any], Any] | None, ...]
     module_paths: tuple[str, ...]
+    attribute_order: Mapping[tuple[Any, ...], list[str]]
 
     def nest(self, leaves: Sequence[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """A value for each variable, as the nested dicts `(trainable, rest)`."""
@@ -63,20 +65,18 @@ class ModuleGraph:
         """The graph after static attributes of the module have changed, and with other variables trained."""
 
         def edit() -> None:
-            module = nnx.merge(self.graphdef, self.treedef.unflatten(_empty(self.specs)), copy=True)
+            module = self._merged(_empty(self.specs))
             change(module)
             edited.append(nnx.split(module)[0])
 
         edited: list[Any] = []
-        with _jax.without_eager_sharding():
-            jax.eval_shape(edit)
+        jax.eval_shape(edit)
         return dataclasses.replace(self, graphdef=edited[0], trained=tuple(trained))
 
     def described(self) -> Any:
         """The module with shapes in the place of arrays."""
         shapes = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in self.specs]
-        with _jax.without_eager_sharding():
-            return nnx.merge(self.graphdef, self.treedef.unflatten(shapes), copy=True)
+        return self._merged(shapes)
 
     def constrained(self, trainable: Any) -> dict[Any, Any]:
         """The trained variables, each after its constraint."""
@@ -88,8 +88,13 @@ class ModuleGraph:
 
     def merge(self, trainable: Any, rest: Any) -> Any:
         """The module with these values. Free to be changed: it shares nothing with another."""
+        return self._merged(self.flatten(trainable, rest))
+
+    def _merged(self, leaves: Sequence[Any]) -> Any:
         with _jax.without_eager_sharding():
-            return nnx.merge(self.graphdef, self.treedef.unflatten(self.flatten(trainable, rest)), copy=True)
+            module = nnx.merge(self.graphdef, self.treedef.unflatten(leaves), copy=True)
+        _jax.restore_order(module, self.attribute_order)
+        return module
 
     def split(self, module: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out.
@@ -201,6 +206,7 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
         tuple(_noted(owner, "regularizer") for owner in owners),
         tuple(_noted(owner, "constraint") for owner in owners),
         tuple(_paths.join(_paths.visible(path)) for path, node in nnx.iter_graph(module) if _is_module(node)),
+        _jax.attribute_order(module),
     )
 
 
