@@ -18,3 +18,9 @@ def takes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
     except ValueError:
         return True
     return True
+
+
+def takes_keyword(cls: type, name: str) -> bool:
+    """Whether the constructor of `cls` takes an argument of this name, be it among any others."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import nnx
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.layer import Layer, to_snake_case
 
 
@@ -52,6 +52,22 @@ class NNXLayer(Layer):
         else:
             self._members.eval()
         return self._members(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of a subclass that makes its module itself.
+
+        Raises:
+            ConfigError: the module was an argument: nothing tells how to make it again.
+        """
+        if "module" in self._arguments:
+            raise ConfigError(
+                f"layer {self.name!r} cannot be written down in a config",
+                given=f"a module of {type(self._members).__module__}.{type(self._members).__name__}",
+                expected="layers that are made of plain arguments",
+                fix="subclass NNXLayer: make the module in __init__(self, features, **kwargs), and register the class "
+                "with @saving.register_keras_serializable()",
+            )
+        return super().get_config()
 
 
 def as_layer(value: Any) -> Layer:

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import constraints, initializers, random, regularizers
+from keras_dist._signatures import takes_keyword
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.input_spec import check_inputs
@@ -24,7 +25,7 @@ from keras_dist.saving import Configurable
 class _Outside:
     """What a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
 
-    __slots__ = ("_arguments", "_choices", "_home", "_made", "_nodes", "_session", "_symbols")
+    __slots__ = ("_arguments", "_born_for", "_choices", "_home", "_made", "_nodes", "_session", "_symbols")
 
 
 class Layer(_Outside, Configurable, nnx.Module):
@@ -361,14 +362,19 @@ class Layer(_Outside, Configurable, nnx.Module):
         return symbolic.first_node(self).outputs
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor as plain values; layouts as lists of axes."""
+        """The arguments of the constructor as plain values; layouts as lists of axes.
+
+        Raises:
+            ConfigError: one cannot be written down.
+        """
         arguments = {
             name: _axes_of(value) if name.endswith("_layout") else value for name, value in self._arguments.items()
         }
         arguments = {
             name: value for name, value in arguments.items() if not (name.endswith("_layout") and value is None)
         }
-        arguments |= {"name": self.name, "trainable": self._trainable, "dtype": self.dtype}
+        own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype}
+        arguments |= {name: value for name, value in own.items() if takes_keyword(type(self), name)}
         return Configurable.get_config(_Named(arguments))  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -17,11 +17,11 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer, call_context
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic, stand_in_for
-from keras_dist.layers.weights import children_of
 from keras_dist.models.arguments import check_callable
 from keras_dist.models.birth import give_birth, set_trainable, trained_flags
+from keras_dist.models.configuring import Configuring
 from keras_dist.models.fitting import Fitting
-from keras_dist.models.naming import name_members
+from keras_dist.models.naming import layers_in, name_members
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.program import Program, members_of, nodes_between, trace_program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
@@ -34,7 +34,7 @@ from keras_dist.training.state import TrainState
 from keras_dist.training.step import default_call
 
 
-class Model(Fitting, Layer):
+class Model(Fitting, Configuring):
     """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
@@ -82,9 +82,9 @@ class Model(Fitting, Layer):
                 expected="both, or neither in a subclass",
                 fix="Model(inputs, outputs)",
             )
-        if name is None and inputs is not None and type(self) is Model:
-            name = "functional"
         super().__init__(name=name, trainable=trainable, **kwargs)
+        if name is None and inputs is not None and type(self) is Model:
+            self._base_name = self._name = "functional"
         self._program: Program | None = None
         if inputs is not None:
             self._connect(inputs, outputs)
@@ -150,8 +150,8 @@ class Model(Fitting, Layer):
     def layers(self) -> list[Layer]:
         """Its layers: those of its graph, in order; of a subclass those that its attributes hold."""
         if self._program is not None:
-            return [*self._input_layers(), *self._layers_in(self._members)]
-        return self._layers_in(self)
+            return [*self._input_layers(), *layers_in(self._members)]
+        return layers_in(self)
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
         """The layer with this name, or at this place in `layers`.
@@ -238,8 +238,7 @@ class Model(Fitting, Layer):
         if input_shape is None:
             self._born()
             return
-        shapes = jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape)
-        self._give_birth(jax.tree.map(stand_in_for, shapes))
+        self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """The outputs of a functional model. Subclasses define their own."""
@@ -484,22 +483,12 @@ class Model(Fitting, Layer):
         nodes = [tensor.node for tensor in self.inputs]
         return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
 
-    def _layers_in(self, module: Any) -> list[Layer]:
-        """The layers that the attributes of a module hold, also in lists and dicts."""
-        found: list[Layer] = []
-        for _, child in children_of(module):
-            if isinstance(child, Layer):
-                found.append(child)
-            elif isinstance(child, nnx.List | nnx.Dict):
-                found += self._layers_in(child)
-        return list({id(layer): layer for layer in found}.values())
-
     def _born(self, x: Any = None) -> Session:
         session = getattr(self, "_session", None)
         if session is not None:
             return session
         if self._program is not None:
-            return self._give_birth(jax.tree.map(stand_in_for, self.input))
+            return self._give_birth(self.input)
         if x is None:
             raise ModelError(
                 f"the weights of model {self.name!r} are not born yet: it has seen no input",
@@ -507,11 +496,16 @@ class Model(Fitting, Layer):
                 expected="a model that knows its input",
                 fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
             )
-        return self._give_birth(jax.tree.map(_shape_of_batch, x))
+        return self._give_birth(jax.tree.map(_tensor_for_batch, x))
 
-    def _give_birth(self, inputs: Any) -> Session:
+    def _build_for(self, tensors: Any) -> None:
+        if getattr(self, "_session", None) is None:
+            self._give_birth(tensors)
+
+    def _give_birth(self, tensors: Any) -> Session:
         self._check_initialised()
-        session = give_birth(self, inputs, random.current_seed())
+        session = give_birth(self, jax.tree.map(stand_in_for, tensors), random.current_seed())
+        object.__setattr__(self, "_born_for", tensors)
         self._enter(session)
         choices = getattr(self, "_choices", None)
         if choices is not None:
@@ -545,7 +539,7 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
 
 
-def _shape_of_batch(array: Any) -> jax.ShapeDtypeStruct:
-    """The shape of a batch of rows like those of `array`."""
+def _tensor_for_batch(array: Any) -> KerasTensor:
+    """The symbolic tensor for batches of rows like those of `array`."""
     dtype = jax.dtypes.canonicalize_dtype(getattr(array, "dtype", np.asarray(array).dtype))
-    return stand_in_for(KerasTensor((None, *np.shape(array)[1:]), dtype))
+    return KerasTensor((None, *np.shape(array)[1:]), dtype)

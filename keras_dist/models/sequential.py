@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from flax import nnx
 
@@ -11,8 +12,11 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.foreign import as_layer
 from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.layers.weights import children_of
+from keras_dist.models.config import read_layer, write_layer
 from keras_dist.models.model import Model
-from keras_dist.models.naming import name_members
+from keras_dist.models.naming import layers_in, name_members
+from keras_dist.saving import custom_object_scope, serialize_keras_object
 
 
 class Sequential(Model):
@@ -42,7 +46,7 @@ class Sequential(Model):
     def __init__(
         self, layers: Sequence[Any] | None = None, trainable: bool = True, name: str | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(name=name or "sequential", trainable=trainable, **kwargs)
+        super().__init__(name=name, trainable=trainable, **kwargs)
         self._members = nnx.Dict()
         for layer in layers or ():
             self._append(layer)
@@ -52,7 +56,7 @@ class Sequential(Model):
     @property
     def layers(self) -> list[Layer]:
         """Its layers in order, without an `InputLayer`."""
-        return self._layers_in(self._members)
+        return layers_in(self._members)
 
     def add(self, layer: Any) -> None:
         """Put a layer at the end. The layers before it keep their values.
@@ -89,6 +93,51 @@ class Sequential(Model):
             outputs = layer(outputs)
         return outputs
 
+    def get_config(self) -> dict[str, Any]:
+        """Its layers with their configs; of a subclass that takes no layers the arguments of its constructor.
+
+        Raises:
+            ConfigError: a layer or an argument cannot be written down.
+
+        Source: `keras.Sequential.get_config`.
+        """
+        if not takes_layers(type(self)):
+            return super().get_config()
+        config = serialize_keras_object(self._arguments_but("layers"))
+        starts = [] if self._symbols_or_none() is None else self._input_layers()
+        config["layers"] = [write_layer(layer, layer.name) for layer in starts]
+        config["layers"] += [write_layer(layer, str(name)) for name, layer in children_of(self._members)]
+        built = super().get_build_config()
+        if built is not None:
+            config |= {f"build_{name}": value for name, value in built.items()}
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """A Sequential as `get_config` has described it, with new weights on the current distribution.
+
+        Args:
+            config: plain values.
+            custom_objects: classes and functions by name, beside the registered ones.
+
+        Raises:
+            ConfigError: the config is damaged, or mentions what is not known.
+
+        Source: `keras.Sequential.from_config`.
+        """
+        if not takes_layers(cls):
+            return super().from_config(config, custom_objects)
+        built = {name: config[f"build_{name}"] for name in _BUILT if config.get(f"build_{name}") is not None}
+        others = {name: value for name, value in config.items() if name.removeprefix("build_") not in _BUILT}
+        with custom_object_scope(custom_objects):
+            model = super().from_config({**others, "layers": [read_layer(layer) for layer in config["layers"]]})
+        if built and not model.built:
+            model.build_from_config(built)
+        return model
+
+    def get_build_config(self) -> None:
+        """Nothing: the config itself tells the shape of the input."""
+
     def _append(self, layer: Any) -> None:
         if isinstance(layer, KerasTensor | InputLayer):
             self._begin(layer)
@@ -114,6 +163,7 @@ class Sequential(Model):
         """Consist of these layers from now on; `output` is their symbolic output, if the input is known."""
         object.__setattr__(self, "_session", None)
         object.__setattr__(self, "_home", None)
+        object.__setattr__(self, "_born_for", None)
         if output is None:
             self._members = nnx.Dict(name_members(layers))
         else:
@@ -121,3 +171,11 @@ class Sequential(Model):
 
     def _symbols_or_none(self) -> Any:
         return getattr(self, "_symbols", None)
+
+
+_BUILT = ("input_shape", "input_dtype")
+
+
+def takes_layers(cls: type) -> bool:
+    """Whether a model of this class is made of a list of layers."""
+    return "layers" in inspect.signature(cls.__init__).parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,11 +37,13 @@ class Choices:
         optimizer: what `compile` was given.
         objective: loss and metrics; None when the train step needs none.
         train_step: the user's own step, or None for gradient descent on the loss.
+        arguments: of `compile`, as they were given.
     """
 
     optimizer: Any
     objective: Objective | None
     train_step: TrainStep | None
+    arguments: Mapping[str, Any]
 
 
 class Session:

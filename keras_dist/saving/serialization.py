@@ -32,6 +32,9 @@ _ROOMS = _ROOMS_OF_FUNCTIONS | {
     "regularizers",
 }
 
+# what plain values cannot say, by the names that configs give it
+_VALUES = {"__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__"}
+
 # what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
 _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
 
@@ -39,7 +42,8 @@ _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_m
 def serialize_keras_object(obj: Any) -> Any:
     """`obj` as plain values, which JSON can hold.
 
-    Numbers, strings, None, lists, tuples, dicts, numpy arrays and dtypes; objects with `get_config`; named functions.
+    Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
+    functions. What `get_build_config` gives, if an object has it, tells what was done after the constructor.
 
     Raises:
         ConfigError: it is none of these.
@@ -56,6 +60,11 @@ def serialize_keras_object(obj: Any) -> Any:
         return {"class_name": "__tuple__", "config": {"value": [serialize_keras_object(item) for item in obj]}}
     if isinstance(obj, Mapping):
         return {key: serialize_keras_object(value) for key, value in obj.items()}
+    if isinstance(obj, slice):
+        bounds = {"start": obj.start, "stop": obj.stop, "step": obj.step}
+        return {"class_name": "__slice__", "config": serialize_keras_object(bounds)}
+    if obj is Ellipsis:
+        return {"class_name": "__ellipsis__", "config": {}}
     if isinstance(obj, np.ndarray) or (type(obj).__module__.startswith(("jax", "jaxlib")) and hasattr(obj, "tolist")):
         array = np.asarray(obj)
         return {"class_name": "__numpy__", "config": {"value": array.tolist(), "dtype": array.dtype.name}}
@@ -64,7 +73,8 @@ def serialize_keras_object(obj: Any) -> Any:
     if isinstance(obj, types.FunctionType) and obj.__name__ == "<lambda>":
         return {"class_name": "__lambda__", "config": _describe_lambda(obj)}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
-        return _description(type(obj), obj.get_config())
+        built = obj.get_build_config() if hasattr(obj, "get_build_config") else None
+        return _description(type(obj), obj.get_config()) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
     raise ConfigError(
@@ -117,7 +127,7 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
         return _find(inner, config, module_objects)
     if not isinstance(inner, Mapping):
         raise _damaged(config)
-    if class_name in ("__tuple__", "__numpy__", "__tensor__", "__lambda__"):
+    if class_name in _VALUES:
         try:
             return _read_value(class_name, inner)
         except ConfigError:
@@ -127,7 +137,10 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     found = _find(class_name, config, module_objects)
     if not hasattr(found, "from_config"):
         raise _unknown(class_name, config)
-    return found.from_config(dict(inner))
+    made = found.from_config(dict(inner))
+    if config.get("build_config") is not None and hasattr(made, "build_from_config"):
+        made.build_from_config(config["build_config"])
+    return made
 
 
 def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
@@ -135,6 +148,10 @@ def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
         return tuple(_read(item, {}) for item in inner["value"])
     if class_name == "__lambda__":
         return _read_lambda(inner)
+    if class_name == "__slice__":
+        return slice(*(_read(inner[name], {}) for name in ("start", "stop", "step")))
+    if class_name == "__ellipsis__":
+        return ...
     return np.asarray(inner["value"], inner["dtype"])
 
 

@@ -1,0 +1,165 @@
+"""`clone_model`: the same model with new layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import Layer
+from keras_dist.layers.symbolic import KerasTensor, Operation
+from keras_dist.layers.weights import children_of
+from keras_dist.models.config import named
+from keras_dist.models.configuring import takes_graph
+from keras_dist.models.model import Model
+from keras_dist.models.program import nodes_between
+from keras_dist.models.sequential import Sequential, takes_layers
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+
+
+def clone_model(
+    model: Model,
+    input_tensors: Any = None,
+    clone_function: Callable[[Any], Any] | None = None,
+    call_function: Callable[..., Any] | None = None,
+    recursive: bool = False,
+) -> Model:
+    """The same model with new layers, which have new weights on the current distribution, under the same paths.
+
+    It is compiled as the model is. Functional models and `Sequential`s are cloned layer by layer; others are made again
+    with the arguments of their constructor.
+
+    Args:
+        model: any model but those of `from_nnx`.
+        input_tensors: symbolic tensors in the place of the inputs, in the same structure or as a list.
+        clone_function: `clone_function(layer) -> layer`; by default the layer is made again with its arguments.
+        call_function: `call_function(layer, *args, **kwargs)`, how each layer of a functional model is called.
+        recursive: whether functional models and `Sequential`s among the layers are cloned in the same way.
+
+    Raises:
+        ConfigError: the arguments of a layer cannot be written down.
+        ModelError: an argument does not fit the model.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import layers, models
+        >>> model = kd.Sequential([kd.Input((8,)), layers.Dense(3)])
+        >>> clone = models.clone_model(model)
+        >>> clone.set_weights(model.get_weights())
+
+    Source: `keras.models.clone_model`.
+    """
+    if not isinstance(model, Model):
+        raise ModelError(
+            "clone_model: `model` is not a model",
+            given=f"{shorten(model)} of type {type(model).__name__}",
+            expected="a Model",
+            fix="for a layer: type(layer).from_config(layer.get_config())",
+        )
+    if call_function is not None and not _is_functional(model):
+        raise _misfit("call_function", call_function, model, "a functional model")
+    if not _is_functional(model) and not _is_sequential(model):
+        for name, value in (("input_tensors", input_tensors), ("clone_function", clone_function)):
+            if value is not None:
+                raise _misfit(name, value, model, "a functional model, or a Sequential")
+        clone = _made_again(model)
+    else:
+        clone = _Cloning(clone_function or _made_again, call_function or _called, recursive).clone(model, input_tensors)
+    choices = getattr(model, "_choices", None)
+    if choices is not None:
+        clone.compile(**choices.arguments)
+    return clone
+
+
+@dataclasses.dataclass
+class _Cloning:
+    """How the layers of a model, and of the models among them, are cloned, each once."""
+
+    clone_function: Callable[[Any], Any]
+    call_function: Callable[..., Any]
+    recursive: bool
+    clones: dict[int, Layer] = dataclasses.field(default_factory=dict)
+
+    def clone(self, model: Model, input_tensors: Any = None) -> Model:
+        """The model with new layers."""
+        graph = model._graph()
+        steps = graph.steps if graph is not None else ()
+        inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
+        if input_tensors is not None:
+            inputs = _checked(input_tensors, inputs)
+        if _is_sequential(model):
+            layers = [self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)]
+            return type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
+        values = dict(zip(map(id, model.inputs), inputs, strict=True))
+        names = {id(step.operation): step.name for step in steps}
+        for node in nodes_between(model.input, model.output):
+            args, kwargs = _replaced((node.args, node.kwargs), values)
+            if isinstance(node.operation, Operation):
+                outputs = node.operation(*args)
+            else:
+                layer = self._clone_layer(node.operation, names[id(node.operation)])
+                outputs = self.call_function(layer, *args, **kwargs)
+            values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
+        inputs, outputs = _replaced((model.input, model.output), values)
+        return type(model)(inputs=inputs, outputs=outputs, **model._arguments_but("inputs", "outputs"))
+
+    def _clone_layer(self, layer: Any, name: str) -> Any:
+        if id(layer) not in self.clones:
+            is_inner = self.recursive and (_is_sequential(layer) or _is_functional(layer))
+            clone = self.clone(layer) if is_inner else self.clone_function(layer)
+            if not isinstance(clone, Layer):
+                raise ModelError(
+                    "clone_model: `clone_function` does not return a layer",
+                    given=f"{shorten(clone)} of type {type(clone).__name__} for layer {layer.name!r}",
+                    expected="a layer",
+                    fix="return type(layer).from_config(layer.get_config()), or the layer itself",
+                )
+            self.clones[id(layer)] = clone if clone is layer else named(clone, name)
+        return self.clones[id(layer)]
+
+
+def _is_functional(model: Any) -> bool:
+    return isinstance(model, Model) and model._graph() is not None and takes_graph(type(model))
+
+
+def _is_sequential(model: Any) -> bool:
+    return isinstance(model, Sequential) and takes_layers(type(model))
+
+
+def _made_again(layer: Any) -> Any:
+    """A layer of the same class, registered or not, with the same arguments."""
+    cls = type(layer)
+    return deserialize_keras_object(serialize_keras_object(layer), {cls.__name__: cls}, safe_mode=False)
+
+
+def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return layer(*args, **kwargs)
+
+
+def _replaced(tree: Any, values: dict[int, Any]) -> Any:
+    return jax.tree.map(lambda leaf: values.get(id(leaf), leaf), tree)
+
+
+def _checked(input_tensors: Any, inputs: list[KerasTensor]) -> list[KerasTensor]:
+    """`input_tensors` as a list."""
+    given = jax.tree.leaves(input_tensors)
+    if len(given) != len(inputs) or not all(isinstance(tensor, KerasTensor) for tensor in given):
+        raise ModelError(
+            "clone_model: `input_tensors` do not fit the model",
+            given=shorten(input_tensors),
+            expected=f"{len(inputs)} symbolic tensor(s)",
+            fix=f"for example {[f'Input({tensor.shape[1:]})' for tensor in inputs]}",
+        )
+    return given
+
+
+def _misfit(argument: str, value: Any, model: Model, expected: str) -> ModelError:
+    return ModelError(
+        f"clone_model: `{argument}` does not go with this model",
+        given=f"{argument}={shorten(value)} and a {type(model).__name__}",
+        expected=expected,
+        fix=f"leave {argument} out",
+    )

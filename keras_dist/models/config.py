@@ -1,0 +1,224 @@
+"""Functional models as configs of plain values and back, in the form of Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from keras_dist.errors import ConfigError, shorten
+from keras_dist.layers import InputLayer, Layer
+from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
+from keras_dist.models.graph import Graph, Step
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+
+_TENSOR = "__keras_tensor__"
+_OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
+
+
+def write_graph(graph: Graph, inputs: Any, outputs: Any) -> dict[str, Any]:
+    """The graph as plain values.
+
+    Args:
+        graph: of a functional model.
+        inputs: its symbolic inputs.
+        outputs: its symbolic outputs.
+
+    Returns:
+        `layers`, `input_layers` and `output_layers`: each layer or operation with its config and calls, and where the
+        inputs and outputs come from.
+
+    Raises:
+        ConfigError: a layer, or an argument of a call, cannot be written down.
+    """
+
+    def places_of(tree: Any) -> Any:
+        return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
+
+    return {
+        "layers": [_write_step(step, graph) for step in graph.steps],
+        "input_layers": places_of(inputs),
+        "output_layers": places_of(outputs),
+    }
+
+
+def write_layer(layer: Layer, name: str) -> dict[str, Any]:
+    """A layer as plain values, under the name that it has in a model.
+
+    Raises:
+        ConfigError: it cannot be written down.
+    """
+    written = serialize_keras_object(layer)
+    if "name" in written["config"]:
+        written["config"]["name"] = name
+    return {**written, "name": name}
+
+
+def read_layer(config: Any) -> Layer:
+    """The layer that `write_layer` has written down.
+
+    Raises:
+        ConfigError: its class is not known, or is none of a layer.
+    """
+    layer = deserialize_keras_object(config)
+    if not isinstance(layer, Layer):
+        raise ConfigError(
+            "the config of a model holds what is no layer",
+            given=shorten(config),
+            expected='{"module": ..., "class_name": <class of a layer>, "config": {...}}',
+            fix="write it again with model.get_config()",
+        )
+    return named(layer, config.get("name", layer.name))
+
+
+def named(layer: Layer, name: str) -> Layer:
+    """The layer, which has this name from now on."""
+    layer._base_name, layer._name = None, name
+    return layer
+
+
+def read_graph(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The symbolic inputs and outputs of the graph that `write_graph` has written down; its layers are made anew.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    tensors = _Tensors()
+    waiting = [_read_step(entry, tensors) for entry in config["layers"]]
+    while waiting := [step for step in waiting if step.calls]:
+        if not any(step.try_call(tensors) for step in waiting):
+            raise ConfigError(
+                "the config of a functional model cannot be read: its calls depend on what nothing computes",
+                given=f"calls of {', '.join(repr(step.name) for step in waiting)}",
+                expected="calls on inputs, and on what other calls of the config give",
+                fix="write it again with model.get_config(), or mend `inbound_nodes` by hand",
+            )
+    return tensors.arranged(config["input_layers"]), tensors.arranged(config["output_layers"])
+
+
+class _NotYet(Exception):
+    """A tensor that no call has computed so far."""
+
+
+class _Tensors:
+    """The tensors of a graph that is being read, by their places."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], KerasTensor] = {}  # by `Place`
+
+    def add(self, name: str, call: int, outputs: Any) -> None:
+        self._found |= {(name, call, index): leaf for index, leaf in enumerate(jax.tree.leaves(outputs))}
+
+    def from_config(self, config: dict[str, Any]) -> KerasTensor:
+        """The tensor that a config mentions as the argument of a call."""
+        place = tuple(config.get("keras_history") or ())
+        if place not in self._found:
+            raise _NotYet
+        return self._found[place]
+
+    def arranged(self, places: Any) -> Any:
+        """The tensors at these places, in the same structure."""
+        if isinstance(places, Mapping) and places.get("class_name") == "__tuple__":
+            return tuple(self.arranged(item) for item in places["config"]["value"])
+        if isinstance(places, Mapping):
+            return {name: self.arranged(item) for name, item in places.items()}
+        if not _is_place(places):
+            return [self.arranged(item) for item in places]
+        if tuple(places) not in self._found:
+            raise ConfigError(
+                "the config of a functional model mentions an input or output that nothing computes",
+                given=shorten(places),
+                expected="[<name of a layer>, <number of its call>, <number of the output>]",
+                fix="write it again with model.get_config(), or mend `input_layers` and `output_layers` by hand",
+            )
+        return self._found[tuple(places)]
+
+
+@dataclasses.dataclass
+class _ReadStep:
+    """A layer or operation that is being read.
+
+    Attributes:
+        name: in the config.
+        operation: the layer, or an `Operation`.
+        calls: the configs of the calls that are still to be made.
+        made: how many are made.
+    """
+
+    name: str
+    operation: Any
+    calls: list[Any]
+    made: int = 0
+
+    def try_call(self, tensors: _Tensors) -> bool:
+        """Make the next call, if what it depends on is there; whether it is made."""
+        try:
+            arguments = deserialize_keras_object(self.calls[0], {_TENSOR: tensors})
+        except _NotYet:
+            return False
+        tensors.add(self.name, self.made, self.operation(*arguments["args"], **arguments["kwargs"]))
+        self.calls, self.made = self.calls[1:], self.made + 1
+        return True
+
+
+def _write_step(step: Step, graph: Graph) -> dict[str, Any]:
+    if isinstance(step.operation, Operation):
+        written = {**_OPERATION, "config": {"name": step.operation.name}, "name": step.name}
+    else:
+        written = write_layer(step.operation, step.name)
+    return {**written, "inbound_nodes": [_write_call(node, graph) for node in step.nodes]}
+
+
+def _write_call(node: Node, graph: Graph) -> dict[str, Any]:
+    def place_of(leaf: Any) -> Any:
+        if not isinstance(leaf, KerasTensor):
+            return leaf
+        history = list(graph.places[id(leaf)])
+        return {
+            "class_name": _TENSOR,
+            "config": {"shape": list(leaf.shape), "dtype": leaf.dtype, "keras_history": history},
+        }
+
+    args, kwargs = jax.tree.map(place_of, (node.args, node.kwargs))
+    return {"args": serialize_keras_object(args), "kwargs": serialize_keras_object(kwargs)}
+
+
+def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
+    calls = entry.get("inbound_nodes") if isinstance(entry, Mapping) else None
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise ConfigError(
+            "a layer in the config of a functional model cannot be read",
+            given=shorten(entry),
+            expected='"class_name", "config", "name", and "inbound_nodes": [{"args": ..., "kwargs": ...}]',
+            fix="write it again with model.get_config()",
+        )
+    operation = _read_operation(entry) if _is_operation(entry) else read_layer(entry)
+    if isinstance(operation, InputLayer):
+        tensors.add(entry["name"], 0, operation.output)
+    return _ReadStep(entry["name"], operation, calls)
+
+
+def _is_operation(entry: Mapping[str, Any]) -> bool:
+    return all(entry.get(key) == value for key, value in _OPERATION.items())
+
+
+def _read_operation(entry: Mapping[str, Any]) -> Operation:
+    name = entry["config"].get("name")
+    if name not in OPERATIONS:
+        raise ConfigError(
+            "the config of a functional model mentions an operation that is not known",
+            given=f"name={name!r}",
+            expected=f"one of {', '.join(OPERATIONS)}",
+            fix="write it again with model.get_config()",
+        )
+    return Operation(name)
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"args", "kwargs"} <= {*value}
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]
