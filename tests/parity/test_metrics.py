@@ -1,5 +1,7 @@
 """Every metric gives Keras's numbers, after any batches."""
 
+import importlib
+import inspect
 import warnings
 from typing import Any
 
@@ -161,3 +163,99 @@ def test_it_gives_kerass_numbers(keras, name, data, seed):
     ours.reset_state()
     assert all(not np.any(variable.numpy()) for variable in ours.variables)
     assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in theirs.variables]
+
+
+SHAPES = [((), [()]), ((3,), [(), (3,), (3, 1)]), ((3, 1), [(3,), (3, 1)]), ((3, 2, 2), [(), (3,), (3, 2), (3, 2, 2)])]
+
+
+@pytest.mark.parametrize("name", ["Mean", "Sum"])
+@hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_values_of_any_shape_are_weighed_as_in_keras(keras, name, data, seed):
+    shape, shapes = data.draw(st.sampled_from(SHAPES))
+    weight_shape = data.draw(st.sampled_from([None, *shapes]))
+    rng = np.random.default_rng(seed)
+    theirs, ours = getattr(keras.metrics, name)(), getattr(kd.metrics, name)()
+    for _ in range(2):
+        values = rng.normal(size=shape).astype("f4")
+        weight = None if weight_shape is None else rng.uniform(0, 2, weight_shape).astype("f4")
+        np.testing.assert_allclose(ours(values, weight), theirs(values, weight), rtol=1e-5, atol=1e-5)
+
+
+SEQUENCES: list[tuple[str, dict[str, Any], str]] = [
+    ("SparseCategoricalAccuracy", {}, SPARSE),
+    ("SparseTopKCategoricalAccuracy", {"k": 2}, SPARSE),
+    ("CategoricalAccuracy", {}, ONE_HOT),
+    ("TopKCategoricalAccuracy", {"k": 2}, ONE_HOT),
+    ("SparseCategoricalCrossentropy", {"from_logits": True}, SPARSE),
+    ("CategoricalCrossentropy", {}, ONE_HOT),
+    ("MeanSquaredError", {}, ONE_HOT),
+    ("RootMeanSquaredError", {}, ONE_HOT),
+    ("CosineSimilarity", {"axis": 1}, ONE_HOT),
+    ("PearsonCorrelation", {"axis": 1}, ONE_HOT),
+    ("BinaryAccuracy", {}, ONE_HOT),
+    ("Precision", {"thresholds": [0.2, 0.4]}, ONE_HOT),
+    ("AUC", {"curve": "PR"}, ONE_HOT),
+    ("OneHotMeanIoU", {"num_classes": CLASSES}, ONE_HOT),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "kind"), SEQUENCES, ids=[name for name, _, _ in SEQUENCES])
+@hypothesis.given(weighted=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_sequences_give_kerass_numbers(keras, name, options, kind, weighted, seed):
+    rng = np.random.default_rng(seed)
+    theirs, ours = getattr(keras.metrics, name)(**options), getattr(kd.metrics, name)(**options)
+    per_step = name not in ("CosineSimilarity", "PearsonCorrelation", "OneHotMeanIoU")
+    for _ in range(2):
+        indices, y_pred = rng.integers(0, CLASSES, (2, 5)), rng.dirichlet(np.ones(CLASSES), (2, 5)).astype("f4")
+        y_true = indices if kind == SPARSE else np.eye(CLASSES, dtype="f4")[indices]
+        weight = rng.uniform(0, 2, (2, 5)).astype("f4") if weighted and per_step else None
+        found, expected = ours(y_true, y_pred, weight), theirs(y_true, y_pred, weight)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@hypothesis.given(seed=st.integers(0, 2**32 - 1), column=st.booleans(), k=st.sampled_from([1, 2, 5]))
+def test_sorted_classes_and_vectors_give_kerass_numbers(keras, seed, column, k):
+    rng = np.random.default_rng(seed)
+    ids = np.argsort(rng.random((4, 6)), axis=-1)
+    y_true = rng.integers(0, 6, (4, 1) if column else 4)
+    ranked = [library.metrics.SparseTopKCategoricalAccuracy(k, from_sorted_ids=True) for library in (kd, keras)]
+    np.testing.assert_allclose(*(metric(y_true, ids) for metric in ranked))
+    binary, scores = rng.integers(0, 2, (4, 1) if column else 4), rng.random(4, "f4")
+    for name in ("BinaryAccuracy", "AUC", "Precision", "MeanAbsoluteError", "TruePositives"):
+        ours, theirs = (getattr(library.metrics, name)() for library in (kd, keras))
+        np.testing.assert_allclose(ours(binary, scores), theirs(binary, scores), rtol=1e-5, err_msg=name)
+
+
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1), from_logits=st.booleans(), masked=st.booleans(), weighted=st.booleans()
+)
+def test_perplexity_is_the_exponential_of_the_mean_over_tokens_that_count(keras, seed, from_logits, masked, weighted):
+    rng = np.random.default_rng(seed)
+    metric = kd.metrics.Perplexity(from_logits=from_logits, mask_token_id=0 if masked else None)
+    total = count = 0.0
+    for _ in range(2):
+        y_true = rng.integers(0, 5, (3, 4))
+        y_pred = rng.normal(size=(3, 4, 5)) if from_logits else rng.dirichlet(np.ones(5), (3, 4))
+        weight = rng.uniform(0.1, 2, (3, 4)).astype("f4")
+        counts = (weight if weighted else 1.0) * ((y_true != 0) if masked else np.ones_like(y_true))
+        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred.astype("f4"), from_logits)
+        total, count = total + np.sum(values * counts), count + np.sum(counts)
+        metric.update_state(y_true, y_pred.astype("f4"), weight if weighted else None)
+    np.testing.assert_allclose(metric.result(), np.exp(total / count) if count else 0, rtol=1e-4)
+
+
+def test_every_metric_of_keras_is_there_with_its_arguments_and_names(keras):
+    for name in [*CASES, "Mean", "Sum", "MeanMetricWrapper", "Metric"]:
+        theirs, ours = (inspect.signature(getattr(library.metrics, name).__init__) for library in (keras, kd))
+        described = [[(p.name, p.default) for p in signature.parameters.values()] for signature in (ours, theirs)]
+        assert described[0] == described[1], name
+    public = {name for name in dir(keras.metrics) if not name.startswith("_")}
+    assert public <= set(kd.metrics.__all__), public - set(kd.metrics.__all__)
+    known = importlib.import_module("keras.src.metrics").ALL_OBJECTS_DICT
+    for identifier, cls in known.items():
+        try:
+            expected = cls()
+        except (TypeError, NotImplementedError):
+            continue
+        if identifier.lower() not in ("accuracy", "metric"):
+            assert type(kd.metrics.get(identifier)).__name__ == type(expected).__name__
