@@ -1,5 +1,6 @@
 """Layers: `nnx.Module`s that own variables under Keras's names and shapes, and create them when they see an input."""
 
+from keras_dist.layers.activation import ELU, Activation, LeakyReLU, PReLU, ReLU, Softmax
 from keras_dist.layers.adaptive_pooling import (
     AdaptiveAveragePooling1D,
     AdaptiveAveragePooling2D,
@@ -8,11 +9,16 @@ from keras_dist.layers.adaptive_pooling import (
     AdaptiveMaxPooling2D,
     AdaptiveMaxPooling3D,
 )
+from keras_dist.layers.attention import AdditiveAttention, Attention
 from keras_dist.layers.batch_normalization import BatchNormalization
+from keras_dist.layers.bidirectional import Bidirectional
+from keras_dist.layers.category_encoding import CategoryEncoding
 from keras_dist.layers.convolution import Conv1D, Conv2D, Conv3D, Convolution1D, Convolution2D, Convolution3D
 from keras_dist.layers.dense import Dense
 from keras_dist.layers.depthwise_convolution import DepthwiseConv1D, DepthwiseConv2D
-from keras_dist.layers.dropout import Dropout
+from keras_dist.layers.dropout import AlphaDropout, Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
+from keras_dist.layers.einsum_dense import EinsumDense
+from keras_dist.layers.embedding import Embedding, ReversibleEmbedding
 from keras_dist.layers.foreign import NNXLayer
 from keras_dist.layers.global_pooling import (
     GlobalAveragePooling1D,
@@ -29,10 +35,32 @@ from keras_dist.layers.global_pooling import (
     GlobalMaxPooling3D,
 )
 from keras_dist.layers.group_normalization import GroupNormalization
+from keras_dist.layers.grouped_query_attention import GroupedQueryAttention, GroupQueryAttention
+from keras_dist.layers.gru import GRU, GRUCell
 from keras_dist.layers.input_layer import Input, InputLayer
 from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.joining import Concatenate, Dot, concatenate, dot
+from keras_dist.layers.lambda_ import Lambda
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.layer_normalization import LayerNormalization
+from keras_dist.layers.lstm import LSTM, LSTMCell
+from keras_dist.layers.masking import Identity, Masking
+from keras_dist.layers.merging import (
+    Add,
+    Average,
+    Maximum,
+    Minimum,
+    Multiply,
+    Subtract,
+    add,
+    average,
+    maximum,
+    minimum,
+    multiply,
+    subtract,
+)
+from keras_dist.layers.multi_head_attention import MultiHeadAttention
+from keras_dist.layers.noise import ActivityRegularization, GaussianDropout, GaussianNoise
 from keras_dist.layers.padding import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
 from keras_dist.layers.pooling import (
     AveragePooling1D,
@@ -48,13 +76,19 @@ from keras_dist.layers.pooling import (
     MaxPooling2D,
     MaxPooling3D,
 )
+from keras_dist.layers.rescaling import Normalization, Rescaling
+from keras_dist.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
 from keras_dist.layers.rms_normalization import RMSNormalization
+from keras_dist.layers.rnn import RNN
 from keras_dist.layers.separable_convolution import (
     SeparableConv1D,
     SeparableConv2D,
     SeparableConvolution1D,
     SeparableConvolution2D,
 )
+from keras_dist.layers.simple_rnn import SimpleRNN, SimpleRNNCell
+from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
+from keras_dist.layers.time_distributed import TimeDistributed
 from keras_dist.layers.transposed_convolution import (
     Conv1DTranspose,
     Conv2DTranspose,
@@ -65,14 +99,26 @@ from keras_dist.layers.transposed_convolution import (
 )
 from keras_dist.layers.unit_normalization import UnitNormalization
 from keras_dist.layers.up_sampling import UpSampling1D, UpSampling2D, UpSampling3D
+from keras_dist.layers.wrapper import Wrapper
 
 __all__ = [
+    "ELU",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Activation",
+    "ActivityRegularization",
     "AdaptiveAveragePooling1D",
     "AdaptiveAveragePooling2D",
     "AdaptiveAveragePooling3D",
     "AdaptiveMaxPooling1D",
     "AdaptiveMaxPooling2D",
     "AdaptiveMaxPooling3D",
+    "Add",
+    "AdditiveAttention",
+    "AlphaDropout",
+    "Attention",
+    "Average",
     "AveragePooling1D",
     "AveragePooling2D",
     "AveragePooling3D",
@@ -80,6 +126,9 @@ __all__ = [
     "AvgPool2D",
     "AvgPool3D",
     "BatchNormalization",
+    "Bidirectional",
+    "CategoryEncoding",
+    "Concatenate",
     "Conv1D",
     "Conv1DTranspose",
     "Conv2D",
@@ -98,7 +147,14 @@ __all__ = [
     "Dense",
     "DepthwiseConv1D",
     "DepthwiseConv2D",
+    "Dot",
     "Dropout",
+    "EinsumDense",
+    "Embedding",
+    "Flatten",
+    "GRUCell",
+    "GaussianDropout",
+    "GaussianNoise",
     "GlobalAveragePooling1D",
     "GlobalAveragePooling2D",
     "GlobalAveragePooling3D",
@@ -112,28 +168,65 @@ __all__ = [
     "GlobalMaxPooling2D",
     "GlobalMaxPooling3D",
     "GroupNormalization",
+    "GroupQueryAttention",
+    "GroupedQueryAttention",
+    "Identity",
     "Input",
     "InputLayer",
     "InputSpec",
+    "LSTMCell",
+    "Lambda",
     "Layer",
     "LayerNormalization",
+    "LeakyReLU",
+    "Masking",
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
     "MaxPooling1D",
     "MaxPooling2D",
     "MaxPooling3D",
+    "Maximum",
+    "Minimum",
+    "MultiHeadAttention",
+    "Multiply",
     "NNXLayer",
+    "Normalization",
+    "PReLU",
+    "Permute",
     "RMSNormalization",
+    "ReLU",
+    "RepeatVector",
+    "Rescaling",
+    "Reshape",
+    "ReversibleEmbedding",
     "SeparableConv1D",
     "SeparableConv2D",
     "SeparableConvolution1D",
     "SeparableConvolution2D",
+    "SimpleRNN",
+    "SimpleRNNCell",
+    "Softmax",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+    "StackedRNNCells",
+    "Subtract",
+    "TimeDistributed",
     "UnitNormalization",
     "UpSampling1D",
     "UpSampling2D",
     "UpSampling3D",
+    "Wrapper",
     "ZeroPadding1D",
     "ZeroPadding2D",
     "ZeroPadding3D",
+    "add",
+    "average",
+    "concatenate",
+    "dot",
+    "maximum",
+    "minimum",
+    "multiply",
+    "subtract",
 ]

@@ -145,3 +145,55 @@ def check_at_least_zero(argument: str, value: Any, layer: str) -> float:
             fix=f"for example {argument}=0.001",
         )
     return float(value)
+
+
+def check_above_zero(argument: str, value: Any, layer: str) -> float:
+    """`value` as a number above 0.
+
+    Raises:
+        ModelError: it is none; calls it `argument` of the layer called `layer`.
+    """
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not value > 0:
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} is not a number above 0",
+            given=f"{argument}={shorten(value)}",
+            expected="a number above 0",
+            fix=f"for example {argument}=1.0",
+        )
+    return float(value)
+
+
+def check_numbers(argument: str, value: Any, layer: str) -> Any:
+    """`value`, a number or an array of them, as a float or as tuples of floats: layers hold no arrays but weights.
+
+    Raises:
+        ModelError: it is none; calls it `argument` of the layer called `layer`.
+    """
+    try:
+        return _as_tuples(np.asarray(value, "float64").tolist())
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} is neither a number nor an array of numbers",
+            given=f"{argument}={shorten(value)}",
+            expected="a number, or an array",
+            fix=f"for example {argument}=1.0",
+        ) from None
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], layer: str) -> None:
+    """Check that an array of `shape` can be broadcast to an input of shape `to`.
+
+    Raises:
+        ModelError: it cannot; calls it `argument` of the layer called `layer`.
+    """
+    if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} does not fit its input",
+            given=f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}",
+            expected="at most as many dims, and each, counted from the last, of size 1 or that of the input",
+            fix=f"reshape {argument}, for example with dims of size 1 at its end",
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,11 +44,8 @@ class Dropout(Layer):
         """The inputs, in training with noise."""
         if not training or self.rate == 0:
             return inputs
-        if self.rate == 1:
-            return jnp.zeros_like(inputs)
-        shape = noise_shape_for(inputs, self.noise_shape, self.name)
-        kept = jax.random.bernoulli(self.seed_generator.next(), 1 - self.rate, shape)
-        return jnp.where(kept, inputs / (1 - self.rate), 0)
+        shape = _noise_shape_for(inputs, self.noise_shape, self.name)
+        return random.dropout(inputs, self.rate, shape, self.seed_generator)
 
 
 class SpatialDropout1D(Dropout):
@@ -160,8 +156,8 @@ class AlphaDropout(Layer):
         """The inputs, in training with noise."""
         if not training or self.rate == 0:
             return inputs
-        shape = noise_shape_for(inputs, self.noise_shape, self.name)
-        kept = jax.random.uniform(self.seed_generator.next(), shape) >= self.rate
+        shape = _noise_shape_for(inputs, self.noise_shape, self.name)
+        kept = random.uniform(shape, seed=self.seed_generator) >= self.rate
         factor = ((1 - self.rate) * (1 + self.rate * _LOWEST**2)) ** -0.5
         return factor * jnp.where(kept, inputs, _LOWEST) - factor * _LOWEST * self.rate
 
@@ -187,7 +183,7 @@ def check_rate_below_one(argument: str, value: Any, layer: str) -> float:
     return rate
 
 
-def noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
+def _noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
     """The shape in which is drawn for these inputs.
 
     Raises:
@@ -198,7 +194,7 @@ def noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, lay
     sizes = (*inputs.shape, *[1] * len(noise_shape))
     shape = tuple(size if dim is None else dim for dim, size in zip(noise_shape, sizes, strict=False))
     check_broadcasts("noise_shape", shape, inputs.shape, layer)
-    return shape
+    return (1,) * (inputs.ndim - len(shape)) + shape
 
 
 def _check_noise_shape(value: Any, layer: str) -> tuple[int | None, ...] | None:

@@ -1,0 +1,201 @@
+"""Activations as layers: `Activation`, `ReLU`, `LeakyReLU`, `PReLU`, `ELU`, `Softmax`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import activations
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import (
+    check_at_least_zero,
+    check_axes,
+    check_axes_exist,
+    check_broadcasts,
+    check_numbers,
+)
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+
+
+class Activation(Layer):
+    """A function of each value.
+
+    Args:
+        activation: a name or a function; None for none.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        UnknownNameError: no activation has this name.
+        ModelError: `activation` cannot be called with one array.
+
+    Source: `keras.layers.Activation`.
+    """
+
+    def __init__(self, activation: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.activation = activations.get(activation)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        """`activation(inputs)`."""
+        return self.activation(inputs)
+
+
+class ReLU(Layer):
+    """`x` from `threshold` on, at most `max_value`; `negative_slope * (x - threshold)` below.
+
+    Args:
+        max_value: at least 0; None for no limit.
+        negative_slope: at least 0.
+        threshold: at least 0.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: a number is negative.
+
+    Source: `keras.layers.ReLU`.
+    """
+
+    def __init__(
+        self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_value = None if max_value is None else check_at_least_zero("max_value", max_value, self.name)
+        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
+        self.threshold = check_at_least_zero("threshold", threshold, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        """`activations.relu` of the inputs."""
+        return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
+
+
+class LeakyReLU(Layer):
+    """`x` above 0, `negative_slope * x` below.
+
+    Args:
+        negative_slope: at least 0.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `negative_slope` is negative.
+
+    Source: `keras.layers.LeakyReLU`.
+    """
+
+    def __init__(self, negative_slope: float = 0.3, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        """`activations.leaky_relu` of the inputs."""
+        return activations.leaky_relu(inputs, self.negative_slope)
+
+
+class PReLU(Layer):
+    """`x` above 0, `alpha * x` below, with an `alpha` that is trained for each position.
+
+    Args:
+        alpha_initializer: gives the first value of `alpha`: the dims of the input without the batch, 1 for shared ones.
+        alpha_regularizer: a function of `alpha` that is added to the loss.
+        alpha_constraint: a function of `alpha`, applied after each update.
+        shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
+            of images.
+        alpha_layout: where the dims of `alpha` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `shared_axes` are no dims, or among them is the batch.
+
+    Source: `keras.layers.PReLU`; https://arxiv.org/abs/1502.01852.
+    """
+
+    def __init__(
+        self,
+        alpha_initializer: Any = "Zeros",
+        alpha_regularizer: Any = None,
+        alpha_constraint: Any = None,
+        shared_axes: Any = None,
+        *,
+        alpha_layout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.describe_weight("alpha", alpha_initializer, alpha_regularizer, alpha_constraint, alpha_layout)
+        self.shared_axes = () if shared_axes is None else check_axes("shared_axes", shared_axes, self.name)
+        if 0 in self.shared_axes:
+            raise ModelError(
+                f"`shared_axes` of layer {self.name!r} name the dim of the batch",
+                given=f"shared_axes={shorten(shared_axes)}",
+                expected="dims from 1 on; the batch shares everything",
+                fix="leave 0 out",
+            )
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `alpha`: the dims of the input without the batch, 1 for those that share it."""
+        shared = check_axes_exist("shared_axes", self.shared_axes, input_shape, self.name)
+        own = {axis: size for axis, size in enumerate(input_shape) if axis not in (0, *shared)}
+        self.alpha = self.add_weight([own.get(axis, 1) for axis in range(1, len(input_shape))], name="alpha")
+        self.input_spec = InputSpec(ndim=len(input_shape), axes=own)
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs, those below 0 times `alpha`."""
+        return jax.nn.relu(inputs) - self.alpha[...] * jax.nn.relu(-inputs)
+
+
+class ELU(Layer):
+    """`x` above 0, `alpha * (exp(x) - 1)` below.
+
+    Args:
+        alpha: a number.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `alpha` is no number.
+
+    Source: `keras.layers.ELU`.
+    """
+
+    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.alpha = check_numbers("alpha", alpha, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        """`activations.elu` of the inputs."""
+        return activations.elu(inputs, self.alpha)
+
+
+class Softmax(Layer):
+    """Probabilities that add up to 1 along `axis`.
+
+    Args:
+        axis: an integer, or several.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `axis` is neither.
+
+    Source: `keras.layers.Softmax`.
+    """
+
+    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = check_axes("axis", axis, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        """The probabilities; 0 where the mask, whose dims are those of the inputs or 1, is False or at most 0.5."""
+        if mask is None:
+            return activations.softmax(inputs, self.axis)
+        check_broadcasts("mask", mask.shape, inputs.shape, self.name)
+        kept = mask if mask.dtype == bool else mask > 0.5
+        # not -inf: where all is masked there would be nothing to divide by
+        probabilities = activations.softmax(jnp.where(kept, inputs, jnp.finfo(inputs.dtype).min / 2), self.axis)
+        return jnp.where(kept, probabilities, 0)

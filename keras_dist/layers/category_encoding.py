@@ -1,0 +1,85 @@
+"""`CategoryEncoding`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_option, check_size
+from keras_dist.layers.layer import Layer
+
+
+class CategoryEncoding(Layer):
+    """Integers as vectors with a place for each category.
+
+    Args:
+        num_tokens: the number of categories: the integers are 0 to `num_tokens - 1`.
+        output_mode: `"one_hot"`, a vector for each integer; `"multi_hot"`, one for each example, with 1 for the
+            integers in it; or `"count"`, one for each example, with how often each integer is in it.
+        sparse: False; arrays are dense.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `num_tokens` is not a positive integer, or there is no such `output_mode`.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import layers
+        >>> layers.CategoryEncoding(3, output_mode="count")(np.array([[0, 2, 2]])).tolist()
+        [[1.0, 0.0, 2.0]]
+
+    Differs from Keras: `sparse=True` is refused.
+
+    Source: `keras.layers.CategoryEncoding`.
+    """
+
+    def __init__(
+        self, num_tokens: int | None = None, output_mode: str = "multi_hot", sparse: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_tokens = check_size("num_tokens", num_tokens, self.name)
+        modes = ("multi_hot", "one_hot", "count")
+        self.output_mode = check_option(
+            "output_mode", "multi_hot" if output_mode == "binary" else output_mode, modes, self.name
+        )
+        if sparse:
+            raise ModelError(
+                f"layer {self.name!r} gives no sparse arrays",
+                given=f"sparse={shorten(sparse)}",
+                expected="sparse=False",
+                fix="leave it out; integers need no encoding before an Embedding",
+            )
+        self.sparse = False
+        self.autocast = False
+
+    def call(self, inputs: Any, count_weights: Any = None) -> Any:
+        """The vectors.
+
+        Args:
+            inputs: integers (batch, n), or (batch,).
+            count_weights: what each integer counts, of the shape of the inputs; only with `output_mode="count"`.
+        """
+        if count_weights is not None and self.output_mode != "count":
+            raise ModelError(
+                f"layer {self.name!r} does not count",
+                given=f'count_weights with output_mode="{self.output_mode}"',
+                expected='count_weights with output_mode="count" alone',
+                fix='leave them out, or make the layer with output_mode="count"',
+            )
+        inputs = jnp.atleast_1d(inputs)
+        if self.output_mode == "one_hot":
+            inputs = inputs[..., 0] if inputs.ndim > 1 and inputs.shape[-1] == 1 else inputs
+            return self._one_hot(inputs)
+        axis = min(inputs.ndim - 1, 1)
+        if self.output_mode == "multi_hot":
+            return jnp.max(self._one_hot(inputs), axis)
+        vectors = self._one_hot(inputs)
+        if count_weights is not None:
+            vectors = vectors * jnp.asarray(count_weights, self.compute_dtype)[..., None]
+        return jnp.sum(vectors, axis)
+
+    def _one_hot(self, inputs: Any) -> jax.Array:
+        return jax.nn.one_hot(inputs.astype("int32"), self.num_tokens, dtype=self.compute_dtype)

@@ -1,0 +1,192 @@
+"""`EinsumDense`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import activations, initializers
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_size
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+
+_FORMS = re.compile(
+    r"(?P<left>\.\.\.)?(?P<inputs>[a-zA-Z]+)(?P<right>\.\.\.)?,(?P<kernel>[a-zA-Z]+)->"
+    r"(?P<left_out>\.\.\.)?(?P<outputs>[a-zA-Z]+)(?P<right_out>\.\.\.)?"
+)
+
+
+class EinsumDense(Layer):
+    """`activation(einsum(equation, inputs, kernel) + bias)`.
+
+    Args:
+        equation: `"ab,bc->ac"`: a letter for each dim of inputs, kernel and outputs. Dims that are only passed on
+            may be an ellipsis before or behind the others: `"...b,bc->...c"`.
+        output_shape: the dims of the output without the batch and what the ellipsis stands for; None for those that
+            follow from the input. An integer for one dim.
+        activation: a name or a function; None for none.
+        bias_axes: the letters of the output's dims that the bias has; None for no bias.
+        kernel_initializer: gives the first value of `kernel`, whose dims follow from the equation.
+        bias_initializer: gives the first value of `bias`: the output's dims from the first in `bias_axes` on, with
+            size 1 for those that are not in it.
+        kernel_regularizer: a function of `kernel` that is added to the loss.
+        bias_regularizer: likewise.
+        kernel_constraint: a function of `kernel`, applied after each update.
+        bias_constraint: likewise.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        bias_layout: likewise.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: the equation is of another form, or `output_shape` or `bias_axes` do not fit it.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> heads = layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 16), bias_axes="de")
+        >>> heads(layers.Input((10, 64))).shape
+        (None, 10, 4, 16)
+
+    Differs from Keras: there are no `lora_rank`, `gptq_unpacked_column_size` and `quantization_config`.
+
+    Source: `keras.layers.EinsumDense`.
+    """
+
+    def __init__(
+        self,
+        equation: str,
+        output_shape: Any,
+        activation: Any = None,
+        bias_axes: str | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        *,
+        kernel_layout: Any = None,
+        bias_layout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.equation = equation
+        self._terms = _check_equation(equation, self.name)
+        self.partial_output_shape = self._check_output_shape(output_shape)
+        self.activation = activations.get(activation)
+        self.bias_axes = self._check_bias_axes(bias_axes)
+        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
+        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `kernel` and `bias`, as the equation says."""
+        sizes, passed_on = self._sizes(input_shape)
+        _, letters, outputs, side = self._terms
+        shape = [sizes[letter] for letter in letters]
+        self.kernel = self.add_weight(shape, self._kernel_initializer(), name="kernel")
+        if self.bias_axes is not None:
+            first = min(map(outputs.index, self.bias_axes))
+            dims = [sizes[letter] if letter in self.bias_axes else 1 for letter in outputs[first:]]
+            self.bias = self.add_weight(dims + [1] * (passed_on if side == "right" else 0), name="bias")
+        self.input_spec = InputSpec(ndim=len(input_shape))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The outputs, whose dims follow from the equation."""
+        outputs = jnp.einsum(self.equation, inputs, self.kernel[...])
+        if self.bias_axes is not None:
+            outputs = outputs + self.bias[...]
+        return self.activation(outputs)
+
+    def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
+        """The size that each letter stands for, and how many dims the ellipsis stands for."""
+        inputs, _, outputs, side = self._terms
+        passed_on = len(input_shape) - len(inputs)
+        if passed_on < 0 or (passed_on > 0 and side is None):
+            raise self._does_not_fit(input_shape, f"an input of rank {len(inputs)}" + (" at least" if side else ""))
+        # the batch, then what the ellipsis stands for on its side of the dims that `output_shape` names
+        named = self.partial_output_shape
+        if side == "left":
+            given, values = input_shape[passed_on:], (*input_shape[: max(passed_on, 1)], *named)[passed_on:]
+        else:
+            given, values = input_shape[: len(inputs)], (input_shape[0], *named)
+        if len(values) != len(outputs):
+            raise self._does_not_fit(
+                input_shape,
+                f"output_shape with {len(outputs) - len(values) + len(named)} sizes",
+            )
+        sizes = dict(zip(inputs, given, strict=True))
+        for letter, size in zip(outputs, values, strict=True):
+            if size is not None and sizes.setdefault(letter, size) != size:
+                raise self._does_not_fit(input_shape, f"size {sizes[letter]} of {letter!r} in output_shape")
+        if unknown := [letter for letter in outputs if letter not in sizes]:
+            raise self._does_not_fit(input_shape, f"a size of {unknown[0]!r} in output_shape")
+        return sizes, passed_on
+
+    def _kernel_initializer(self) -> Any:
+        """The initializer, which counts as fan-in and fan-out the dims that the equation sums over and the others."""
+        initializer = self.kernel_initializer
+        if not isinstance(initializer, initializers.VarianceScaling) or initializer.input_axes is not None:
+            return initializer
+        _, letters, outputs, _ = self._terms
+        axes: dict[str, list[int]] = {"input_axes": [], "output_axes": []}
+        for axis, letter in enumerate(letters):
+            axes["output_axes" if letter in outputs else "input_axes"].append(axis)
+        return type(initializer).from_config({**initializer.get_config(), **axes})
+
+    def _check_output_shape(self, output_shape: Any) -> tuple[int | None, ...]:
+        sizes = (output_shape,) if isinstance(output_shape, int | np.integer) else output_shape
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+            raise ModelError(
+                f"`output_shape` of layer {self.name!r} is no shape",
+                given=f"output_shape={shorten(output_shape)}",
+                expected="an integer, or a tuple of integers and None",
+                fix="for example output_shape=(None, 64)",
+            )
+        return tuple(None if size is None else check_size("output_shape", size, self.name) for size in sizes)
+
+    def _check_bias_axes(self, bias_axes: str | None) -> str | None:
+        outputs = self._terms[2]
+        if bias_axes is not None and (not bias_axes or not set(bias_axes) <= set(outputs)):
+            raise ModelError(
+                f"`bias_axes` of layer {self.name!r} are not dims of the output",
+                given=f"bias_axes={shorten(bias_axes)}",
+                expected=f"some of the letters {outputs!r} of equation {self.equation!r}, or None for no bias",
+                fix=f"for example bias_axes={outputs[-1]!r}",
+            )
+        return bias_axes
+
+    def _does_not_fit(self, input_shape: Sequence[int], expected: str) -> ModelError:
+        return ModelError(
+            f"the input of layer {self.name!r}, its `equation` and its `output_shape` do not fit together",
+            given=f"input of shape {tuple(input_shape)}, equation={self.equation!r}, "
+            f"output_shape={self.partial_output_shape}",
+            expected=expected,
+            fix="correct one of them; output_shape is without the batch and without what an ellipsis stands for",
+        )
+
+
+def _check_equation(equation: Any, layer: str) -> tuple[str, str, str, str | None]:
+    """The letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
+
+    Raises:
+        ModelError: the equation is of another form.
+    """
+    found = _FORMS.fullmatch(equation) if isinstance(equation, str) else None
+    problem = "ab,bc->ac, ...b,bc->...c or ab...,bc->ac..."
+    if found and found["left"] == found["left_out"] and found["right"] == found["right_out"]:
+        inputs, kernel, outputs = found["inputs"], found["kernel"], found["outputs"]
+        side = "left" if found["left"] else "right" if found["right"] else None
+        strange = set(outputs) - set(inputs + kernel) or set(kernel) - set(inputs + outputs)
+        if not strange and not (found["left"] and found["right"]):
+            return inputs, kernel, outputs, side
+        problem = f"{min(strange)!r} in two of inputs, kernel and outputs" if strange else "one ellipsis"
+    raise ModelError(
+        f"`equation` of layer {layer!r} is not of a known form",
+        given=f"equation={shorten(equation)}",
+        expected=problem,
+        fix='for example equation="abc,cd->abd"',
+    )

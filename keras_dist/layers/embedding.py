@@ -1,0 +1,182 @@
+"""`Embedding` and `ReversibleEmbedding`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError
+from keras_dist.layers import call_context
+from keras_dist.layers.arguments import check_above_zero, check_size
+from keras_dist.layers.layer import Layer, check_dtype
+
+
+class Embedding(Layer):
+    """A vector for each integer: row `i` of a table.
+
+    Args:
+        input_dim: number of rows; the integers are 0 to `input_dim - 1`.
+        output_dim: size of a vector.
+        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim).
+        embeddings_regularizer: a function of `embeddings` that is added to the loss.
+        embeddings_constraint: a function of `embeddings`, applied after each update.
+        mask_zero: whether 0 stands for padding: the output has a mask then.
+        weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
+        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: a size is not a positive integer, or `weights` have another shape.
+
+    Differs from Keras: there are no `lora_rank` and `quantization_config`.
+
+    Source: `keras.layers.Embedding`.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        *,
+        embeddings_layout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.input_dim = check_size("input_dim", input_dim, self.name)
+        self.output_dim = check_size("output_dim", output_dim, self.name)
+        self.describe_weight(
+            "embeddings", embeddings_initializer, embeddings_regularizer, embeddings_constraint, embeddings_layout
+        )
+        self.mask_zero = mask_zero
+        self.supports_masking = bool(mask_zero)
+        self.autocast = False  # large integers are no longer themselves in bfloat16
+        self._arguments.pop("weights", None)  # a config holds no values of weights
+        if weights is not None:
+            self.embeddings = self._add_embeddings(self._as_initializer(weights))
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create `embeddings` (input_dim, output_dim)."""
+        if not hasattr(self, "embeddings"):
+            self.embeddings = self._add_embeddings()
+
+    def call(self, inputs: Any) -> Any:
+        """The vectors (..., output_dim) for integers (...); other numbers are cut to integers."""
+        rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
+        return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Where the integers are not 0, if 0 stands for padding."""
+        return inputs != 0 if self.mask_zero else None
+
+    def _add_embeddings(self, initializer: Any = None) -> Any:
+        return self.add_weight((self.input_dim, self.output_dim), initializer, name="embeddings")
+
+    def _as_initializer(self, weights: Any) -> Any:
+        table = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
+        if np.shape(table) != (self.input_dim, self.output_dim):
+            raise ModelError(
+                f"`weights` of layer {self.name!r} have another shape",
+                given=f"weights of shape {np.shape(table)}",
+                expected=f"shape {(self.input_dim, self.output_dim)}: (input_dim, output_dim)",
+                fix="pass an array, or a list with one, that has a row for each integer",
+            )
+        return lambda shape, dtype, key=None: jnp.asarray(table, dtype)
+
+
+class ReversibleEmbedding(Embedding):
+    """An `Embedding` that also goes back, from vectors to a number for each row: `layer(vectors, reverse=True)`.
+
+    Args:
+        input_dim: number of rows; the integers are 0 to `input_dim - 1`.
+        output_dim: size of a vector.
+        tie_weights: whether the way back takes the same table; otherwise `reverse_embeddings`.
+        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim), and that of
+            `reverse_embeddings` (output_dim, input_dim).
+        embeddings_regularizer: a function of `embeddings` that is added to the loss.
+        embeddings_constraint: a function of `embeddings`, applied after each update.
+        mask_zero: whether 0 stands for padding: the vectors have a mask then.
+        reverse_dtype: element type of the arithmetic of the way back; by default that of the layer.
+        logit_soft_cap: a positive number that limits what the way back gives: `cap * tanh(x / cap)`; None for no limit.
+        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        reverse_embeddings_layout: likewise.
+        **kwargs: as of `Embedding`.
+
+    Raises:
+        ModelError: a size or limit is not positive, or `reverse_dtype` is no element type.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> embedding = layers.ReversibleEmbedding(100, 8)
+        >>> vectors = embedding(jnp.array([[4, 2, 9]]))
+        >>> embedding(vectors, reverse=True).shape
+        (1, 3, 100)
+
+    Source: `keras.layers.ReversibleEmbedding`; https://arxiv.org/abs/1608.05859.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        tie_weights: bool = True,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        reverse_dtype: Any = None,
+        logit_soft_cap: float | None = None,
+        *,
+        embeddings_layout: Any = None,
+        reverse_embeddings_layout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            input_dim,
+            output_dim,
+            embeddings_initializer,
+            embeddings_regularizer,
+            embeddings_constraint,
+            mask_zero,
+            embeddings_layout=embeddings_layout,
+            **kwargs,
+        )
+        self.tie_weights = tie_weights
+        self.reverse_dtype = None if reverse_dtype is None else check_dtype(reverse_dtype, self.name)
+        self.logit_soft_cap = (
+            None if logit_soft_cap is None else check_above_zero("logit_soft_cap", logit_soft_cap, self.name)
+        )
+        if not tie_weights:
+            self.describe_weight("reverse_embeddings", embeddings_initializer, layout=reverse_embeddings_layout)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create `embeddings` (input_dim, output_dim), and `reverse_embeddings` (output_dim, input_dim) unless tied."""
+        super().build(input_shape)
+        if not self.tie_weights:
+            self.reverse_embeddings = self.add_weight((self.output_dim, self.input_dim), name="reverse_embeddings")
+
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        """The vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
+        if not reverse:
+            outputs = super().call(inputs)
+            context = call_context.current()
+            if context is not None:
+                context.set_mask(outputs, super().compute_mask(inputs))
+            return outputs
+        kernel = self.embeddings[...].T if self.tie_weights else self.reverse_embeddings[...]
+        if self.reverse_dtype is not None:
+            inputs, kernel = inputs.astype(self.reverse_dtype), kernel.astype(self.reverse_dtype)
+        logits = jnp.matmul(inputs, kernel)
+        cap = self.logit_soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """None: `call` knows the way, and notes the mask itself."""
+        return None

@@ -1,0 +1,104 @@
+"""`Lambda`: a function as a layer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from flax import nnx
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.layer import Layer
+from keras_dist.saving import custom_object_scope, deserialize_keras_object
+
+
+class Lambda(Layer):
+    """A function as a layer.
+
+    Args:
+        function: of the inputs. Its parameters `mask` and `training` are filled in. It has no weights: layers that it
+            calls must be known to the model in another way.
+        output_shape: as in Keras; not used, since the shape follows from the function.
+        mask: the mask of the output: an array, or a function of the inputs and their mask; None for none.
+        arguments: further arguments of the function, by name.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `function` is none, or `arguments` have no names.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Lambda(lambda x, n: jnp.sum(x, axis=1) / n, arguments={"n": 2})(layers.Input((8, 3))).shape
+        (None, 3)
+
+    Source: `keras.layers.Lambda`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        output_shape: Any = None,
+        mask: Any = None,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        del output_shape
+        plain = callable(function) and not isinstance(function, nnx.Module)
+        if not plain or not isinstance(arguments, Mapping | None):
+            raise ModelError(
+                f"layer {self.name!r} cannot be called as function(inputs, **arguments)",
+                given=f"function={shorten(function)}, arguments={shorten(arguments)}",
+                expected="a function, and a dict of its further arguments or None",
+                fix='for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda',
+            )
+        self.function = function
+        # partials and functions hide their arrays, which are no state of the layer
+        self._bound = functools.partial(function, **(arguments or {}))
+        self.mask = mask if mask is None or callable(mask) else lambda inputs, previous_mask: mask
+        self.supports_masking = mask is not None
+        self._filled_in = tuple(name for name in ("mask", "training") if name in _parameters(function))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments of the function, by name."""
+        return dict(self._bound.keywords)
+
+    def call(self, inputs: Any, mask: Any = None, training: bool | None = None) -> Any:
+        """What the function gives."""
+        known = {"mask": mask, "training": training}
+        return self._bound(inputs, **{name: known[name] for name in self._filled_in})
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """What `mask` says."""
+        return None if self.mask is None else self.mask(inputs, previous_mask)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool | None = None
+    ) -> Self:
+        """The layer that `get_config` has written down.
+
+        Args:
+            config: plain values.
+            custom_objects: functions by name, beside the registered ones.
+            safe_mode: whether lambdas are refused, whose code would run; by default they are, unless the
+                `deserialize_keras_object` that reads this config says otherwise.
+
+        Raises:
+            ConfigError: a function is not known, or a lambda is refused.
+        """
+        with custom_object_scope(custom_objects):
+            safe = safe_mode is not False
+            read = {name: deserialize_keras_object(value, safe_mode=safe) for name, value in config.items()}
+        return super().from_config(read)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # of some that are not written in Python
+        return {}

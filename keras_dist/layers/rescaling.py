@@ -1,0 +1,233 @@
+"""Inputs to other scales: `Rescaling`, `Normalization`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.layers.arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
+from keras_dist.layers.layer import Layer
+
+_EPSILON = 1e-7
+"""The smallest standard deviation that is divided by."""
+
+_CHUNK_BYTES = 2**26
+"""Of an array that is adapted to, so much is converted at a time."""
+
+
+class Rescaling(Layer):
+    """`inputs * scale + offset`, in the layer's element type.
+
+    Args:
+        scale: a number, or one for each channel.
+        offset: likewise.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: one is not a number.
+
+    Source: `keras.layers.Rescaling`.
+    """
+
+    def __init__(self, scale: Any, offset: Any = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scale = check_numbers("scale", scale, self.name)
+        self.offset = check_numbers("offset", offset, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs at the other scale."""
+        dtype = self.compute_dtype
+        return inputs.astype(dtype) * jnp.asarray(self.scale, dtype) + jnp.asarray(self.offset, dtype)
+
+
+class Normalization(Layer):
+    """`(inputs - mean) / sqrt(variance)`, with a mean and variance that are given, or those of data.
+
+    Without arguments it has the weights `mean`, `variance` (the dims of `axis`) and `count`, which are not trained:
+    mean 0 and variance 1 until `adapt(data)` sets them.
+
+    Args:
+        axis: the dims, counted with the batch, that have a mean at each index; None for one mean of all.
+        mean: a number, or an array whose dims are the last ones of `axis`; only together with `variance`.
+        variance: likewise.
+        invert: whether to go back: `inputs * sqrt(variance) + mean`.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `axis` names no dims, or `mean` and `variance` do not fit each other or `axis`.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import layers
+        >>> layer = layers.Normalization()
+        >>> layer.adapt(np.array([[0.0, 7.0], [2.0, 9.0]], "float32"))
+        >>> layer(np.array([[0.0, 9.0]], "float32")).tolist()
+        [[-1.0, 1.0]]
+
+    Source: `keras.layers.Normalization`.
+    """
+
+    def __init__(
+        self,
+        axis: int | Sequence[int] | None = -1,
+        mean: Any = None,
+        variance: Any = None,
+        invert: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.axis = () if axis is None or axis in ((), []) else check_axes("axis", axis, self.name)
+        self.input_mean = None if mean is None else check_numbers("mean", mean, self.name)
+        self.input_variance = None if variance is None else check_numbers("variance", variance, self.name)
+        self._check_statistics()
+        self.invert = invert
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `mean`, `variance` (the dims of `axis`) and `count`, unless the first two are given."""
+        shape = tuple(input_shape[axis] for axis in check_axes_exist("axis", self.axis, input_shape, self.name))
+        if self.input_mean is None:
+            self.mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
+            self.variance = self.add_weight(shape, "ones", trainable=False, name="variance")
+            self.count = self.add_weight((), "zeros", "int32", trainable=False, name="count")
+        else:
+            check_broadcasts("mean", np.shape(self.input_mean), shape, self.name)
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs, normalized."""
+        inputs = inputs.astype(self.compute_dtype)
+        mean, variance = self._statistics(inputs)
+        deviation = jnp.maximum(jnp.sqrt(variance), _EPSILON)
+        return inputs * deviation + mean if self.invert else (inputs - mean) / deviation
+
+    def adapt(self, data: Any) -> None:
+        """Set `mean` and `variance` to those of data.
+
+        Args:
+            data: an array; or an iterable of batches, each an array or a tuple that begins with one.
+
+        Raises:
+            ModelError: the layer was given `mean` and `variance`.
+            DataError: there are no data, or their dims of `axis` are not those of the layer's inputs.
+        """
+        if self.input_mean is not None:
+            raise ModelError(
+                f"layer {self.name!r} cannot adapt to data",
+                given=f"mean={shorten(self.input_mean)}, variance={shorten(self.input_variance)}",
+                expected="Normalization without mean and variance",
+                fix="leave them out, or do not call adapt",
+            )
+        total: _Moments = (0, 0.0, 0.0)
+        for batch in _batches(data, self.name):
+            if not self.built:
+                self._build_once({"inputs": batch})
+            for chunk in self._chunks(batch):
+                total = _merged(total, self._moments(chunk))
+        if not total[0]:
+            raise DataError(
+                f"layer {self.name!r} cannot adapt to no data",
+                given=shorten(data),
+                expected="an array, or an iterable of batches, with at least one example",
+                fix="pass the data themselves; a generator gives its batches only once",
+            )
+        for weight, value in zip(self.weights[:2], total[1:], strict=True):
+            weight.assign(value)
+
+    def _statistics(self, inputs: Any) -> list[Any]:
+        """Mean and variance, with a dim of size 1 for each dim of the inputs that has none."""
+        kept = check_axes_exist("axis", self.axis, inputs.shape, self.name)
+        pair = (
+            (self.mean[...], self.variance[...]) if self.input_mean is None else (self.input_mean, self.input_variance)
+        )
+        statistics = [jnp.asarray(values, self.compute_dtype) for values in pair]
+        return [
+            jnp.expand_dims(
+                values.reshape(*(1,) * (len(kept) - values.ndim), *values.shape),
+                tuple(axis for axis in range(inputs.ndim) if axis not in kept),
+            )
+            for values in statistics
+        ]
+
+    def _chunks(self, batch: np.ndarray) -> Iterator[np.ndarray]:
+        """Parts of a batch along its first dim, unless that has a mean at each index."""
+        rows = max(1, _CHUNK_BYTES // max(1, 8 * math.prod(batch.shape[1:])))
+        whole = 0 in check_axes_exist("axis", self.axis, batch.shape, self.name)
+        for start in range(0, len(batch), len(batch) if whole else rows):
+            yield batch if whole else batch[start : start + rows]
+
+    def _moments(self, batch: np.ndarray) -> _Moments:
+        kept = check_axes_exist("axis", self.axis, batch.shape, self.name)
+        reduced = tuple(axis for axis in range(batch.ndim) if axis not in kept)
+        sizes, built = tuple(batch.shape[axis] for axis in kept), self.weights[0].shape
+        if sizes != built:
+            raise DataError(
+                f"layer {self.name!r} cannot adapt to a batch of another shape",
+                given=f"a batch of shape {batch.shape}, with {sizes} for axis={self.axis}",
+                expected=f"{built} there, as in the inputs or batches before",
+                fix="reshape the data, or make a layer for them",
+            )
+        values = batch.astype("float64")
+        return math.prod(batch.shape[axis] for axis in reduced), values.mean(reduced), values.var(reduced)
+
+    def _check_statistics(self) -> None:
+        mean: Any = self.input_mean
+        variance: Any = self.input_variance
+        if (mean is None) != (variance is None) or np.shape(mean) != np.shape(variance):
+            raise ModelError(
+                f"`mean` and `variance` of layer {self.name!r} belong together",
+                given=f"mean={shorten(mean)}, variance={shorten(variance)}",
+                expected="both, of one shape, or neither",
+                fix="give both; without them the layer learns them: layer.adapt(data)",
+            )
+        if mean is not None and np.ndim(mean) > len(self.axis):
+            raise ModelError(
+                f"`mean` and `variance` of layer {self.name!r} have more dims than `axis`",
+                given=f"shape {np.shape(mean)} for axis={self.axis}",
+                expected=f"at most {len(self.axis)} dims",
+                fix="give one number, or name in axis the dims that they belong to",
+            )
+
+
+_Moments = tuple[int, Any, Any]
+"""A number of values, their mean, their variance."""
+
+
+def _merged(first: _Moments, second: _Moments) -> _Moments:
+    """The moments of both sets of values together."""
+    count = first[0] + second[0]
+    if count == 0:
+        return first
+    share = second[0] / count
+    apart = second[1] - first[1]
+    variance = first[2] * (1 - share) + second[2] * share + apart**2 * share * (1 - share)
+    return count, first[1] + apart * share, variance
+
+
+def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
+    """The batches of `data`.
+
+    Raises:
+        DataError: there are none.
+    """
+    if not hasattr(data, "shape") and not isinstance(data, Iterable):
+        raise _no_batches(data, layer)
+    for batch in [data] if hasattr(data, "shape") else data:
+        inputs = batch[0] if isinstance(batch, tuple) else batch
+        if not getattr(inputs, "shape", ()):
+            raise _no_batches(inputs, layer)
+        yield np.asarray(inputs)
+
+
+def _no_batches(data: Any, layer: str) -> DataError:
+    return DataError(
+        f"layer {layer!r} cannot adapt to what has no batches",
+        given=f"{shorten(data)} of type {type(data).__name__}",
+        expected="an array, or an iterable of batches, each an array or a tuple that begins with one",
+        fix="convert the data with np.asarray, or batch the dataset",
+    )

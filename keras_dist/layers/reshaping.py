@@ -1,0 +1,148 @@
+"""Layers that move values to other places: `Flatten`, `Reshape`, `Permute`, `RepeatVector`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_option, check_size
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+
+
+class Flatten(Layer):
+    """All dims but the batch in one.
+
+    Args:
+        data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
+            (batch, channels, ...), whose channels become the innermost dim, too.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: there is no such `data_format`.
+
+    Source: `keras.layers.Flatten`.
+    """
+
+    def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        formats = ("channels_last", "channels_first")
+        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
+        self.input_spec = InputSpec(min_ndim=1)
+
+    def call(self, inputs: Any) -> Any:
+        """The values (batch, size) of inputs (batch, ...)."""
+        if self.data_format == "channels_first" and inputs.ndim > 1:
+            inputs = jnp.moveaxis(inputs, 1, -1)
+        return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:]))
+
+
+class Reshape(Layer):
+    """Other dims for the same values of each example.
+
+    Args:
+        target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `target_shape` is no shape.
+
+    Source: `keras.layers.Reshape`.
+    """
+
+    def __init__(self, target_shape: Sequence[int | None], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.target_shape = self._check_target_shape(target_shape)
+
+    def call(self, inputs: Any) -> Any:
+        """The values (batch, *target_shape) of inputs (batch, ...)."""
+        size, known = math.prod(inputs.shape[1:]), math.prod(dim for dim in self.target_shape if dim != -1)
+        follows = size // max(known, 1)
+        shape = tuple(follows if dim == -1 else dim for dim in self.target_shape)
+        if math.prod(shape) != size:
+            product = f"{size}, or divides it, beside -1" if -1 in self.target_shape else str(size)
+            raise ModelError(
+                f"`target_shape` of layer {self.name!r} does not have the size of its input",
+                given=f"target_shape={self.target_shape} for an input of shape {tuple(inputs.shape)}",
+                expected=f"dims whose product is {product}",
+                fix="correct target_shape, which is without the batch, or the layers before",
+            )
+        return inputs.reshape(inputs.shape[0], *shape)
+
+    def _check_target_shape(self, value: Any) -> tuple[int, ...]:
+        dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (None, None)
+        dims = tuple(-1 if dim is None else dim for dim in dims)
+        whole = all(isinstance(dim, int | np.integer) and not isinstance(dim, bool) and dim >= -1 for dim in dims)
+        if not whole or dims.count(-1) > 1:
+            raise ModelError(
+                f"`target_shape` of layer {self.name!r} is no shape",
+                given=f"target_shape={shorten(value)}",
+                expected="a tuple of integers of at least 0, without the batch; one of them may be -1",
+                fix="for example target_shape=(-1, 64)",
+            )
+        return tuple(int(dim) for dim in dims)
+
+
+class Permute(Layer):
+    """The dims of each example in another order.
+
+    Args:
+        dims: which dim of the input comes first, second and so on; counted from 1, without the batch.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `dims` are not the numbers from 1 on, in any order.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layers.Permute((2, 1))(layers.Input((10, 64))).shape
+        (None, 64, 10)
+
+    Source: `keras.layers.Permute`.
+    """
+
+    def __init__(self, dims: Sequence[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        found = tuple(dims) if isinstance(dims, Sequence | np.ndarray) else ()
+        if not found or not all(number in found for number in range(1, len(found) + 1)):
+            raise ModelError(
+                f"`dims` of layer {self.name!r} are no order of dims",
+                given=f"dims={shorten(dims)}",
+                expected="the numbers from 1 on, each once; the batch is not among them",
+                fix="for example dims=(2, 1)",
+            )
+        self.dims = tuple(int(dim) for dim in found)
+        self.input_spec = InputSpec(ndim=len(self.dims) + 1)
+
+    def call(self, inputs: Any) -> Any:
+        """The values, their dims in the other order."""
+        return jnp.transpose(inputs, (0, *self.dims))
+
+
+class RepeatVector(Layer):
+    """Each vector several times, one behind the other.
+
+    Args:
+        n: how many times.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `n` is not a positive integer.
+
+    Source: `keras.layers.RepeatVector`.
+    """
+
+    def __init__(self, n: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.n = check_size("n", n, self.name)
+        self.input_spec = InputSpec(ndim=2)
+
+    def call(self, inputs: Any) -> Any:
+        """Vectors (batch, n, features) for vectors (batch, features)."""
+        batch, features = inputs.shape
+        return jnp.broadcast_to(inputs[:, None], (batch, self.n, features))
