@@ -67,7 +67,7 @@ def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
 
 def trained_flags(graph: ModuleGraph, model: Any) -> list[bool]:
     """For each variable whether it is a parameter and no layer around it is frozen."""
-    frozen = [path for path, layer in _layers_below(model) if not layer._trainable]
+    frozen = [path for path, layer in layers_below(model) if not layer._trainable]
     return [
         spec.role == "parameter"
         and jnp.issubdtype(spec.dtype, jnp.inexact)
@@ -78,8 +78,8 @@ def trained_flags(graph: ModuleGraph, model: Any) -> list[bool]:
 
 def set_trainable(module: Any, model: Any) -> None:
     """Set `trainable` of the layers in `module` to what those of `model` have."""
-    wanted = {path: layer._trainable for path, layer in _layers_below(model)}
-    for path, layer in _layers_below(module):
+    wanted = {path: layer._trainable for path, layer in layers_below(model)}
+    for path, layer in layers_below(module):
         if path in wanted:
             layer._trainable = wanted[path]
 
@@ -88,7 +88,7 @@ def _link(model: Any, session: Session) -> None:
     """Share the variables of layers that live in other models already."""
     cell = session.cell
     by_other: dict[int, tuple[StateCell, dict[int, int]]] = {}
-    for path, layer in _layers_below(model):
+    for path, layer in layers_below(model):
         home = getattr(layer, "_home", None)
         if home is None:
             continue
@@ -114,7 +114,7 @@ def _check_same_shape(layer: Any, row: Row, theirs: Row) -> None:
         )
 
 
-def _layers_below(root: Any) -> list[tuple[str, Any]]:
+def layers_below(root: Any) -> list[tuple[str, Any]]:
     """All layers of a model with their paths, itself included, each once and before its sublayers."""
     found: dict[int, tuple[str, Any]] = {}
 
