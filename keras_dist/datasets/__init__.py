@@ -1,5 +1,5 @@
-"""Data sets for demos and tests that need no network."""
+"""Data sets for demos and tests: `digits` needs no network, `mnist` needs one once."""
 
-from keras_dist.datasets import digits
+from keras_dist.datasets import digits, mnist
 
-__all__ = ["digits"]
+__all__ = ["digits", "mnist"]

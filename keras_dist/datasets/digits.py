@@ -12,31 +12,22 @@ any other tfds data set::
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epy
-from tensorflow_datasets.core.utils import tqdm_utils
 
-from keras_dist.errors import DataError
+from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root
 
 with epy.lazy_imports():  # 0.7 s, for preparing only
     from sklearn import datasets as sklearn_datasets
 
-Arrays = tuple[np.ndarray, np.ndarray]
-
 _ROWS = {"train": range(1437), "test": range(1437, 1797)}
-_FIX = "pass data_dir=, or set TFDS_DATA_DIR, to such a folder"
 
 
-class Digits(tfds.core.GeneratorBasedBuilder):
+class Digits(LocalBuilder):
     """1,797 grey images of handwritten digits, 8 x 8 pixels of 0 (background) to 16 (ink), by 13 writers.
 
     A row is `{"image": uint8 (8, 8), "label": int 0..9}`. The splits, `train` (1,437 rows) and `test` (360),
@@ -47,24 +38,11 @@ class Digits(tfds.core.GeneratorBasedBuilder):
     """
 
     name = "sklearn_digits"
+    title = "digits"
+    image_shape = (8, 8)
+    size_mb = 1
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "The first."}
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        info = _LocalInfo(
-            builder=self,
-            description=self.__doc__,
-            features=tfds.features.FeaturesDict(
-                {
-                    "image": tfds.features.Tensor(shape=(8, 8), dtype=np.uint8),
-                    "label": tfds.features.ClassLabel(num_classes=10),
-                }
-            ),
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,  # the permutation below is the order
-        )
-        info.set_file_format("array_record")
-        return info
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[tuple[int, Any]]]:
         return {split: self._generate_examples(rows) for split, rows in _ROWS.items()}
@@ -76,21 +54,8 @@ class Digits(tfds.core.GeneratorBasedBuilder):
             image = images[order[key]].reshape(8, 8).astype(np.uint8)
             yield key, {"image": image, "label": int(labels[order[key]])}
 
-    def _log_download_bytes(self) -> None:
-        """Says nothing: there is no download."""
 
-    def _log_download_done(self) -> None:
-        """Says nothing: there was no download."""
-
-
-class _LocalInfo(tfds.core.DatasetInfo):
-    """Never asks tfds's bucket for statistics: a network call that would load TensorFlow where it is installed."""
-
-    def initialize_from_bucket(self) -> None:
-        """Does nothing."""
-
-
-def builder(data_dir: str | os.PathLike[str] | None = None) -> Digits:
+def builder(data_dir: Folder = None) -> Digits:
     """The tfds builder of the digits, its files prepared and found readable.
 
     Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
@@ -104,21 +69,12 @@ def builder(data_dir: str | os.PathLike[str] | None = None) -> Digits:
     Raises:
         DataError: the folder is not local, or does not hold the digits yet and cannot be written to.
     """
-    root = _resolve_root(data_dir)
-    if not _is_whole(root):
-        try:
-            _prepare(root)
-        except OSError as error:
-            raise DataError(
-                f"cannot write the digits data set to {str(root)!r}",
-                given=str(error),
-                expected="a folder that can be written to, with about 1 MB free",
-                fix=_FIX,
-            ) from error
+    root = resolve_root(Digits, data_dir)
+    read(Digits, root)
     return Digits(data_dir=root)
 
 
-def load_data(data_dir: str | os.PathLike[str] | None = None) -> tuple[Arrays, Arrays]:
+def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
     """The digits as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 
     Like `keras.datasets.mnist.load_data`: values are raw, so divide `x` by 16 to scale it to 0..1.
@@ -138,58 +94,5 @@ def load_data(data_dir: str | os.PathLike[str] | None = None) -> tuple[Arrays, A
         >>> x_train.shape, y_test.shape
         ((1437, 8, 8), (360,))
     """
-    digits = builder(data_dir)
-    return _arrays(_rows(digits, "train")), _arrays(_rows(digits, "test"))
-
-
-def _resolve_root(data_dir: str | os.PathLike[str] | None) -> Path:
-    chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    if "://" in chosen:
-        raise DataError("the digits data set is kept on disk", given=chosen, expected="a local folder", fix=_FIX)
-    return Path(chosen).expanduser().absolute()
-
-
-def _rows(digits: Digits, split: str) -> Sequence[Any]:
-    source: Any = digits.as_data_source(split)  # pyright: ignore[reportCallIssue]: tfds's decorator hides its arguments
-    return source.__getitems__(range(len(_ROWS[split])))
-
-
-def _arrays(rows: Sequence[Any]) -> Arrays:
-    return np.stack([row["image"] for row in rows]), np.array([row["label"] for row in rows], np.uint8)
-
-
-def _is_whole(root: Path) -> bool:
-    """Whether every row of the files under `root` can be read."""
-    try:
-        return all(len(_rows(Digits(data_dir=root), split)) == len(_ROWS[split]) for split in _ROWS)
-    except Exception:  # a damaged file makes json, protobuf, tfds and array_record raise each their own
-        return False
-
-
-def _prepare(root: Path) -> None:
-    """Writes the files beside their place, then moves them there in one step: they are there whole, or not at all."""
-    place = root / Digits.name / str(Digits.VERSION)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=place.parent) as scratch:
-        fresh = Digits(data_dir=scratch)
-        with _undisturbed():
-            fresh.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-        try:
-            if place.exists() and not _is_whole(root):
-                place.rename(Path(scratch) / "damaged")
-            Path(fresh.data_dir).rename(place)
-        except OSError:
-            if not _is_whole(root):  # else another process was faster
-                raise
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hides tfds's progress bars, and gives Python's random numbers back, of which tfds takes some for a name."""
-    shown, numbers = tqdm_utils._active, random.getstate()
-    tfds.disable_progress_bar()
-    try:
-        yield
-    finally:
-        tfds.display_progress_bar(shown)
-        random.setstate(numbers)
+    splits = read(Digits, resolve_root(Digits, data_dir))
+    return splits["train"], splits["test"]

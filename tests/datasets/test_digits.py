@@ -13,7 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 from tensorflow_datasets.core.utils import tqdm_utils
 
-from keras_dist.datasets import digits
+from keras_dist.datasets import digits, local
 from keras_dist.errors import DataError
 
 FILES = [
@@ -147,7 +147,7 @@ def test_damaged_files_are_made_anew(prepared: Path, name: str, damage: str):
 
 
 def test_another_process_was_faster(prepared: Path):
-    digits._prepare(prepared)
+    local.prepare(digits.Digits, prepared)
     assert_digits_load(prepared)
 
 

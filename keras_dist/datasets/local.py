@@ -1,0 +1,165 @@
+"""Data sets that tfds keeps on a local disk, written once and read without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.utils import tqdm_utils
+
+from keras_dist.errors import DataError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+Folder = str | os.PathLike[str] | None
+
+_FIX = "pass data_dir=, or set TFDS_DATA_DIR, to such a folder"
+
+
+class LocalBuilder(tfds.core.GeneratorBasedBuilder):
+    """The tfds builder of small grey images with labels 0 to 9, in splits `train` and `test`, as `array_record` files.
+
+    A row is `{"image": uint8 (height, width), "label": int}`. A subclass says what the images are.
+
+    Attributes:
+        title: how errors call the data set.
+        image_shape: (height, width).
+        size_mb: what its files take on disk, about, in MB.
+        manual_dir: where files that were downloaded by hand are looked for; known while the data set is prepared.
+    """
+
+    title: str
+    image_shape: tuple[int, int]
+    size_mb: int
+    manual_dir: Path
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        info = _LocalInfo(
+            builder=self,
+            description=self.__doc__,
+            features=tfds.features.FeaturesDict(
+                {
+                    "image": tfds.features.Tensor(shape=self.image_shape, dtype=np.uint8),
+                    "label": tfds.features.ClassLabel(num_classes=10),
+                }
+            ),
+            supervised_keys=("image", "label"),
+            disable_shuffling=True,  # the rows have an order already
+        )
+        info.set_file_format("array_record")
+        return info
+
+    def _log_download_bytes(self) -> None:
+        """Says nothing."""
+
+    def _log_download_done(self) -> None:
+        """Says nothing."""
+
+
+class _LocalInfo(tfds.core.DatasetInfo):
+    """Never asks tfds's bucket for statistics: a network call that would load TensorFlow where it is installed."""
+
+    def initialize_from_bucket(self) -> None:
+        """Does nothing."""
+
+
+def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
+    """The folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+
+    Raises:
+        DataError: it is not local.
+    """
+    chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+    if "://" in chosen:
+        raise DataError(
+            f"the {builder_class.title} data set is kept on disk", given=chosen, expected="a local folder", fix=_FIX
+        )
+    return Path(chosen).expanduser().absolute()
+
+
+def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
+    """The images and labels of each split, from files under `root` that are written first if need be.
+
+    Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
+
+    Raises:
+        DataError: `root` does not hold them yet, and cannot be written to.
+    """
+    found = _read_whole(builder_class, root)
+    if found is not None:
+        return found
+    try:
+        prepare(builder_class, root)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the {builder_class.title} data set to {str(root)!r}",
+            given=str(error),
+            expected=f"a folder that can be written to, with about {builder_class.size_mb} MB free",
+            fix=_FIX,
+        ) from error
+    return _read(builder_class, root)
+
+
+def prepare(builder_class: type[LocalBuilder], root: Path) -> None:
+    """Write the files beside their place, then move them there in one step: they are there whole, or not at all.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    place = root / builder_class.name / str(builder_class.VERSION)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # a download that failed may have others beside it that still write
+    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
+        fresh = builder_class(data_dir=scratch)
+        fresh.manual_dir = root / "downloads" / "manual"
+        config = tfds.download.DownloadConfig(try_download_gcs=False, manual_dir=fresh.manual_dir)
+        with _undisturbed():
+            fresh.download_and_prepare(download_config=config)
+        try:
+            if place.exists() and _read_whole(builder_class, root) is None:
+                place.rename(Path(scratch) / "damaged")
+            Path(fresh.data_dir).rename(place)
+        except OSError:
+            if _read_whole(builder_class, root) is None:  # else another process was faster
+                raise
+
+
+def _read_whole(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays] | None:
+    """As `_read`, and None unless every row can be read."""
+    try:
+        return _read(builder_class, root)
+    except Exception:  # a damaged file makes json, protobuf, tfds and array_record raise each their own
+        return None
+
+
+def _read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
+    builder = builder_class(data_dir=root)
+    splits: Mapping[str, Any] = builder.info.splits
+    return {split: _arrays(_rows(builder, split, splits[split].num_examples)) for split in ("train", "test")}
+
+
+def _rows(builder: LocalBuilder, split: str, count: int) -> Sequence[Any]:
+    source: Any = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]: tfds's decorator hides its arguments
+    return source.__getitems__(range(count))
+
+
+def _arrays(rows: Sequence[Any]) -> Arrays:
+    return np.stack([row["image"] for row in rows]), np.array([row["label"] for row in rows], np.uint8)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hides tfds's progress bars, and gives Python's random numbers back, of which tfds takes some for a name."""
+    shown, numbers = tqdm_utils._active, random.getstate()
+    tfds.disable_progress_bar()
+    try:
+        yield
+    finally:
+        tfds.display_progress_bar(shown)
+        random.setstate(numbers)

@@ -1,0 +1,109 @@
+"""MNIST, downloaded once through `tensorflow-datasets`, without TensorFlow.
+
+It is kept as `array_record` files in `$TFDS_DATA_DIR/mnist_arrays` (`~/tensorflow_datasets` when the variable is not
+set). The first call needs a network, or the four files of MNIST in the folder `downloads/manual` beside it; without
+both, `keras_dist.datasets.digits` has smaller digits that need neither::
+
+    from keras_dist.datasets import mnist
+
+    (x_train, y_train), (x_test, y_test) = mnist.load_data()       # numpy
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download import downloader
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+
+from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root
+from keras_dist.errors import DataError
+
+_FILES = {"train": "train", "test": "t10k"}
+_HEADER_BYTES = {"images-idx3": 16, "labels-idx1": 8}
+
+
+class Mnist(LocalBuilder):
+    """70,000 grey images of handwritten digits, 28 x 28 pixels of 0 (background) to 255 (ink).
+
+    A row is `{"image": uint8 (28, 28), "label": int 0..9}`, in the order of the original. The splits are `train`
+    (60,000 rows) and `test` (10,000). Where the files are, and their checksums, are those of tfds's own `mnist`, which
+    needs TensorFlow to unpack them.
+
+    Source: Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits", 1998.
+    """
+
+    name = "mnist_arrays"
+    title = "MNIST"
+    image_shape = (28, 28)
+    size_mb = 100
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "The first."}
+
+    @property
+    def url_infos(self) -> dict[str, Any]:
+        """Address, checksum and name of each file."""
+        return tfds.builder_cls("mnist").url_infos or {}
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[tuple[int, Any]]]:
+        urls = {info.filename: url for url, info in self.url_infos.items()}
+        try:
+            with _few_retries():
+                files: Any = dl_manager.download(urls)
+        except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
+            raise DataError(
+                "cannot download MNIST",
+                given=f"{error}",
+                expected=f"the files {', '.join(urls)} at the addresses that tfds has for them",
+                fix=f"call it once with a network, or copy the files to {str(self.manual_dir)!r}; "
+                "keras_dist.datasets.digits.load_data() gives smaller digits that need neither",
+            ) from error
+        return {split: self._generate_examples(files, name) for split, name in _FILES.items()}
+
+    def _generate_examples(self, files: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]:
+        images, labels = (
+            np.frombuffer(gzip.decompress(Path(files[f"{name}-{kind}-ubyte.gz"]).read_bytes()), np.uint8, offset=offset)
+            for kind, offset in _HEADER_BYTES.items()
+        )
+        for key, (image, label) in enumerate(zip(images.reshape(-1, *self.image_shape), labels, strict=True)):
+            yield key, {"image": image, "label": int(label)}
+
+
+def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
+    """MNIST as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
+
+    The first call downloads 12 MB; later ones read what it wrote. Values are raw, so divide `x` by 255 to scale it.
+
+    Args:
+        data_dir: folder that holds tfds data sets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+
+    Returns:
+        `x`: images uint8 (60000, 28, 28) and (10000, 28, 28), 0 (background) to 255 (ink).
+        `y`: labels uint8 (60000,) and (10000,), 0 to 9.
+
+    Raises:
+        DataError: the folder is not local, or does not hold MNIST yet, and there is no network or it cannot be written
+            to.
+
+    Differs from Keras: the argument is a folder, and not the name of a file in a fixed one.
+
+    Source: `keras.datasets.mnist.load_data`.
+    """
+    splits = read(Mnist, resolve_root(Mnist, data_dir))
+    return splits["train"], splits["test"]
+
+
+@contextlib.contextmanager
+def _few_retries() -> Iterator[None]:
+    """Without a network, tfds would try for more than three minutes."""
+    usual, downloader.MAX_RETRIES = downloader.MAX_RETRIES, 4
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = usual
