@@ -58,6 +58,21 @@ def check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
         )
 
 
+def check_width(argument: str, value: Any) -> None:
+    """Check that `value` is a number of characters that a table fits in, or None.
+
+    Raises:
+        ModelError: it is not; calls it `argument`.
+    """
+    if value is not None and (not isinstance(value, int | np.integer) or value < 40):
+        raise ModelError(
+            f"`{argument}` is not the width of a table",
+            given=f"{argument}={shorten(value)}",
+            expected="an integer of at least 40, or None",
+            fix=f"for example {argument}=120",
+        )
+
+
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
     """The numbers of the epochs from `initial_epoch` to `epochs`.
 

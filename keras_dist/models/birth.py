@@ -71,7 +71,7 @@ def trained_flags(graph: ModuleGraph, model: Any) -> list[bool]:
     return [
         spec.role == "parameter"
         and jnp.issubdtype(spec.dtype, jnp.inexact)
-        and not any(_is_below(name, path) for name in (spec.path, *spec.aliases) for path in frozen)
+        and not any(is_below(name, path) for name in (spec.path, *spec.aliases) for path in frozen)
         for spec in graph.specs
     ]
 
@@ -95,7 +95,7 @@ def _link(model: Any, session: Session) -> None:
         other = home.session.cell
         pairs = by_other.setdefault(id(other), (other, {}))[1]
         for row in cell.plan.rows:
-            if _is_below(row.path, path):
+            if is_below(row.path, path):
                 inner = row.path[len(path) :].lstrip("/")
                 theirs = other.row(f"{home.prefix}/{inner}".lstrip("/"))
                 _check_same_shape(layer, row, theirs)
@@ -168,5 +168,6 @@ def _is_rng(variable: Any) -> bool:
     return isinstance(variable, nnx.RngState)
 
 
-def _is_below(path: str, prefix: str) -> bool:
+def is_below(path: str, prefix: str) -> bool:
+    """Whether a path is `prefix`, or begins with its parts."""
     return not prefix or path == prefix or path.startswith(f"{prefix}/")

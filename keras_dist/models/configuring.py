@@ -145,7 +145,8 @@ class Configuring(Layer):
         symbols = getattr(self, "_symbols", None)
         if symbols is None or not isinstance(vars(self).get("_members"), nnx.Dict):
             return None
-        return graph_of(*symbols, {id(layer): str(name) for name, layer in children_of(self._members)})
+        inputs, outputs = symbols
+        return graph_of(inputs, outputs, {id(layer): str(name) for name, layer in children_of(self._members)})
 
     def _arguments_but(self, *names: str) -> dict[str, Any]:
         """The other arguments of its constructor, with its name and whether it is trained as they are now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer, call_context
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic, stand_in_for
-from keras_dist.models.arguments import check_callable
+from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth, set_trainable, trained_flags
 from keras_dist.models.configuring import Configuring
 from keras_dist.models.fitting import Fitting
@@ -25,7 +25,7 @@ from keras_dist.models.naming import layers_in, name_members
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.program import Program, members_of, nodes_between, trace_program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
-from keras_dist.models.summary import summary_table
+from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.variable import checked_value
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
@@ -302,22 +302,44 @@ class Model(Fitting, Configuring):
         """The number of elements of all weights."""
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
-    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
-        """Print every variable with its layout and bytes per device, and the totals.
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Any = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
+        """Print every layer with the shape of its output, its variables with layout and bytes per device, and totals.
+
+        Models of `from_nnx` list their variables alone.
 
         Args:
+            line_length: width of the table in characters; by default that of the terminal.
+            positions: as in Keras; not used, since columns are as wide as what is in them.
             print_fn: called with the text instead of printing it.
+            expand_nested: whether the layers of models among the layers have lines of their own.
+            show_trainable: whether a column tells what is trained.
+            layer_range: names of the first and last layer to be shown, or regular expressions for them.
 
         Raises:
-            ModelError: the weights are not born yet.
+            ModelError: an argument cannot be used.
+
+        Source: `keras.Model.summary`.
         """
-        cell = self._born().cell
-        table = summary_table(cell.plan, cell.state_plan)
-        if print_fn is None:
-            terminal = Console()
-            (terminal if terminal.is_terminal else Console(width=TABLE_WIDTH)).print(table)
+        del positions
+        check_width("line_length", line_length)
+        session = self._born() if self._program is not None else getattr(self, "_session", None)
+        if session is not None and getattr(self, "_home", None) is None:
+            table = module_table(session.cell.plan, session.cell.state_plan)
         else:
-            print_fn(render_text(table))
+            table = layer_table(self, session, expand_nested, show_trainable, layer_range)
+        if print_fn is not None:
+            print_fn(render_text(table, line_length or TABLE_WIDTH))
+            return
+        terminal = Console(width=line_length)
+        (terminal if terminal.is_terminal or line_length else Console(width=TABLE_WIDTH)).print(table)
 
     # Where it lives
 

@@ -1,14 +1,29 @@
-"""The table of `model.summary()`."""
+"""The tables of `model.summary()`."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
 from rich.table import Table
+from rich.text import Text
 
-from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.render import add_totals, layout_table
+from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import Layer
+from keras_dist.layers.symbolic import Operation, infer
+from keras_dist.models.birth import is_below, layers_below
+from keras_dist.models.naming import layers_in
+from keras_dist.models.session import Session
 
 
-def summary_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
+def module_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
     """Every variable with layout and bytes per device, then the totals of the kinds.
 
     Args:
@@ -24,3 +39,221 @@ def summary_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
     }
     add_totals(table, {label: rows for label, rows in groups.items() if rows})
     return table
+
+
+def layer_table(
+    model: Any,
+    session: Session | None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+) -> Table:
+    """Every layer with the shape of its output and its variables, their layouts and bytes per device; then totals.
+
+    Args:
+        model: made of layers.
+        session: of the model; None before its weights are born.
+        expand_nested: whether the layers of models among the layers have lines of their own.
+        show_trainable: whether a column tells what is trained.
+        layer_range: regular expressions for the names of the first and last layer to be shown; by default all are.
+
+    Raises:
+        ModelError: `layer_range` matches no layer.
+    """
+    entries = list(_entries(model))
+    arrays = _Arrays(model, session, expand_nested)
+    if layer_range is None:
+        lines = [*(line for entry in entries for line in arrays.of_entry(entry)), *arrays.of_rest(model, entries)]
+    else:
+        lines = [line for entry in _between(layer_range, entries) for line in arrays.of_entry(entry)]
+    headers = [*_HEADERS]
+    headers[3:3] = ["connected to"] * any("connected to" in line for line in lines) + ["trainable"] * show_trainable
+    where = "" if session is None else f" on mesh {session.cell.mesh.describe()}"
+    table = Table(title=f'Model: "{model.name}"{where}', title_justify="left", header_style="bold")
+    for header in headers:
+        is_number = header in ("params", "bytes", "per device")
+        is_whole = is_number or header == headers[0]  # paths can be searched for
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(line.get(header, ""), "bold" if "params" in line else "") for header in headers))
+    table.add_section()
+    for line in arrays.totals():
+        table.add_row(*(Text(line.get(header, "")) for header in headers))
+    return table
+
+
+_HEADERS = ("layer (type)", "output shape", "params", "layout", "bytes", "per device")
+
+_Line = Mapping[str, str]
+"""Cells by the headers of their columns."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Entry:
+    """A layer or operation in a table.
+
+    Attributes:
+        name: in the model.
+        operation: a layer, or an `Operation`.
+        shape: of its outputs, as text.
+        parents: where its inputs come from, as text; empty where each layer follows the one before.
+    """
+
+    name: str
+    operation: Any
+    shape: str
+    parents: str = ""
+
+
+def _entries(model: Any) -> Iterator[_Entry]:
+    """What a model consists of, in order."""
+    graph = model._graph()
+    if graph is None:
+        shapes = _shapes_along(model)
+        for layer in layers_in(model):
+            yield _Entry(layer.name, layer, shapes.get(id(layer), "?"))
+        return
+    listed = {id(layer) for layer in model.layers}
+    for step in graph.steps:
+        if step.nodes or id(step.operation) in listed:
+            places = [graph.places[id(tensor)] for node in step.nodes for tensor in node.parents]
+            parents = ", ".join(f"{name}[{call}][{index}]" for name, call, index in places) or "-"
+            outputs = [node.outputs for node in step.nodes] or [step.operation.output]
+            shape = ", ".join(dict.fromkeys(map(_shape_text, outputs)))
+            yield _Entry(step.name, step.operation, shape, "" if graph.is_chain else parents)
+
+
+def _shapes_along(model: Any) -> dict[int, str]:
+    """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
+    nodes = getattr(model, "_nodes", None)
+    tensors = nodes[0].inputs if nodes else getattr(model, "_born_for", None)
+    if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
+        return {}
+    shapes = {}
+    for layer in model.layers:
+        tensors = infer(layer, (tensors,), {})
+        shapes[id(layer)] = _shape_text(tensors)
+    return shapes
+
+
+def _shape_text(outputs: Any) -> str:
+    return str(jax.tree.map(lambda tensor: tensor.shape, outputs))
+
+
+def _between(layer_range: Any, entries: list[_Entry]) -> list[_Entry]:
+    """The entries from the first that the one pattern matches to the last that the other matches."""
+    patterns = list(layer_range) if isinstance(layer_range, list | tuple) else []
+    if len(patterns) == 2 and all(isinstance(pattern, str) for pattern in patterns):
+        first, last = ([i for i, entry in enumerate(entries) if re.match(p, entry.name)] for p in patterns)
+        if first and last:
+            ends = (min(first), max(last)) if min(first) <= max(last) else (min(last), max(first))
+            return entries[ends[0] : ends[1] + 1]
+    raise ModelError(
+        "summary: `layer_range` does not match two layers",
+        given=f"layer_range={shorten(layer_range)}",
+        expected=f"two names, or regular expressions for them, of {[entry.name for entry in entries]}",
+        fix=f"for example layer_range={[entries[0].name, entries[-1].name] if entries else None}",
+    )
+
+
+class _Arrays:
+    """What a table says about the variables of a model.
+
+    Args:
+        model: made of layers.
+        session: of the model; None before its weights are born.
+        expand_nested: whether the layers of models among the layers have lines of their own.
+    """
+
+    def __init__(self, model: Any, session: Session | None, expand_nested: bool) -> None:
+        self._session = session
+        self._expand_nested = expand_nested
+        self._paths = {id(layer): path for path, layer in layers_below(model)}
+
+    def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
+        """The line of a layer, then those of its variables, or of the layers in it."""
+        layer = entry.operation
+        kind = "operation" if isinstance(layer, Operation) else type(layer).__name__
+        line = {
+            "layer (type)": f"{_indent(depth)}{entry.name} ({kind})",
+            "output shape": entry.shape,
+            "params": self._count(layer),
+        }
+        if entry.parents:
+            line["connected to"] = entry.parents
+        rows = self._rows(layer)
+        if rows:
+            line["trainable"] = "Y" if any(map(self._is_trained, rows)) else "N"
+        yield line
+        inner = list(_entries(layer)) if self._expand_nested and hasattr(layer, "layers") else []
+        if not inner:
+            yield from (self._of_row(row, depth) for row in rows)
+            return
+        for part in inner:
+            yield from self.of_entry(part, depth + 1)
+        yield from self.of_rest(layer, inner, depth)
+
+    def of_rest(self, model: Any, entries: list[_Entry], depth: int = 0) -> Iterator[_Line]:
+        """The lines of the variables of a model that are in none of its layers."""
+        listed = {row.path for entry in entries for row in self._rows(entry.operation)}
+        yield from (self._of_row(row, depth) for row in self._rows(model) if row.path not in listed)
+
+    def totals(self) -> Iterator[_Line]:
+        """The lines with the sums."""
+        if self._session is None:
+            return
+        cell = self._session.cell
+        weights = [cell.row(variable.path) for variable in self._session.variables()]
+        known, state = {row.path for row in weights}, cell.state_plan.rows
+        groups = {
+            "Total params": weights,
+            "Trainable params": [row for row in weights if cell.is_trained(row.path)],
+            "Non-trainable params": [row for row in weights if not cell.is_trained(row.path)],
+            "Optimizer params": [row for row in state if row.role == "slot"],
+            "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
+            "Whole training state": list(state),
+        }
+        for label, rows in groups.items():
+            yield {
+                "layer (type)": label,
+                "params": f"{sum(map(_size, rows)):,}",
+                "bytes": render_bytes(sum(row.nbytes for row in rows)),
+                "per device": render_bytes(sum(row.nbytes_per_device for row in rows)),
+            }
+
+    def _rows(self, layer: Any) -> list[Row]:
+        """The variables of a layer: its weights in their order, then counters and random states."""
+        path = self._paths.get(id(layer))
+        if self._session is None or path is None:
+            return []
+        cell = self._session.cell
+        weights = [cell.row(variable.path) for variable in self._session.variables(path)]
+        return [*weights, *(row for row in cell.plan.rows if row not in weights and is_below(row.path, path))]
+
+    def _count(self, layer: Any) -> str:
+        """The number of elements of a layer's weights."""
+        if self._session is None and isinstance(layer, Layer):
+            return f"{layer.count_params():,}" if layer.built else "0 (unbuilt)"
+        weights = [row for row in self._rows(layer) if row.role in ("parameter", "statistic")]
+        return f"{sum(map(_size, weights)):,}"
+
+    def _is_trained(self, row: Row) -> bool:
+        return self._session is not None and self._session.cell.is_trained(row.path)
+
+    def _of_row(self, row: Row, depth: int) -> _Line:
+        return {
+            "layer (type)": f"{_indent(depth + 1)}{row.path}",
+            "output shape": f"{render_shape(row.shape)} {row.dtype}",
+            "trainable": "Y" if self._is_trained(row) else "N",
+            "layout": render_axes(row.axes),
+            "bytes": render_bytes(row.nbytes),
+            "per device": render_bytes(row.nbytes_per_device),
+        }
+
+
+def _indent(depth: int) -> str:
+    return "  " * depth
+
+
+def _size(row: Row) -> int:
+    return int(np.prod(row.shape, dtype=np.int64))
