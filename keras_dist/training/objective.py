@@ -32,14 +32,13 @@ class _Term:
     metrics: list[Metric]
     weighted_metrics: list[Metric]
 
-    def value(self) -> jax.Array:
-        """The loss."""
-        assert self.loss is not None  # noqa: S101
-        value = self.loss(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
+    def value(self, loss: Loss) -> jax.Array:
+        """The loss, a scalar."""
+        value = loss(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
         if jnp.ndim(value):
             raise ModelError(
-                f"the loss {self.loss.name!r} is not reduced to a number",
-                given=f"reduction={self.loss.reduction!r}, a loss of shape {jnp.shape(value)}",
+                f"the loss {loss.name!r} is not reduced to a number",
+                given=f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}",
                 expected="a scalar",
                 fix='leave out `reduction`, or pass "sum"',
             )
@@ -92,14 +91,11 @@ class Objective:
         Raises:
             ModelError: targets do not match the outputs, or a loss has no value for each example.
         """
-        terms = [term for term in self._terms(batch, y_pred, mask) if term.loss is not None]
-        values = [term.value() for term in terms]
-        weighted = [
-            value if term.loss_weight is None else value * term.loss_weight
-            for term, value in zip(terms, values, strict=True)
-        ]
-        each = {f"{term.name}_loss": value for term, value in zip(terms, values, strict=True)} if len(terms) > 1 else {}
-        return {"loss": sum(weighted[1:], weighted[0]), **each}
+        terms = self._terms(batch, y_pred, mask)
+        found = [(term, term.value(term.loss)) for term in terms if term.loss is not None]
+        first, *others = (value if term.loss_weight is None else value * term.loss_weight for term, value in found)
+        each = {f"{term.name}_loss": value for term, value in found} if others else {}
+        return {"loss": sum(others, first), **each}
 
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None
