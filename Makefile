@@ -12,10 +12,10 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint type check bench clean
+.PHONY: help setup demo notebooks test lint type check bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo MESH=data=8,model=1         the same training on another mesh"
 	@echo "  make test PYTHON=/path/to/python3.12  any target on another Python"
@@ -24,6 +24,9 @@ setup: $(READY) ## make the environment, once (.venv)
 
 demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 	@$(if $(MESH),KERAS_DIST_MESH="$(MESH)") $(BIN)/python -m keras_dist.cli.demo
+
+notebooks: $(READY) ## run every notebook, as `make test` does
+	$(BIN)/python -m pytest tests/test_notebooks.py
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest

@@ -16,7 +16,10 @@ def make(*arguments):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("target", ["help", "setup", "demo", "test", "lint", "type", "check", "clean", "bench"])
+@pytest.mark.parametrize(
+    "target",
+    ["help", "setup", "demo", "notebooks", "test", "lint", "type", "check", "clean", "bench"],
+)
 def test_make_help_lists_every_target(target):
     assert re.search(rf"^  make {target}\b", make("help").stdout, re.MULTILINE)
 
