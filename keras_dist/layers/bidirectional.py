@@ -1,0 +1,162 @@
+"""`Bidirectional`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import check_option
+from keras_dist.layers.layer import Layer
+
+
+class Bidirectional(Layer):
+    """A recurrent layer and its copy that goes backwards, their outputs merged.
+
+    Both layers are made anew from the configs of the ones given, so that `layer` keeps no weights of this one. Weights
+    are found under their names: `forward_lstm/lstm_cell/kernel`, `backward_lstm/lstm_cell/kernel`. Outputs of masked
+    positions are zeros.
+
+    Args:
+        layer: an `RNN`, or a layer with `go_backwards`, `return_sequences` and `return_state`.
+        merge_mode: `"concat"`, `"sum"`, `"mul"` or `"ave"`; None for both outputs.
+        weights: only None: use `set_weights`.
+        backward_layer: what goes backwards; by default a copy of `layer` with `go_backwards=True`.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: the layers do not fit each other, or an argument is out of its range.
+
+    Source: `keras.layers.Bidirectional`.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        merge_mode: str | None = "concat",
+        weights: Any = None,
+        backward_layer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if weights is not None:
+            raise ModelError(
+                f"`weights` of layer {self.name!r} cannot be set before it is built",
+                given=f"weights={shorten(weights)}",
+                expected="weights=None",
+                fix="call the layer once, then layer.set_weights(weights)",
+            )
+        _check_sequence_layer("layer", layer, self.name)
+        forward = _again(layer, name=f"forward_{layer.name.removeprefix('forward_')}")
+        if backward_layer is None:
+            name = f"backward_{layer.name.removeprefix('backward_')}"
+            backward = _again(layer, name=name, go_backwards=True)
+        else:
+            _check_sequence_layer("backward_layer", backward_layer, self.name)
+            backward = _again(backward_layer)
+        self.merge_mode = check_option("merge_mode", merge_mode, ("concat", "sum", "mul", "ave", None), self.name)
+        self._check_pair(forward, backward)
+        for one in (forward, backward):
+            if hasattr(one, "zero_output_for_mask"):
+                one.zero_output_for_mask = one.return_sequences
+        self._members = {forward.name: forward, backward.name: backward}
+        self._names = (forward.name, backward.name)
+        self.stateful = False
+        self.return_sequences = bool(layer.return_sequences)
+        self.return_state = bool(layer.return_state)
+        self.input_spec = layer.input_spec
+        self.supports_masking = True
+
+    @property
+    def forward_layer(self) -> Any:
+        """The layer that goes forwards."""
+        return self._members[self._names[0]]
+
+    @property
+    def backward_layer(self) -> Any:
+        """The layer that goes backwards."""
+        return self._members[self._names[1]]
+
+    def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = None) -> Any:
+        """The merged outputs.
+
+        Args:
+            sequences: (batch, time, features).
+            initial_state: the states that the layers begin with, first those of the one that goes forwards.
+            mask: which positions count (batch, time).
+            training: as of the layers.
+
+        Returns:
+            (batch, units), with `return_sequences` (batch, time, units); twice the units for `"concat"`, two arrays for
+            None. With `return_state` a tuple that begins with them and goes on with the states of both layers.
+        """
+        half = 0 if initial_state is None else len(initial_state) // 2
+        states = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
+        forward = self._run_one(self.forward_layer, sequences, states[0], mask, training)
+        backward = self._run_one(self.backward_layer, sequences, states[1], mask, training)
+        found: tuple[Any, ...] = ()
+        if self.return_state:
+            found = (*forward[1:], *backward[1:])
+            forward, backward = forward[0], backward[0]
+        merged = self._merge(forward, jnp.flip(backward, 1) if self.return_sequences else backward)
+        if not self.return_state:
+            return merged
+        return (*merged, *found) if self.merge_mode is None else (merged, *found)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The mask of the input for the outputs of all steps; states have none."""
+        mask = previous_mask if self.return_sequences else None
+        if self.merge_mode is not None and not self.return_state:
+            return mask
+        states = 2 * len(jax.tree.leaves(self.forward_layer.state_size)) if self.return_state else 0
+        return [*[mask] * (2 if self.merge_mode is None else 1), *[None] * states]
+
+    def _run_one(self, layer: Any, sequences: Any, states: Any, mask: Any, training: Any) -> Any:
+        options = {} if states is None else {"initial_state": states}
+        if "mask" in inspect.signature(layer.call).parameters:
+            options["mask"] = mask
+        return layer(sequences, training=training, **options)
+
+    def _merge(self, forward: Any, backward: Any) -> Any:
+        match self.merge_mode:
+            case "concat":
+                return jnp.concatenate([forward, backward], axis=-1)
+            case "sum":
+                return forward + backward
+            case "mul":
+                return forward * backward
+            case "ave":
+                return (forward + backward) / 2
+        return forward, backward
+
+    def _check_pair(self, forward: Any, backward: Any) -> None:
+        same = all(getattr(forward, name) == getattr(backward, name) for name in ("return_sequences", "return_state"))
+        if not same or forward.go_backwards == backward.go_backwards or forward.name == backward.name:
+            options = ("name", "go_backwards", "return_sequences", "return_state")
+            raise ModelError(
+                f"the two layers of {self.name!r} do not fit each other",
+                given="; ".join(
+                    ", ".join(f"{option}={getattr(one, option)!r}" for option in options) for one in (forward, backward)
+                ),
+                expected="other names and other go_backwards, the same return_sequences and return_state",
+                fix="leave backward_layer out, or give it go_backwards=True",
+            )
+
+
+def _again(layer: Layer, **changes: Any) -> Any:
+    """A layer made anew from its config."""
+    return type(layer).from_config({**layer.get_config(), **changes})
+
+
+def _check_sequence_layer(argument: str, value: Any, layer: str) -> None:
+    options = ("go_backwards", "return_sequences", "return_state")
+    if not isinstance(value, Layer) or not all(hasattr(value, option) for option in options):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} is no recurrent layer",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="an RNN, or a layer with go_backwards, return_sequences and return_state",
+            fix="for example Bidirectional(LSTM(32)); write a cell of your own and wrap it: Bidirectional(RNN(cell))",
+        )

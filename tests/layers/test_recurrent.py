@@ -1,0 +1,314 @@
+"""RNN, its cells, SimpleRNN, GRU, LSTM, StackedRNNCells, Bidirectional, TimeDistributed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import layers
+from keras_dist.errors import ModelError
+from keras_dist.layers import call_context
+
+MADE: dict[str, Any] = {
+    "simple": lambda **options: layers.SimpleRNN(4, **options),
+    "gru": lambda **options: layers.GRU(4, **options),
+    "lstm": lambda **options: layers.LSTM(4, **options),
+    "cell": lambda **options: layers.RNN(layers.LSTMCell(4), **options),
+    "stack": lambda **options: layers.RNN([layers.GRUCell(3), layers.SimpleRNNCell(4)], **options),
+    "both": lambda **options: layers.Bidirectional(layers.GRU(2), **options),
+    "times": lambda **options: layers.TimeDistributed(layers.Dense(4), **options),
+}
+
+
+def draw(*shape: int, seed: int = 0) -> jnp.ndarray:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "simple",
+            {
+                "simple_rnn_cell/kernel": (3, 4),
+                "simple_rnn_cell/recurrent_kernel": (4, 4),
+                "simple_rnn_cell/bias": (4,),
+            },
+        ),
+        ("gru", {"gru_cell/kernel": (3, 12), "gru_cell/recurrent_kernel": (4, 12), "gru_cell/bias": (2, 12)}),
+        ("lstm", {"lstm_cell/kernel": (3, 16), "lstm_cell/recurrent_kernel": (4, 16), "lstm_cell/bias": (16,)}),
+        ("cell", {"lstm_cell/kernel": (3, 16), "lstm_cell/recurrent_kernel": (4, 16), "lstm_cell/bias": (16,)}),
+        (
+            "stack",
+            {
+                "stacked_rnn_cells/gru_cell/kernel": (3, 9),
+                "stacked_rnn_cells/gru_cell/recurrent_kernel": (3, 9),
+                "stacked_rnn_cells/gru_cell/bias": (2, 9),
+                "stacked_rnn_cells/simple_rnn_cell/kernel": (3, 4),
+                "stacked_rnn_cells/simple_rnn_cell/recurrent_kernel": (4, 4),
+                "stacked_rnn_cells/simple_rnn_cell/bias": (4,),
+            },
+        ),
+        (
+            "both",
+            {
+                "forward_gru/gru_cell/kernel": (3, 6),
+                "forward_gru/gru_cell/recurrent_kernel": (2, 6),
+                "forward_gru/gru_cell/bias": (2, 6),
+                "backward_gru/gru_cell/kernel": (3, 6),
+                "backward_gru/gru_cell/recurrent_kernel": (2, 6),
+                "backward_gru/gru_cell/bias": (2, 6),
+            },
+        ),
+        ("times", {"dense/kernel": (3, 4), "dense/bias": (4,)}),
+    ],
+)
+def test_weights_have_the_paths_and_shapes_of_keras(kind: str, expected: dict[str, tuple[int, ...]]) -> None:
+    layer = MADE[kind]()
+    layer(draw(2, 5, 3))
+    assert {weight.path: weight.shape for weight in layer.weights} == expected
+    assert [weight.path for weight in layer.weights] == list(expected)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_layer_from_a_config_computes_the_same(kind: str) -> None:
+    layer, x = MADE[kind](name="mine"), draw(2, 5, 3)
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    expected = layer(x)
+    again(x)
+    again.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(again(x), expected)
+
+
+def test_cells_from_configs_keep_their_arguments() -> None:
+    for cell in (
+        layers.LSTMCell(4, unit_forget_bias=False, recurrent_dropout=0.2),
+        layers.GRUCell(4, reset_after=False, kernel_layout=(None, "model")),
+        layers.SimpleRNNCell(4, activation="relu", seed=3),
+        layers.StackedRNNCells([layers.LSTMCell(4), layers.LSTMCell(2)]),
+    ):
+        again = type(cell).from_config(cell.get_config())
+        assert again.get_config() == cell.get_config()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_symbolic_shapes_keep_unknown_dims(kind: str) -> None:
+    assert MADE[kind]()(layers.Input((None, 3))).shape == ((None, None, 4) if kind == "times" else (None, 4))
+
+
+def test_symbolic_shapes_of_sequences_and_states() -> None:
+    x = layers.Input((None, 3))
+    outputs, memory, carry = layers.LSTM(4, return_sequences=True, return_state=True)(x)
+    assert (outputs.shape, memory.shape, carry.shape) == ((None, None, 4), (None, 4), (None, 4))
+    assert layers.GRU(4)(x, initial_state=memory).shape == (None, 4)
+    first, second = layers.Bidirectional(layers.GRU(4), merge_mode=None)(x)
+    assert first.shape == second.shape == (None, 4)
+    assert layers.TimeDistributed(layers.BatchNormalization())(layers.Input((5, 3))).shape == (None, 5, 3)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_half_precision_stays(kind: str) -> None:
+    half: dict[str, Any] = {"dtype": "bfloat16"}
+    wrapped: dict[str, Any] = {
+        "both": lambda: layers.Bidirectional(layers.GRU(2, **half), **half),
+        "times": lambda: layers.TimeDistributed(layers.Dense(4, **half), **half),
+        "cell": lambda: layers.RNN(layers.LSTMCell(4, **half), **half),
+        "stack": lambda: layers.RNN([layers.GRUCell(3, **half), layers.SimpleRNNCell(4, **half)], **half),
+    }
+    layer = wrapped.get(kind, lambda: MADE[kind](**half))()
+    assert layer(draw(2, 5, 3)).dtype == jnp.bfloat16
+    assert {weight.dtype for weight in layer.weights} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("kind", ["SimpleRNN", "GRU", "LSTM"])
+def test_layouts_reach_the_weights_of_the_cell(kind: str) -> None:
+    layer = getattr(layers, kind)(
+        4, kernel_layout=(None, "model"), recurrent_kernel_layout=("data", "model"), bias_layout=("model",)
+    )
+    layer(draw(2, 5, 3))
+    found = [getattr(layer.cell, name).get_metadata()["layout"] for name in ("kernel", "recurrent_kernel", "bias")]
+    assert found == [(None, "model"), ("data", "model"), ("model",)]
+    both = layers.Bidirectional(getattr(layers, kind)(4, kernel_layout=(None, "model")))
+    both(draw(2, 5, 3))
+    for one in (both.forward_layer, both.backward_layer):
+        assert list(one.cell.kernel.get_metadata()["layout"]) == [None, "model"]
+
+
+def test_the_forget_gate_begins_open() -> None:
+    layer = layers.LSTM(2)
+    layer(draw(1, 2, 3))
+    np.testing.assert_array_equal(layer.cell.bias[...], [0, 0, 1, 1, 0, 0, 0, 0])
+
+
+def test_a_masked_step_changes_nothing() -> None:
+    layer, x = layers.LSTM(4, return_sequences=True, return_state=True), draw(2, 5, 3)
+    mask = jnp.array([[True, True, True, False, False], [True, False, True, False, True]])
+    outputs, memory, carry = layer(x, mask=mask)
+    _, memory_of_shorter, carry_of_shorter = layer(x[:1, :3])
+    np.testing.assert_allclose(memory[:1], memory_of_shorter, rtol=1e-6)
+    np.testing.assert_allclose(carry[:1], carry_of_shorter, rtol=1e-6)
+    np.testing.assert_array_equal(outputs[0, 3], outputs[0, 2])
+    picked = layer(x[1:, jnp.array([0, 2, 4])])[1]
+    np.testing.assert_allclose(memory[1:], picked, rtol=1e-6)
+
+
+def masked_call(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
+    with call_context.entered(False) as context:
+        context.set_mask(x, mask)
+        outputs = layer(x)
+        return outputs, context.mask_of(outputs)
+
+
+def test_masks_go_on_with_sequences_and_not_with_states() -> None:
+    x, mask = draw(2, 3, 3), jnp.array([[True, True, False], [True, False, False]])
+    for make in (lambda **o: layers.GRU(4, **o), lambda **o: layers.Bidirectional(layers.LSTM(4, **o))):
+        assert masked_call(make(), x, mask)[1] is None
+        assert masked_call(make(return_sequences=True), x, mask)[1] is mask
+        _, masks = masked_call(make(return_sequences=True, return_state=True), x, mask)
+        assert masks[0] is mask
+        assert all(one is None for one in masks[1:])
+    pair = layers.Bidirectional(layers.GRU(4, return_sequences=True), merge_mode=None)
+    assert all(one is mask for one in masked_call(pair, x, mask)[1])
+    assert masked_call(layers.TimeDistributed(layers.Dense(2)), x, mask)[1] is mask
+
+
+def test_outputs_of_masked_positions_are_zero_in_both_directions() -> None:
+    x, mask = draw(1, 3, 3), jnp.array([[True, True, False]])
+    outputs = layers.Bidirectional(layers.GRU(4, return_sequences=True))(x, mask=mask)
+    np.testing.assert_array_equal(outputs[0, 2], 0)
+    assert (outputs[0, :2] != 0).all()
+
+
+def test_unrolled_loops_give_the_same() -> None:
+    x, mask = draw(2, 4, 3), jnp.array([[False, True, True, False], [True, False, True, True]])
+    looped, unrolled = layers.GRU(4, go_backwards=True), layers.GRU(4, go_backwards=True, unroll=True)
+    looped(x)
+    unrolled(x)
+    unrolled.set_weights(looped.get_weights())
+    np.testing.assert_allclose(unrolled(x, mask=mask), looped(x, mask=mask), rtol=1e-6)
+
+
+class Doubling(layers.Layer):
+    """A cell without weights, whose state is a running sum."""
+
+    state_size = 3
+
+    def call(self, inputs: Any, states: Any) -> Any:
+        self.add_loss(jnp.sum(inputs))
+        total = states[0] + inputs
+        return 2 * total, [total]
+
+
+def test_a_cell_of_ones_own_and_its_losses() -> None:
+    x = draw(2, 4, 3)
+    with call_context.entered(False) as context:
+        outputs, state = layers.RNN(Doubling(), return_state=True)(x)
+        np.testing.assert_allclose(sum(context.losses), x.sum(), rtol=1e-5)
+    np.testing.assert_allclose(state, x.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(outputs, 2 * x.sum(1), rtol=1e-5)
+
+
+class Nested(layers.Layer):
+    """A cell with a layer inside that has weights, too."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.state_size = 2
+        self.inner = layers.Dense(2)
+
+    def call(self, inputs: Any, states: Any) -> Any:
+        outputs = self.inner(inputs) + states[0]
+        return outputs, outputs
+
+
+def test_layers_inside_of_cells_are_built_before_the_loop() -> None:
+    layer = layers.RNN(Nested())
+    assert layer(draw(2, 4, 3)).shape == (2, 2)
+    assert [weight.path for weight in layer.weights] == ["nested/inner/kernel", "nested/inner/bias"]
+
+
+def test_dropout_is_the_same_in_all_steps_and_another_in_each_call() -> None:
+    layer = layers.SimpleRNN(
+        8,
+        activation=None,
+        kernel_initializer="identity",
+        recurrent_initializer="zeros",
+        dropout=0.5,
+        return_sequences=True,
+    )
+    x = jnp.ones((1, 3, 8))
+    first, second = layer(x, training=True), layer(x, training=True)
+    np.testing.assert_array_equal(first[0, 0], first[0, 2])
+    assert set(np.unique(first)) == {0, 2}
+    assert (first != second).any()
+    np.testing.assert_array_equal(layer(x), x)
+
+
+def test_a_compiled_step_leaves_the_module_as_it_was() -> None:
+    layer, x = layers.LSTM(4, dropout=0.5), draw(2, 5, 3)
+    layer(x)
+    np.testing.assert_allclose(jax.jit(lambda x: layer(x))(x), layer(x), rtol=1e-6)
+
+
+def test_statistics_move_at_every_position() -> None:
+    x = draw(4, 3, 2)
+    layer = layers.TimeDistributed(layers.BatchNormalization(momentum=0.0))
+    layer(x, training=True)
+    np.testing.assert_allclose(layer.layer.moving_mean[...], x[:, -1].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_a_distributed_layer_count_for_each_position() -> None:
+    x = draw(4, 3, 2)
+    for inner in (
+        layers.Dense(2, kernel_initializer="identity", activity_regularizer=jnp.sum),
+        layers.BatchNormalization(epsilon=0, activity_regularizer=jnp.sum),
+    ):
+        with call_context.entered(False) as context:
+            layers.TimeDistributed(inner)(x)
+            np.testing.assert_allclose(sum(context.losses), x.sum(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: layers.LSTM(0), ("`units`", "units=0", "at least 1")),
+        (lambda: layers.GRU(4, dropout=1.2), ("`dropout`", "dropout=1.2", "from 0 to 1")),
+        (lambda: layers.GRU(4, recurrent_dropout=-1), ("`recurrent_dropout`",)),
+        (lambda: layers.LSTM(4, use_cudnn=True), ("`use_cudnn`", "leave it out")),
+        (lambda: layers.LSTM(4, implementation=3), ("`implementation`", "1, 2")),
+        (lambda: layers.LSTM(4, stateful=True), ("stateful=True", "return_state=True", "initial_state")),
+        (lambda: layers.RNN(layers.Dense(3)), ("`cell`", "state_size", "RNN(LSTMCell(32))")),
+        (lambda: layers.RNN(5), ("`cell`", "5 of type int")),
+        (lambda: layers.RNN([]), ("`cells`", "cells=[]")),
+        (lambda: layers.StackedRNNCells([layers.Dense(3)]), ("state_size",)),
+        (lambda: layers.LSTM(4)(draw(2, 3)), ("rank 3", "(2, 3)")),
+        (lambda: layers.LSTM(4)(draw(2, 3, 2), initial_state=[draw(2, 4)]), ("`initial_state`", "2 of sizes [4, 4]")),
+        (lambda: layers.Bidirectional(layers.Dense(3)), ("`layer`", "go_backwards")),
+        (lambda: layers.Bidirectional(layers.LSTM(3), merge_mode="max"), ("`merge_mode`", "'max'", "'concat'")),
+        (lambda: layers.Bidirectional(layers.LSTM(3), weights=[1]), ("`weights`", "set_weights")),
+        (
+            lambda: layers.Bidirectional(layers.LSTM(3), backward_layer=layers.LSTM(3)),
+            ("go_backwards=False", "backward_layer"),
+        ),
+        (
+            lambda: layers.Bidirectional(
+                layers.LSTM(3), backward_layer=layers.LSTM(3, go_backwards=True, return_sequences=True)
+            ),
+            ("return_sequences=True",),
+        ),
+        (lambda: layers.TimeDistributed(jnp.tanh), ("`layer`", "TimeDistributed(Dense(10))")),
+        (lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3)), ("rank 3 at least",)),
+        (
+            lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3, 4), mask=jnp.ones((2, 4), bool)),
+            ("(2, 4)", "(2, 3)"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)

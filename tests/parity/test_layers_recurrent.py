@@ -1,0 +1,192 @@
+"""Recurrent layers against Keras."""
+
+import types
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from keras_dist import layers
+from tests.parity.compare import assert_close, compare_layers, few_examples
+
+UNITS = 3
+STATES = {"SimpleRNN": 1, "GRU": 1, "LSTM": 2}
+
+
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def draw_mask(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(shape) < 0.6
+
+
+@few_examples
+@hypothesis.given(
+    kind=st.sampled_from(["SimpleRNN", "GRU", "LSTM"]),
+    time=st.sampled_from([1, 4]),
+    activation=st.sampled_from(["tanh", "relu", None]),
+    use_bias=st.booleans(),
+    return_sequences=st.booleans(),
+    return_state=st.booleans(),
+    go_backwards=st.booleans(),
+    unroll=st.booleans(),
+    reset_after=st.booleans(),
+    implementation=st.sampled_from([1, 2]),
+    masked=st.booleans(),
+    zero_output_for_mask=st.booleans(),
+    given_state=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_recurrent_layers(
+    keras: types.ModuleType,
+    kind: str,
+    time: int,
+    activation: Any,
+    use_bias: bool,
+    return_sequences: bool,
+    return_state: bool,
+    go_backwards: bool,
+    unroll: bool,
+    reset_after: bool,
+    implementation: int,
+    masked: bool,
+    zero_output_for_mask: bool,
+    given_state: bool,
+    seed: int,
+) -> None:
+    options = {
+        "activation": activation,
+        "use_bias": use_bias,
+        "return_sequences": return_sequences,
+        "return_state": return_state,
+        "go_backwards": go_backwards,
+        "unroll": unroll and not masked,  # in Keras masked steps of unrolled loops give something else
+        "zero_output_for_mask": zero_output_for_mask,
+    }
+    options |= {} if kind == "SimpleRNN" else {"implementation": implementation, "recurrent_activation": "sigmoid"}
+    options |= {"reset_after": reset_after} if kind == "GRU" else {}
+    call: dict[str, Any] = {"mask": draw_mask(seed, 2, time)} if masked else {}
+    if given_state:
+        call["initial_state"] = [draw(seed + state, 2, UNITS) for state in range(STATES[kind])]
+    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
+    compare_layers(keras, theirs, ours, draw(seed, 2, time, 2), weights_seed=seed, **call)
+
+
+@few_examples
+@hypothesis.given(
+    kind=st.sampled_from(["SimpleRNN", "GRU", "LSTM"]),
+    merge_mode=st.sampled_from(["concat", "sum", "mul", "ave", None]),
+    return_sequences=st.booleans(),
+    return_state=st.booleans(),
+    own_backward=st.booleans(),
+    masked=st.booleans(),
+    given_state=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_bidirectional(
+    keras: types.ModuleType,
+    kind: str,
+    merge_mode: str | None,
+    return_sequences: bool,
+    return_state: bool,
+    own_backward: bool,
+    masked: bool,
+    given_state: bool,
+    seed: int,
+) -> None:
+    made = []
+    for package in (keras.layers, layers):
+        options = {"return_sequences": return_sequences, "return_state": return_state}
+        layer = getattr(package, kind)(UNITS, **options)
+        backward = getattr(package, kind)(UNITS, activation="relu", go_backwards=True, **options)
+        made.append(
+            package.Bidirectional(layer, merge_mode=merge_mode, backward_layer=backward if own_backward else None)
+        )
+    call: dict[str, Any] = {"mask": draw_mask(seed, 2, 4)} if masked else {}
+    if given_state:
+        call["initial_state"] = [draw(seed + state, 2, UNITS) for state in range(2 * STATES[kind])]
+    compare_layers(keras, made[0], made[1], draw(seed, 2, 4, 2), weights_seed=seed, **call)
+
+
+@few_examples
+@hypothesis.given(
+    kinds=st.lists(st.sampled_from(["SimpleRNNCell", "GRUCell", "LSTMCell"]), min_size=2, max_size=3),
+    return_sequences=st.booleans(),
+    return_state=st.booleans(),
+    go_backwards=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_stacked_cells(
+    keras: types.ModuleType,
+    kinds: list[str],
+    return_sequences: bool,
+    return_state: bool,
+    go_backwards: bool,
+    masked: bool,
+    seed: int,
+) -> None:
+    options = {"return_sequences": return_sequences, "return_state": return_state, "go_backwards": go_backwards}
+    made = [
+        package.RNN([getattr(package, kind)(2 + place) for place, kind in enumerate(kinds)], **options)
+        for package in (keras.layers, layers)
+    ]
+    call: dict[str, Any] = {"mask": draw_mask(seed, 2, 4)} if masked else {}
+    compare_layers(keras, made[0], made[1], draw(seed, 2, 4, 2), weights_seed=seed, **call)
+
+
+@few_examples
+@hypothesis.given(
+    inner=st.sampled_from(["Dense", "BatchNormalization", "LSTM"]),
+    masked=st.booleans(),
+    training=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_time_distributed(keras: types.ModuleType, inner: str, masked: bool, training: bool, seed: int) -> None:
+    made = []
+    for package in (keras.layers, layers):
+        layer = (
+            package.BatchNormalization(momentum=0.5) if inner == "BatchNormalization" else getattr(package, inner)(3)
+        )
+        made.append(package.TimeDistributed(layer))
+    shape = (2, 3, 4, 2) if inner == "LSTM" else (4, 3, 2)
+    call: dict[str, Any] = {"mask": draw_mask(seed, *shape[: 3 if inner == "LSTM" else 2])} if masked else {}
+    compare_layers(keras, made[0], made[1], draw(seed, *shape), weights_seed=seed, training=training, **call)
+
+
+@pytest.mark.parametrize("kind", ["SimpleRNN", "GRU", "LSTM"])
+@pytest.mark.parametrize(("dropout", "recurrent_dropout"), [(0.4, 0.0), (0.4, 0.3)])
+def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str, dropout: float, recurrent_dropout: float) -> None:
+    options = {"dropout": dropout, "recurrent_dropout": recurrent_dropout, "seed": 7, "return_sequences": True}
+    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
+    x = draw(0, 4, 3, 2)
+    theirs.build(x.shape)
+    ours(x)
+    ours.set_weights(theirs.get_weights())
+    for _ in range(2):
+        assert_close(ours(x, training=True), theirs(x, training=True))
+
+
+def test_one_seed_drops_the_same_in_each_of_stacked_cells(keras: types.ModuleType) -> None:
+    made = [
+        package.RNN([package.LSTMCell(3, dropout=0.5, seed=1), package.GRUCell(4, recurrent_dropout=0.5, seed=2)])
+        for package in (keras.layers, layers)
+    ]
+    x = draw(0, 4, 3, 2)
+    made[0].build(x.shape)
+    made[1](x)
+    made[1].set_weights(made[0].get_weights())
+    assert_close(made[1](x, training=True), made[0](x, training=True))
+
+
+@pytest.mark.parametrize("kind", ["SimpleRNNCell", "GRUCell", "LSTMCell"])
+def test_first_weights_are_those_of_keras(keras: types.ModuleType, kind: str) -> None:
+    options = {"kernel_initializer": "ones", "bias_initializer": "zeros", "recurrent_initializer": "identity"}
+    options = options if kind == "SimpleRNNCell" else {**options, "recurrent_initializer": "ones"}
+    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
+    states = [draw(0, 2, UNITS)] * STATES[kind.removesuffix("Cell")]
+    assert_close(ours(draw(0, 2, 4), states), theirs(draw(0, 2, 4), states))
+    assert_close(ours.get_weights(), theirs.get_weights())
