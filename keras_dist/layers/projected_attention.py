@@ -1,0 +1,336 @@
+"""What `MultiHeadAttention` and `GroupedQueryAttention` share: projections to heads, masks, scores."""
+
+from __future__ import annotations
+
+import functools
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import regularizers
+from keras_dist.errors import ModelError
+from keras_dist.layers.arguments import check_rate, check_size
+from keras_dist.layers.dropout import Dropout
+from keras_dist.layers.einsum_dense import EinsumDense
+from keras_dist.layers.layer import Layer
+
+
+class ProjectedAttention(Layer):
+    """Attention between heads that are projections of a query, a key and a value.
+
+    Heads are a dim of their own in every weight, so that a layout can shard them: `query/kernel`, `key/kernel` and
+    `value/kernel` by `(None, "model", None)`, `attention_output/kernel` by `("model", None, None)` compute each head
+    on one device and add up the outputs in the end.
+
+    Subclasses say how many heads there are.
+
+    Attributes:
+        query_heads: number of heads of the query.
+        shared_heads: number of heads of key and value; a divisor of `query_heads`.
+        key_size: size of a head of query and key.
+        value_size: size of a head of the value.
+        output_dims: dims of the output after those of the sequence; None for the features of the query.
+        attention_axes: the dims of the input over which attention goes; None for all between batch and features.
+
+    Args:
+        dropout: which fraction of the scores is dropped in training.
+        use_bias: whether the projections add a bias.
+        sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
+        flash_attention: whether to insist on the fused kernel of cuDNN.
+        use_gate: whether a projection of the query, through a sigmoid, multiplies the result.
+        seed: fixes what is dropped.
+        kernel_initializer: gives the first values of all kernels; further arguments of weights likewise.
+        kernel_layout: where the dims of all kernels but that of the output lie.
+        output_kernel_layout: where the dims of `attention_output/kernel` lie.
+        bias_layout: where the dims of all biases but that of the output lie.
+        output_bias_layout: where the dims of `attention_output/bias` lie.
+        **kwargs: as of `Layer`.
+    """
+
+    query_heads: int
+    shared_heads: int
+    key_size: int
+    value_size: int
+    output_dims: tuple[int, ...] | None = None
+    attention_axes: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        *,
+        dropout: float,
+        use_bias: bool,
+        sliding_window: int | None,
+        flash_attention: bool | None,
+        use_gate: bool,
+        seed: int | None,
+        kernel_initializer: Any,
+        bias_initializer: Any,
+        kernel_regularizer: Any,
+        bias_regularizer: Any,
+        activity_regularizer: Any,
+        kernel_constraint: Any,
+        bias_constraint: Any,
+        kernel_layout: Any,
+        bias_layout: Any,
+        output_kernel_layout: Any,
+        output_bias_layout: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.dropout = check_rate("dropout", dropout, self.name)
+        self.use_bias = use_bias
+        self.sliding_window = (
+            None if sliding_window is None else check_size("sliding_window", sliding_window, self.name)
+        )
+        self.flash_attention = flash_attention
+        self.use_gate = use_gate
+        self.seed = seed
+        self.projection_regularizer = regularizers.get(activity_regularizer)
+        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
+        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
+        self.output_kernel_layout = output_kernel_layout
+        self.output_bias_layout = output_bias_layout
+        self.supports_masking = True
+        if flash_attention and self.dropout:
+            raise self._no_flash(f"dropout={dropout}", "dropout=0")
+
+    @property
+    def query_dense(self) -> Any:
+        """The projection of the query."""
+        return self._members["query"]
+
+    @property
+    def key_dense(self) -> Any:
+        """The projection of the key."""
+        return self._members["key"]
+
+    @property
+    def value_dense(self) -> Any:
+        """The projection of the value."""
+        return self._members["value"]
+
+    @property
+    def output_dense(self) -> Any:
+        """The projection of the result."""
+        return self._members["attention_output"]
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        """Create the projections, each with a `kernel` and a `bias`.
+
+        `query`, `key`, `value`, and `gate` where there is one, are (features, heads, size of a head), their biases
+        (heads, size of a head); `attention_output` is (heads, size of a head, features), its bias (features,).
+
+        Raises:
+            ModelError: the shapes do not fit each other.
+        """
+        key_shape = value_shape if key_shape is None else key_shape
+        self._check_shapes(query_shape, value_shape, key_shape)
+        rank = len(query_shape)
+        output_dims = self.output_dims or (query_shape[-1],)
+        members: dict[str, Layer] = {
+            "query": self._projection(rank, 1, (self.query_heads, self.key_size)),
+            "key": self._projection(rank, 1, (self.shared_heads, self.key_size)),
+        }
+        if self.use_gate:
+            members["gate"] = self._projection(rank, 1, (self.query_heads, self.value_size), activation="sigmoid")
+        members["value"] = self._projection(rank, 1, (self.shared_heads, self.value_size))
+        layouts = {"kernel_layout": self.output_kernel_layout, "bias_layout": self.output_bias_layout}
+        members["attention_output"] = self._projection(rank + 1, 2, output_dims, **layouts)
+        members["dropout"] = Dropout(self.dropout, seed=self.seed, dtype=self.dtype)
+        self._members = members
+
+    def call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """What each position of the query finds in the value.
+
+        Args:
+            query: (batch, target, features); more dims of positions are allowed where the layer says so.
+            value: (batch, source, features).
+            key: (batch, source, features); the value by default.
+            query_mask: which positions of the query count (batch, target).
+            value_mask: which positions of the value count (batch, source).
+            key_mask: likewise of the key.
+            attention_mask: which position may attend to which (batch, target, source), with or without the batch, and
+                with or without a dim for heads after it.
+            return_attention_scores: whether to return the scores, too.
+            training: whether scores are dropped.
+            use_causal_mask: whether no position attends to a later one.
+
+        Returns:
+            (batch, target, features), and with `return_attention_scores` (batch, heads, target, source).
+
+        Raises:
+            ModelError: a mask does not fit.
+        """
+        axes = self._axes(query.ndim)
+        mask = self._merged_mask(query, value, axes, query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
+        heads = self._members["query"](query)
+        keys, values = self._members["key"](value if key is None else key), self._members["value"](value)
+        fits_kernel = heads.ndim == 4 and self.key_size == self.value_size
+        if fits_kernel and not self.dropout and not return_attention_scores:
+            outputs, scores = self._attend_at_once(heads, keys, values, mask), None
+        elif self.flash_attention:
+            expected = "return_attention_scores=False, value_dim=key_dim, one dim of positions"
+            raise self._no_flash(f"return_attention_scores={return_attention_scores}, query {query.shape}", expected)
+        else:
+            outputs, scores = self._attend(heads, keys, values, mask, axes, training)
+        if self.use_gate:
+            outputs = outputs * self._members["gate"](query)
+        outputs = self._members["attention_output"](outputs)
+        return (outputs, scores) if return_attention_scores else outputs
+
+    def _attend_at_once(self, query: Any, key: Any, value: Any, mask: Any) -> jax.Array:
+        implementation = "cudnn" if self.flash_attention else None
+        options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
+        return jax.nn.dot_product_attention(query, key, value, **options)
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, mask: Any, axes: tuple[int, ...], training: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        repeats = self.query_heads // self.shared_heads
+        key, value = jnp.repeat(key, repeats, -2), jnp.repeat(value, repeats, -2)
+        targets, sources, products = _letters(query.ndim, axes)
+        scores = jnp.einsum(f"{sources},{targets}->{products}", key, query * jnp.asarray(self._scale, query.dtype))
+        scores = _masked_softmax(scores, mask, tuple(range(-len(axes), 0)))
+        kept = self._members["dropout"](scores, training=training)
+        return jnp.einsum(f"{products},{sources}->{targets}", kept, value), scores
+
+    def _merged_mask(
+        self,
+        query: Any,
+        value: Any,
+        axes: tuple[int, ...],
+        query_mask: Any,
+        value_mask: Any,
+        key_mask: Any,
+        attention_mask: Any,
+        causal: bool,
+    ) -> jax.Array | None:
+        """Which position may attend to which: as the scores, with dims of 1 where it is all the same."""
+        masks = [] if query_mask is None else [self._of_positions(query_mask, query, axes)[..., :, None]]
+        for mask, tensor in ((value_mask, value), (key_mask, value)):
+            masks += [] if mask is None else [self._of_positions(mask, tensor, axes)[..., None, :]]
+        if causal or self.sliding_window is not None:
+            if len(axes) != 1:
+                raise self._does_not_fit("a causal mask or a sliding window", f"attention over the dims {list(axes)}")
+            distance = jnp.arange(query.shape[axes[0]])[:, None] - jnp.arange(value.shape[axes[0]])
+            masks += [distance >= 0] if causal else []
+            masks += [] if self.sliding_window is None else [jnp.abs(distance) < self.sliding_window]
+        masks += [] if attention_mask is None else [attention_mask]
+        rank = query.ndim + len(axes)
+        found = [self._as_scores(jnp.asarray(mask, bool), rank, len(axes)) for mask in masks]
+        return functools.reduce(jnp.logical_and, found) if found else None
+
+    def _of_positions(self, mask: Any, tensor: Any, axes: tuple[int, ...]) -> Any:
+        """The mask of an input, if attention goes over its last dim."""
+        if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
+            raise self._does_not_fit(
+                f"a mask of shape {mask.shape}",
+                f"an input of shape {tensor.shape}, attention over the dims {list(axes)}",
+            )
+        return mask
+
+    def _as_scores(self, mask: jax.Array, rank: int, number_of_axes: int) -> jax.Array:
+        """The mask with the rank of the scores: the dims of heads come before those of the positions."""
+        positions = 2 * number_of_axes
+        if not positions <= mask.ndim <= rank:
+            raise self._does_not_fit(f"a mask of shape {mask.shape}", f"scores of rank {rank}")
+        batch = mask.ndim - positions
+        ones = (1,) * (rank - mask.ndim)
+        return mask.reshape(*mask.shape[:batch], *ones, *mask.shape[batch:])
+
+    @property
+    def _scale(self) -> float:
+        return 1 / math.sqrt(self.key_size)
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        """The dims of positions, of an input of this rank."""
+        return (
+            tuple(range(1, rank - 1)) if self.attention_axes is None else tuple(a % rank for a in self.attention_axes)
+        )
+
+    def _projection(self, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
+        """A layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
+        inputs = string.ascii_lowercase[:rank]
+        outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
+        free = inputs[: rank - bound]
+        return EinsumDense(
+            f"{inputs},{inputs[rank - bound :]}{outputs}->{free}{outputs}",
+            output_shape=(*[None] * (len(free) - 1), *output_dims),
+            bias_axes=outputs if self.use_bias else None,
+            **{
+                "kernel_initializer": self.kernel_initializer,
+                "bias_initializer": self.bias_initializer,
+                "kernel_regularizer": self.kernel_regularizer,
+                "bias_regularizer": self.bias_regularizer,
+                "activity_regularizer": self.projection_regularizer,
+                "kernel_constraint": self.kernel_constraint,
+                "bias_constraint": self.bias_constraint,
+                "kernel_layout": self.kernel_layout,
+                "bias_layout": self.bias_layout,
+                "dtype": self.dtype,
+                **options,
+            },
+        )
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        ranks = {len(query_shape), len(value_shape), len(key_shape)}
+        if len(ranks) > 1 or min(ranks) < 3 or value_shape[1:-1] != key_shape[1:-1]:
+            raise ModelError(
+                f"query, value and key of layer {self.name!r} do not fit each other",
+                given=f"query {tuple(query_shape)}, value {tuple(value_shape)}, key {tuple(key_shape)}",
+                expected="one rank of at least 3; value and key alike up to the last dim",
+                fix="query is (batch, target, features), value and key are (batch, source, features)",
+            )
+        rank = len(query_shape)
+        if not all(0 < axis < rank - 1 for axis in self._axes(rank)):
+            raise self._does_not_fit(f"attention_axes={list(self.attention_axes or ())}", f"inputs of rank {rank}")
+
+    def _does_not_fit(self, what: str, to: str) -> ModelError:
+        return ModelError(
+            f"layer {self.name!r} cannot attend",
+            given=f"{what} for {to}",
+            expected="masks (batch, target, source), and dims between the batch and the features",
+            fix="reshape it, or leave it out",
+        )
+
+    def _no_flash(self, given: str, expected: str) -> ModelError:
+        return ModelError(
+            f"`flash_attention` of layer {self.name!r} computes no scores",
+            given=f"flash_attention=True with {given}",
+            expected=expected,
+            fix="leave flash_attention out",
+        )
+
+
+def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
+    """Query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
+    targets = string.ascii_lowercase[:rank]
+    fresh = dict(zip(axes, string.ascii_lowercase[rank:], strict=False))
+    sources = "".join(fresh.get(dim, letter) for dim, letter in enumerate(targets))
+    batch = "".join(letter for dim, letter in enumerate(targets[:-1]) if dim not in axes)
+    products = batch + "".join(targets[axis] for axis in axes) + "".join(sources[axis] for axis in axes)
+    return targets, sources, products
+
+
+def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
+    """Scores that add up to 1; where everything is masked, to 0."""
+    if mask is None:
+        return jax.nn.softmax(scores, axes)
+    lowest = -3e4 if scores.dtype == jnp.float16 else -1e9
+    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, lowest), axes), 0)

@@ -1,0 +1,257 @@
+"""Attention, AdditiveAttention, MultiHeadAttention, GroupQueryAttention."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from keras_dist import layers
+from keras_dist.errors import ModelError
+from keras_dist.layers import call_context
+from tests.training.collectives import collectives_of
+
+MADE: dict[str, Any] = {
+    "multi": lambda **options: layers.MultiHeadAttention(4, 2, **options),
+    "gate": lambda **options: layers.MultiHeadAttention(4, 2, value_dim=3, use_gate=True, **options),
+    "group": lambda **options: layers.GroupQueryAttention(2, 4, 2, **options),
+}
+LISTED: dict[str, Any] = {
+    "dot": lambda **options: layers.Attention(use_scale=True, **options),
+    "concat": lambda **options: layers.Attention(score_mode="concat", **options),
+    "additive": lambda **options: layers.AdditiveAttention(**options),
+}
+
+
+def draw(*shape: int, seed: int = 0) -> jnp.ndarray:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def test_weights_have_the_paths_and_shapes_of_keras() -> None:
+    layer = MADE["gate"]()
+    layer(draw(2, 3, 6), draw(2, 5, 7), draw(2, 5, 8))
+    assert [(weight.path, weight.shape) for weight in layer.weights] == [
+        ("query/kernel", (6, 4, 2)),
+        ("query/bias", (4, 2)),
+        ("key/kernel", (8, 4, 2)),
+        ("key/bias", (4, 2)),
+        ("gate/kernel", (6, 4, 3)),
+        ("gate/bias", (4, 3)),
+        ("value/kernel", (7, 4, 3)),
+        ("value/bias", (4, 3)),
+        ("attention_output/kernel", (4, 3, 6)),
+        ("attention_output/bias", (6,)),
+    ]
+    grouped = MADE["group"](use_bias=False)
+    grouped(draw(2, 3, 6), draw(2, 5, 6))
+    assert [(weight.path, weight.shape) for weight in grouped.weights] == [
+        ("query/kernel", (6, 4, 2)),
+        ("key/kernel", (6, 2, 2)),
+        ("value/kernel", (6, 2, 2)),
+        ("attention_output/kernel", (4, 2, 6)),
+    ]
+    for kind, expected in {
+        "dot": [("scale", ())],
+        "concat": [("concat_score_weight", ())],
+        "additive": [("scale", (6,))],
+    }.items():
+        listed = LISTED[kind]()
+        listed([draw(2, 3, 6), draw(2, 5, 6)])
+        assert [(weight.path, weight.shape) for weight in listed.weights] == expected
+
+
+@pytest.mark.parametrize("kind", [*MADE, *LISTED])
+def test_a_layer_from_a_config_computes_the_same(kind: str) -> None:
+    layer = {**MADE, **LISTED}[kind](name="mine", dropout=0.1, seed=3)
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    inputs: Any = (draw(2, 3, 6), draw(2, 5, 6)) if kind in MADE else ([draw(2, 3, 6), draw(2, 5, 6)],)
+    layer(*inputs)
+    again(*inputs)
+    again.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(again(*inputs, training=True), layer(*inputs, training=True))
+
+
+def test_symbolic_shapes_keep_unknown_dims() -> None:
+    query, value = layers.Input((None, 6)), layers.Input((5, 6))
+    for make in MADE.values():
+        assert make()(query, value).shape == (None, None, 6)
+        outputs, scores = make()(value, value, return_attention_scores=True)
+        assert (outputs.shape, scores.shape) == ((None, 5, 6), (None, 4, 5, 5))
+    assert layers.MultiHeadAttention(4, 2, output_shape=(3, 2))(query, value).shape == (None, None, 3, 2)
+    for make in LISTED.values():
+        assert make()([query, value]).shape == (None, None, 6)
+
+
+@pytest.mark.parametrize("kind", [*MADE, *LISTED])
+def test_half_precision_stays(kind: str) -> None:
+    layer = {**MADE, **LISTED}[kind](dtype="bfloat16")
+    tensors = [draw(2, 3, 6), draw(2, 5, 6)]
+    outputs = layer(*tensors) if kind in MADE else layer(tensors)
+    assert outputs.dtype == jnp.bfloat16
+    assert {weight.dtype for weight in layer.weights} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_layouts_reach_the_projections(kind: str) -> None:
+    layer = MADE[kind](
+        kernel_layout=(None, "model", None),
+        bias_layout=("model", None),
+        output_kernel_layout=("model", None, None),
+        output_bias_layout=("data",),
+    )
+    layer(draw(2, 3, 6), draw(2, 5, 6))
+    for one in (layer.query_dense, layer.key_dense, layer.value_dense):
+        assert one.kernel.get_metadata()["layout"] == (None, "model", None)
+        assert one.bias.get_metadata()["layout"] == ("model", None)
+    assert layer.output_dense.kernel.get_metadata()["layout"] == ("model", None, None)
+    assert layer.output_dense.bias.get_metadata()["layout"] == ("data",)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("scores", [False, True])
+def test_sharded_heads_cost_one_sum(kind: str, scores: bool) -> None:
+    layer, x = MADE[kind](), draw(4, 3, 8)
+    expected = layer(x, x, use_causal_mask=True, return_attention_scores=scores)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    specs = {"query": 1, "key": 1, "gate": 1, "value": 1, "attention_output": 0}
+
+    def place(parts: Any, value: Any) -> Any:
+        heads = specs[parts[1]] - (parts[-1] == "bias")
+        axes = [None] * value.ndim
+        if heads >= 0:
+            axes[heads] = "model"
+        return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    graph, state = nnx.split(layer)
+    placed = nnx.from_flat_state(
+        [(parts, leaf.replace(place(parts, leaf[...]))) for parts, leaf in nnx.to_flat_state(state)]
+    )
+
+    @jax.jit
+    def call(state: Any, x: Any) -> Any:
+        return nnx.merge(graph, state, copy=True)(x, x, use_causal_mask=True, return_attention_scores=scores)
+
+    spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), call(placed, spread), expected)
+    assert [kind for kind, _ in collectives_of(call.lower(placed, spread))] == ["all-reduce"]
+
+
+def test_nothing_comes_from_masked_positions() -> None:
+    query, value, other = draw(2, 3, 6), draw(2, 4, 6), draw(2, 4, 6, seed=1)
+    mask = jnp.array([[True, True, False, False], [True, False, True, False]])
+    mixed = jnp.where(mask[..., None], value, other)
+    for make in MADE.values():
+        layer = make()
+        for scores in (False, True):
+            options = {"value_mask": mask, "return_attention_scores": scores}
+            found = [layer(query, tensor, **options) for tensor in (value, mixed)]
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *found)
+    for make in LISTED.values():
+        listed = make()
+        found = [listed([query, tensor], mask=[None, mask]) for tensor in (value, mixed)]
+        np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
+
+
+def test_no_position_sees_a_later_one() -> None:
+    x = draw(1, 4, 6)
+    changed = x.at[:, 2:].set(0)
+    for make in MADE.values():
+        layer = make()
+        np.testing.assert_allclose(
+            layer(x, x, use_causal_mask=True)[:, :2], layer(changed, changed, use_causal_mask=True)[:, :2], rtol=1e-5
+        )
+    grid = draw(1, 3, 4, 6)
+    over_columns = layers.MultiHeadAttention(2, 2, attention_axes=2)
+    later = grid.at[:, :, 3:].set(0)
+    np.testing.assert_allclose(
+        over_columns(grid, grid, use_causal_mask=True)[:, :, :3],
+        over_columns(later, later, use_causal_mask=True)[:, :, :3],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_a_window_reaches_so_far() -> None:
+    x = draw(1, 5, 6)
+    _, scores = layers.MultiHeadAttention(2, 2, sliding_window=2)(x, x, return_attention_scores=True)
+    near = np.abs(np.arange(5)[:, None] - np.arange(5)) < 2
+    np.testing.assert_array_equal(np.asarray(scores[0, 0]) > 0, near)
+
+
+def test_a_given_mask_of_the_query_counts() -> None:
+    x, mask = draw(1, 3, 6), jnp.array([[True, False, True]])
+    _, scores = layers.MultiHeadAttention(2, 2)(x, x, query_mask=mask, return_attention_scores=True)
+    np.testing.assert_array_equal(scores[:, :, 1], 0)
+
+
+def test_masks_of_tensors_reach_attention_and_go_on() -> None:
+    query, value = draw(2, 3, 6), draw(2, 4, 6)
+    query_mask, value_mask = jnp.array([[True, True, False]] * 2), jnp.array([[True, False, True, True]] * 2)
+    for kind, make in {**MADE, **LISTED}.items():
+        layer = make()
+        with call_context.entered(False) as context:
+            context.set_mask([query, value], [query_mask, value_mask])
+            outputs = layer(query, value) if kind in MADE else layer([query, value])
+            assert context.mask_of(outputs) is query_mask
+        masks = (
+            {"query_mask": query_mask, "value_mask": value_mask} if kind in MADE else {"mask": [query_mask, value_mask]}
+        )
+        given = layer(query, value, **masks) if kind in MADE else layer([query, value], **masks)
+        np.testing.assert_array_equal(outputs, given)
+
+
+def test_regularizers_of_outputs_count_for_each_projection() -> None:
+    layer = MADE["multi"](activity_regularizer=lambda outputs: jnp.float32(1))
+    with call_context.entered(False) as context:
+        layer(draw(2, 3, 6), draw(2, 3, 6))
+        assert len(context.losses) == 4
+
+
+X = np.ones((2, 3, 6), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: layers.MultiHeadAttention(0, 2), ("`num_heads`", "num_heads=0")),
+        (lambda: layers.MultiHeadAttention(2, 0), ("`key_dim`", "key_dim=0")),
+        (lambda: layers.MultiHeadAttention(2, 2, value_dim=-1), ("`value_dim`", "value_dim=-1")),
+        (lambda: layers.MultiHeadAttention(2, 2, dropout=2), ("`dropout`", "dropout=2")),
+        (lambda: layers.MultiHeadAttention(2, 2, output_shape="6"), ("`output_shape`", "'6'")),
+        (lambda: layers.MultiHeadAttention(2, 2, attention_axes=1.5), ("`attention_axes`", "1.5")),
+        (lambda: layers.MultiHeadAttention(2, 2, attention_axes=2)(X, X), ("attention_axes=[2]", "rank 3")),
+        (lambda: layers.MultiHeadAttention(2, 2, sliding_window=0), ("`sliding_window`", "sliding_window=0")),
+        (
+            lambda: layers.MultiHeadAttention(2, 2, flash_attention=True, dropout=0.1),
+            ("flash_attention", "dropout=0.1"),
+        ),
+        (
+            lambda: layers.MultiHeadAttention(2, 2, flash_attention=True)(X, X, return_attention_scores=True),
+            ("flash_attention", "return_attention_scores=True"),
+        ),
+        (lambda: layers.MultiHeadAttention(2, 2)(X, X[:, 0]), ("(2, 3, 6)", "(2, 6)", "(batch, source, features)")),
+        (lambda: layers.MultiHeadAttention(2, 2)(X, X, X[:, :2]), ("(2, 2, 6)", "value and key alike")),
+        (lambda: layers.MultiHeadAttention(2, 2)(X, X, attention_mask=X[0, 0] > 0), ("a mask of shape (6,)",)),
+        (lambda: layers.MultiHeadAttention(2, 2)(X, X, value_mask=X > 0), ("a mask of shape (2, 3, 6)",)),
+        (
+            lambda: layers.MultiHeadAttention(2, 2)(X[:, :, None], X[:, :, None], use_causal_mask=True),
+            ("a causal mask", "dims [1, 2]"),
+        ),
+        (lambda: layers.GroupQueryAttention(2, 4, 3), ("`num_key_value_heads`", "num_query_heads=4")),
+        (lambda: layers.GroupQueryAttention(2, 4, 2)(X[:, 0], X[:, 0]), ("rank 3", "(2, 6)")),
+        (lambda: layers.Attention(score_mode="sum"), ("`score_mode`", "'dot', 'concat'")),
+        (lambda: layers.Attention(dropout=-1), ("`dropout`",)),
+        (lambda: layers.Attention()(X), ("a list of 2 or 3 inputs", "attention([query, value])")),
+        (lambda: layers.AdditiveAttention()([X]), ("a list of 2 or 3 inputs", "1 of them")),
+        (lambda: layers.Attention()([X, X], mask=X[..., 0] > 0), ("a list of 2 or 3 masks",)),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)

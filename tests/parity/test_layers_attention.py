@@ -1,0 +1,242 @@
+"""Attention against Keras."""
+
+import types
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from keras_dist import layers
+from keras_dist.layers import call_context
+from tests.parity.compare import assert_close, compare_layers, few_examples
+
+BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
+
+
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def draw_mask(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(shape) < 0.6
+
+
+def compare_projected(theirs: Any, ours: Any, tensors: list[np.ndarray], seed: int, **call: Any) -> None:
+    """Outputs and gradients of layers whose call takes query, value and key."""
+    theirs(*tensors, **call)
+    ours(*tensors, **call)
+    assert [w.name for w in ours.weights] == [w.name for w in theirs.weights]
+    assert [w.path for w in ours.weights] == [w.path.partition("/")[2] for w in theirs.weights]
+    random = np.random.default_rng(seed)
+    values = [random.uniform(-0.9, 0.9, weight.shape).astype(np.float32) for weight in theirs.weights]
+    theirs.set_weights(values)
+    ours.set_weights(values)
+    trained = [variable.value for variable in theirs.trainable_variables]
+    fixed = [variable.value for variable in theirs.non_trainable_variables]
+    graph, state = nnx.split(ours)
+
+    def probed(outputs: Any) -> Any:
+        weight = [jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape) for leaf in jax.tree.leaves(outputs)]
+        return sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(outputs), weight, strict=True)), outputs
+
+    def their_loss(tensors: Any) -> Any:
+        return probed(theirs.stateless_call(trained, fixed, *tensors, **call)[0])
+
+    def our_loss(tensors: Any) -> Any:
+        return probed(nnx.merge(graph, state, copy=True)(*tensors, **call))
+
+    arrays = [jnp.asarray(tensor) for tensor in tensors]
+    assert_close(
+        jax.jit(jax.value_and_grad(our_loss, has_aux=True))(arrays),
+        jax.jit(jax.value_and_grad(their_loss, has_aux=True))(arrays),
+    )
+
+
+masks = st.sampled_from(["none", "value", "value_and_key", "attention", "attention_of_heads", "attention_of_all"])
+
+
+def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
+    found = {
+        "value": {"value_mask": draw_mask(seed, BATCH, SOURCE)},
+        "value_and_key": {
+            "value_mask": draw_mask(seed, BATCH, SOURCE),
+            "key_mask": draw_mask(seed + 1, BATCH, SOURCE),
+        },
+        "attention": {"attention_mask": draw_mask(seed, BATCH, TARGET, SOURCE)},
+        "attention_of_heads": {"attention_mask": draw_mask(seed, BATCH, heads, TARGET, SOURCE)},
+        "attention_of_all": {"attention_mask": draw_mask(seed, TARGET, SOURCE)},
+    }
+    return found.get(kind, {})
+
+
+@few_examples
+@hypothesis.given(
+    num_heads=st.sampled_from([1, 2]),
+    value_dim=st.sampled_from([None, 5]),
+    output_shape=st.sampled_from([None, 3, (2, 3)]),
+    use_bias=st.booleans(),
+    use_gate=st.booleans(),
+    sliding_window=st.sampled_from([None, 2]),
+    causal=st.booleans(),
+    scores=st.booleans(),
+    own_key=st.booleans(),
+    masked=masks,
+    seed=st.integers(0, 2**16),
+)
+def test_multi_head_attention(
+    keras: types.ModuleType,
+    num_heads: int,
+    value_dim: int | None,
+    output_shape: Any,
+    use_bias: bool,
+    use_gate: bool,
+    sliding_window: int | None,
+    causal: bool,
+    scores: bool,
+    own_key: bool,
+    masked: str,
+    seed: int,
+) -> None:
+    options = {
+        "num_heads": num_heads,
+        "key_dim": 3,
+        "value_dim": value_dim if scores else None,  # without scores Keras takes no other value_dim
+        "output_shape": output_shape,
+        "use_bias": use_bias,
+        "use_gate": use_gate,
+        "sliding_window": sliding_window,
+    }
+    tensors = [draw(seed, BATCH, TARGET, FEATURES), draw(seed + 1, BATCH, SOURCE, FEATURES)]
+    tensors += [draw(seed + 2, BATCH, SOURCE, 2)] if own_key else []
+    if masked == "attention_of_heads" and (causal or sliding_window):
+        masked = "attention"  # Keras adds the dim of heads to the one and not to the other
+    if masked == "value_and_key" and not own_key:
+        masked = "value"
+    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, num_heads)}
+    compare_projected(
+        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, seed, **call
+    )
+
+
+@few_examples
+@hypothesis.given(
+    axes=st.sampled_from([None, 1, 2, (1, 2), (-2,)]),
+    use_bias=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bias: bool, seed: int) -> None:
+    options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}
+    x = draw(seed, BATCH, 3, 2, FEATURES)
+    ours, theirs = layers.MultiHeadAttention(**options), keras.layers.MultiHeadAttention(**options)
+    compare_projected(theirs, ours, [x, x + 1], seed, return_attention_scores=True)
+
+
+@few_examples
+@hypothesis.given(
+    shared_heads=st.sampled_from([1, 2, 4]),
+    use_bias=st.booleans(),
+    use_gate=st.booleans(),
+    sliding_window=st.sampled_from([None, 2]),
+    causal=st.booleans(),
+    scores=st.booleans(),
+    masked=masks,
+    seed=st.integers(0, 2**16),
+)
+def test_grouped_query_attention(
+    keras: types.ModuleType,
+    shared_heads: int,
+    use_bias: bool,
+    use_gate: bool,
+    sliding_window: int | None,
+    causal: bool,
+    scores: bool,
+    masked: str,
+    seed: int,
+) -> None:
+    options = {
+        "head_dim": 3,
+        "num_query_heads": 4,
+        "num_key_value_heads": shared_heads,
+        "use_bias": use_bias,
+        "use_gate": use_gate,
+        "sliding_window": sliding_window,
+    }
+    if masked == "attention_of_heads" and (causal or sliding_window):
+        masked = "attention"
+    tensors = [draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE))]
+    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, 4)}
+    compare_projected(
+        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, seed, **call
+    )
+
+
+@few_examples
+@hypothesis.given(
+    kind=st.sampled_from(["dot", "concat", "additive"]),
+    use_scale=st.booleans(),
+    own_key=st.booleans(),
+    causal=st.booleans(),
+    scores=st.booleans(),
+    masked=st.sampled_from([None, "query", "value", "both"]),
+    seed=st.integers(0, 2**16),
+)
+def test_attention(
+    keras: types.ModuleType,
+    kind: str,
+    use_scale: bool,
+    own_key: bool,
+    causal: bool,
+    scores: bool,
+    masked: str | None,
+    seed: int,
+) -> None:
+    made = [
+        package.AdditiveAttention(use_scale) if kind == "additive" else package.Attention(use_scale, score_mode=kind)
+        for package in (keras.layers, layers)
+    ]
+    tensors = [
+        draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE)[: 2 + own_key])
+    ]
+    call: dict[str, Any] = {"return_attention_scores": scores, "use_causal_mask": causal}
+    if masked:
+        query = draw_mask(seed, BATCH, TARGET) if masked in ("query", "both") else None
+        call["mask"] = [query, draw_mask(seed, BATCH, SOURCE) if masked in ("value", "both") else None]
+    compare_layers(keras, made[0], made[1], tensors, weights_seed=seed, **call)
+
+
+def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> None:
+    mask = np.array([[True, True, False], [True, False, False]])
+    x = draw(0, BATCH, 3, FEATURES)
+    theirs, ours = keras.layers.MultiHeadAttention(2, 3), layers.MultiHeadAttention(2, 3)
+    theirs(x, x)
+    ours(x, x)
+    ours.set_weights(theirs.get_weights())
+    for scores in (False, True):
+        tensor = keras.ops.convert_to_tensor(x)
+        keras.src.backend.set_keras_mask(tensor, mask)
+        expected = theirs(tensor, tensor, return_attention_scores=scores)
+        with call_context.entered(False) as context:
+            inputs = jnp.asarray(x)
+            context.set_mask(inputs, mask)
+            outputs = ours(inputs, inputs, return_attention_scores=scores)
+            assert_close(outputs, expected)
+            first = (outputs[0], expected[0]) if scores else (outputs, expected)
+            assert_close(context.mask_of(first[0]), keras.src.backend.get_keras_mask(first[1]))
+
+
+@pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
+def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
+    sizes = {"MultiHeadAttention": (2, 3), "GroupQueryAttention": (3, 4, 2)}.get(kind, ())
+    made = [getattr(package, kind)(*sizes, dropout=0.4, seed=5) for package in (keras.layers, layers)]
+    x = draw(0, BATCH, TARGET, FEATURES)
+    inputs = (x, x) if sizes else ([x, x],)
+    for layer in made:
+        layer(*inputs)
+    made[1].set_weights(made[0].get_weights())
+    for _ in range(2):
+        assert_close(made[1](*inputs, training=True), made[0](*inputs, training=True))
