@@ -16,8 +16,9 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.blueprint import fresh_copy
 
-_STAND_INS = (83, 89)
-"""Two sizes for dims of unknown size. The dims of an output that differ between them are unknown, too."""
+_STAND_INS = (1009, 2017)
+"""Two sizes for dims of unknown size, large enough for strides and pools; nothing of these sizes is ever allocated. The
+dims of an output that differ between them are unknown, too."""
 
 _counter = itertools.count()
 
@@ -54,7 +55,9 @@ class Operation:
     name: str
 
     def __call__(self, *args: Any) -> Any:
-        """The result for arrays and numbers."""
+        """The result for arrays and numbers; a symbolic one where there is a symbolic tensor among them."""
+        if is_any_symbolic(args):
+            return connect(self, args, {})
         return OPERATIONS[self.name](*args)
 
 

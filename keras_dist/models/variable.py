@@ -18,7 +18,8 @@ class ModelVariable:
     """A handle on one variable of a model. It holds no array: it reads and writes the model's current state.
 
     Attributes:
-        path: its name, such as `d1/kernel`.
+        path: the names that lead to it, such as `d1/kernel`.
+        name: the last of them, such as `kernel`.
         shape: its dims.
         dtype: its element type.
         layout: its `TensorLayout`.
@@ -29,6 +30,7 @@ class ModelVariable:
         self._row = row
         self._cell = cell
         self.path = row.path
+        self.name = row.path.rpartition("/")[2]
         self.shape = row.shape
         self.dtype = row.dtype
         self.trainable = cell.is_trained(row.path)

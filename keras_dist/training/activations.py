@@ -76,12 +76,11 @@ def _constrain(name: str, value: Any, distribution: Distribution) -> Any:
     layout = _checked(name, np.shape(value), distribution)
     if layout is None:
         return value
-    mesh = distribution.device_mesh
-    if np.shape(value)[0] % mesh.axis_size(layout.axes[0]) == 0:
-        return distribute_tensor(value, layout)
-    # the last, shorter batch: JAX constrains only what divides, and XLA shards the rest as it sees fit
-    spec = jax.sharding.PartitionSpec(jax.sharding.PartitionSpec.UNCONSTRAINED, *layout.axes[1:])
-    return distribute_tensor(value, jax.sharding.NamedSharding(mesh.backend_mesh, spec))
+    if np.shape(value)[0] % distribution.device_mesh.axis_size(layout.axes[0]):
+        # The last, shorter batch. JAX constrains only what divides; and of rows that do not divide, with another dim
+        # sharded, XLA computes wrong gradients of convolutions: `real_rows` has put them on every device
+        return value
+    return distribute_tensor(value, layout)
 
 
 def _checked(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout | None:

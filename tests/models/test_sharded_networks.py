@@ -1,0 +1,217 @@
+"""Networks of the kinds that people train, sharded, against themselves on one device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from tests.layouts import MESHES, on, one_device
+
+CLASSES = 4
+
+
+def of_tokens(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 8 tokens out of 16, some of them 0 at the end; a class for each row."""
+    random = np.random.default_rng(0)
+    x = random.integers(1, 16, (rows, 8))
+    for row, length in zip(x, random.integers(3, 9, rows), strict=True):
+        row[length:] = 0
+    return x.astype(np.int32), random.integers(0, CLASSES, rows).astype(np.int32)
+
+
+def next_tokens(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    x, _ = of_tokens(rows)
+    return x[:, :-1], x[:, 1:]
+
+
+def of_images(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    images = random.normal(size=(rows, 8, 8, 3)).astype(np.float32)
+    return images, random.integers(0, CLASSES, rows).astype(np.int32)
+
+
+def of_rows(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.normal(size=(rows, 8)).astype(np.float32), random.integers(0, CLASSES, rows).astype(np.int32)
+
+
+def shared_layer() -> kd.Model:
+    inputs = kd.Input((8,))
+    shared = layers.Dense(8, activation="tanh", name="d1")
+    return kd.Model(inputs, layers.Dense(CLASSES, name="d2")(shared(shared(inputs))))
+
+
+class TiedEmbeddings(kd.Model):
+    """A language model whose output layer is its embedding, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = layers.Embedding(16, 8)
+        self.d1 = layers.Dense(8, activation="relu")
+
+    def call(self, tokens: Any) -> Any:
+        return self.d1(self.embedding(tokens)) @ jnp.transpose(self.embedding.embeddings[...])
+
+
+def tied_by_calling_twice() -> kd.Model:
+    tokens = kd.Input((7,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(16, 8, name="embedding")
+    hidden = layers.Dense(8, activation="relu", name="d1")(embedding(tokens))
+    return kd.Model(tokens, embedding(hidden, reverse=True))
+
+
+def normalised() -> kd.Model:
+    return kd.Sequential(
+        [
+            kd.Input((8, 8, 3)),
+            layers.Conv2D(8, 3, padding="same", use_bias=False, name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.Activation("relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(CLASSES, name="d2"),
+        ]
+    )
+
+
+def recurrent() -> kd.Model:
+    return kd.Sequential(
+        [
+            kd.Input((8,), dtype="int32"),
+            layers.Embedding(16, 8, mask_zero=True, name="embedding"),
+            layers.Bidirectional(layers.LSTM(8, name="lstm"), name="both"),
+            layers.Dense(CLASSES, name="d2"),
+        ]
+    )
+
+
+class Block(layers.Layer):
+    """Attention and two dense layers, each with a residual."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.norm1 = layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(num_heads=8, key_dim=4, dropout=0.1)
+        self.norm2 = layers.LayerNormalization()
+        self.up = layers.Dense(16, activation="gelu")
+        self.down = layers.Dense(8)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        h = self.norm1(x)
+        x = x + self.attention(h, h, use_causal_mask=True, training=training)
+        return x + self.down(self.up(self.norm2(x)))
+
+
+class Transformer(kd.Model):
+    """Two blocks over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = layers.Embedding(16, 8)
+        self.blocks = [Block(), Block()]
+        self.head = layers.Dense(16)
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.head(x)
+
+
+NETWORKS: dict[str, tuple[Callable[[], kd.Model], Any, dict[str, tuple[Any, ...]]]] = {
+    "a shared layer": (shared_layer, of_rows, {"d1/kernel": (None, "model")}),
+    "tied embeddings": (TiedEmbeddings, next_tokens, {"embedding/embeddings": ("model", None)}),
+    "an embedding called twice": (tied_by_calling_twice, next_tokens, {"embedding/embeddings": ("model", None)}),
+    "BatchNormalization": (normalised, of_images, {"conv/kernel": (None, None, None, "model")}),
+    "an LSTM": (recurrent, of_tokens, {r"both/.*/(recurrent_)?kernel": (None, "model")}),
+    "a transformer": (
+        Transformer,
+        next_tokens,
+        {
+            r"blocks/\d/attention/(query|key|value)/kernel": (None, "model", None),
+            r"blocks/\d/attention/(query|key|value)/bias": ("model", None),
+            r"blocks/\d/attention/attention_output/kernel": ("model", None, None),
+            r"blocks/\d/up/kernel": (None, "model"),
+            r"blocks/\d/down/kernel": ("model", None),
+        },
+    ),
+}
+
+
+def trained(make: Callable[[], kd.Model], data: Any, distribution: kd.Distribution) -> tuple[list[float], kd.Model]:
+    """The losses of two epochs with uneven last batches and of an evaluation, and the model."""
+    kd.set_random_seed(11)
+    x, y = data(21)
+    with distribution.scope():
+        model = make()
+        # plain descent: Adam would make rounding errors of zero gradients as large as steps
+        model.compile(
+            kd.optimizers.SGD(0.1), loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+        )
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+        return [*history, *model.evaluate(x, y, batch_size=8, verbose=0)], model
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> dict[str, tuple[list[float], list[np.ndarray], list[np.ndarray]]]:
+    return {}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_it_equals_itself_on_one_device(network, mesh, on_one_device):
+    make, data, rules = NETWORKS[network]
+    if network not in on_one_device:
+        losses, model = trained(make, data, one_device())
+        on_one_device[network] = losses, model.get_weights(), model.predict(data(5)[0], verbose=0)
+    expected, weights, outputs = on_one_device[network]
+    losses, model = trained(make, data, on(mesh, rules))
+    assert np.allclose(losses, expected, rtol=1e-5)
+    for ours, theirs in zip(model.get_weights(), weights, strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert np.allclose(model.predict(data(5)[0], verbose=0), outputs, rtol=1e-5, atol=1e-5)
+    sharded = [row for row in model.layout_plan.rows if any(row.axes)]
+    assert sharded or mesh == "data=8,model=1" or not rules
+
+
+@pytest.mark.parametrize("rule", ["input/x", "conv1/output"])
+def test_a_convolution_may_be_sharded_spatially(rule):
+    """SAME padding: XLA exchanges the rows at the borders of the shards."""
+
+    def make() -> kd.Model:
+        return kd.Sequential(
+            [
+                kd.Input((8, 8, 3)),
+                layers.Conv2D(4, 3, padding="same", activation="relu", name="conv1"),
+                layers.Conv2D(4, 5, padding="same", strides=2, activation="relu", name="conv2"),
+                layers.Flatten(),
+                layers.Dense(CLASSES),
+            ]
+        )
+
+    mesh = kd.DeviceMesh((2, 4), ("data", "spatial"))
+    rules: Any = kd.LayoutMap(mesh)
+    rules[rule] = ("data", "spatial", None, None)
+    expected, reference = trained(make, of_images, one_device())
+    losses, model = trained(make, of_images, kd.ModelParallel(layout_map=rules, batch_dim_name="data", strict=True))
+    assert np.allclose(losses, expected, rtol=1e-5)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    text = model.lower_train_step(*of_images(8)).compile().as_text()
+    assert "collective-permute" in text  # the halo
+
+
+def test_statistics_of_batch_normalization_are_those_of_the_whole_batch():
+    x, _ = of_images(8)
+    for distribution in (one_device(), on("data=8,model=1", {})):
+        kd.set_random_seed(0)
+        with distribution.scope():
+            model = kd.Sequential([kd.Input((8, 8, 3)), layers.BatchNormalization(momentum=0.0, name="norm")])
+            model.compile("sgd", "mse")
+            model.fit(x, x, batch_size=8, verbose=0)
+        norm = model.get_layer("norm")
+        assert np.allclose(norm.moving_mean.numpy(), x.mean(axis=(0, 1, 2)), atol=1e-6)
+        assert np.allclose(norm.moving_variance.numpy(), x.var(axis=(0, 1, 2)), rtol=1e-5)
