@@ -45,11 +45,17 @@ if TYPE_CHECKING:
     from keras_dist.distribution import list_devices as list_devices
     from keras_dist.distribution import set_distribution as set_distribution
     from keras_dist.distribution import use_cpu_devices as use_cpu_devices
+    from keras_dist.initializers import Initializer as Initializer
     from keras_dist.layers import Input as Input
+    from keras_dist.layers import InputSpec as InputSpec
     from keras_dist.layers import Layer as Layer
+    from keras_dist.losses import Loss as Loss
+    from keras_dist.metrics import Metric as Metric
     from keras_dist.models import Model as Model
     from keras_dist.models import Sequential as Sequential
+    from keras_dist.optimizers import Optimizer as Optimizer
     from keras_dist.random import set_random_seed as set_random_seed
+    from keras_dist.regularizers import Regularizer as Regularizer
     from keras_dist.training import check_equivalence as check_equivalence
 
 __version__ = "0.1.0"
@@ -85,10 +91,16 @@ _PACKAGE_OF = {
     "History": "callbacks",
     "LayoutMap": "distribution",
     "LayoutPlan": "distribution",
+    "Initializer": "initializers",
     "Input": "layers",
+    "InputSpec": "layers",
     "Layer": "layers",
+    "Loss": "losses",
+    "Metric": "metrics",
     "Model": "models",
     "ModelParallel": "distribution",
+    "Optimizer": "optimizers",
+    "Regularizer": "regularizers",
     "Sequential": "models",
     "TensorLayout": "distribution",
     "check_equivalence": "training",

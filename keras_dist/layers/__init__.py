@@ -37,6 +37,7 @@ from keras_dist.layers.global_pooling import (
 from keras_dist.layers.group_normalization import GroupNormalization
 from keras_dist.layers.grouped_query_attention import GroupedQueryAttention, GroupQueryAttention
 from keras_dist.layers.gru import GRU, GRUCell
+from keras_dist.layers.identifiers import deserialize, serialize
 from keras_dist.layers.input_layer import Input, InputLayer
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.joining import Concatenate, Dot, concatenate, dot
@@ -224,9 +225,11 @@ __all__ = [
     "add",
     "average",
     "concatenate",
+    "deserialize",
     "dot",
     "maximum",
     "minimum",
     "multiply",
+    "serialize",
     "subtract",
 ]
