@@ -45,7 +45,7 @@ from keras_dist.metrics.correlation import (
     pearson_correlation,
 )
 from keras_dist.metrics.f_score import F1Score, FBetaScore
-from keras_dist.metrics.identifiers import get, get_all
+from keras_dist.metrics.identifiers import deserialize, get, get_all, serialize
 from keras_dist.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
 from keras_dist.metrics.margin import CategoricalHinge, Hinge, SquaredHinge
 from keras_dist.metrics.metric import Metric
@@ -75,8 +75,6 @@ from keras_dist.metrics.regression import (
     RootMeanSquaredError,
 )
 from keras_dist.metrics.variable import MetricVariable
-from keras_dist.saving import deserialize_keras_object as deserialize
-from keras_dist.saving import serialize_keras_object as serialize
 
 __all__ = [
     "AUC",

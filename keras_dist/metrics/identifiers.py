@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import saving
@@ -122,6 +123,32 @@ def get(identifier: Any) -> Metric:
         expected="a name, a Metric, or a callable (y_true, y_pred) -> values",
         fix='for example metrics=["accuracy"]',
     )
+
+
+def serialize(metric: Any) -> dict[str, Any]:
+    """A `Metric` or a named function as a config of plain values.
+
+    Raises:
+        ConfigError: it cannot be written down.
+
+    Source: `keras.metrics.serialize`.
+    """
+    return saving.serialize_keras_object(metric)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """The `Metric` or function that `serialize` has written down, here or in Keras.
+
+    Args:
+        config: what `serialize` gave.
+        custom_objects: classes and functions by name, beside the registered ones.
+
+    Raises:
+        ConfigError: the config mentions what is not known.
+
+    Source: `keras.metrics.deserialize`.
+    """
+    return saving.deserialize_keras_object(config, custom_objects, module_objects=_NAMES)
 
 
 def get_all(identifiers: Any) -> list[Metric]:

@@ -95,3 +95,14 @@ def test_several_at_once():
     assert metrics.get_all(None) == []
     with pytest.raises(errors.ModelError, match="logged as 'loss'"):
         metrics.get_all([metrics.Mean("loss")])
+
+
+def test_metrics_survive_configs_and_class_name_and_config_are_enough():
+    again = metrics.deserialize(metrics.serialize(metrics.Precision(thresholds=0.3, name="sure")))
+    assert (type(again), again.name, again.thresholds) == (metrics.Precision, "sure", [0.3])
+    assert type(metrics.deserialize({"class_name": "Mean", "config": {}})) is metrics.Mean
+
+
+def test_configs_of_unknown_metrics_are_refused():
+    with pytest.raises(errors.ConfigError, match="'Meen', which is not known"):
+        metrics.deserialize({"class_name": "Meen", "config": {}})
