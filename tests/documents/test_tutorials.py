@@ -178,4 +178,4 @@ def test_the_cnn_of_several_workers_trains(images):
     x, y = images[0]
     losses = model.fit(x[:640], y[:640], batch_size=64, epochs=3, verbose=0).history["loss"]
     assert losses[2] < losses[1] < losses[0]
-    assert [weight.path for weight in model.weights][0] == "conv2d/kernel"
+    assert model.weights[0].path == "conv2d/kernel"
