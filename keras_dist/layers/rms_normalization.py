@@ -40,11 +40,11 @@ class RMSNormalization(Layer):
         axes = check_axes_exist("axis", self.axis, input_shape, self.name)
         self.scale = self.add_weight(tuple(input_shape[axis] for axis in axes), name="scale")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, x: Any) -> Any:
         """The inputs, normalized."""
-        wide = jnp.promote_types(inputs.dtype, jnp.float32)  # squares of half precision overflow
-        values = inputs.astype(wide)
-        axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
-        shape = [size if dim in axes else 1 for dim, size in enumerate(inputs.shape)]
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # squares of half precision overflow
+        values = x.astype(wide)
+        axes = check_axes_exist("axis", self.axis, x.shape, self.name)
+        shape = [size if dim in axes else 1 for dim, size in enumerate(x.shape)]
         factor = jax.lax.rsqrt(jnp.mean(jnp.square(values), axes, keepdims=True) + self.epsilon)
-        return (values * factor * self.scale[...].astype(wide).reshape(shape)).astype(inputs.dtype)
+        return (values * factor * self.scale[...].astype(wide).reshape(shape)).astype(x.dtype)

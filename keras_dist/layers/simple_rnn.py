@@ -85,18 +85,18 @@ class SimpleRNNCell(RecurrentCell):
         )
 
     def call(
-        self, inputs: Any, states: Any, training: bool | None = False, noise: Noise | None = None
+        self, sequence: Any, states: Any, training: bool | None = False, noise: Noise | None = None
     ) -> tuple[Any, list[Any]]:
-        """The output (batch, units) for inputs (batch, features), and the new states.
+        """The output (batch, units) for one position of a sequence (batch, features), and the new states.
 
         Args:
-            inputs: (batch, features).
+            sequence: (batch, features).
             states: a list of one state (batch, units).
             training: whether inputs and states are dropped.
             noise: what `draw_noise` gave; by default it is drawn.
         """
-        of_inputs, of_states = self._noise(inputs, training, noise)
-        outputs = project(inputs, self.kernel[...], of_inputs)
+        of_inputs, of_states = self._noise(sequence, training, noise)
+        outputs = project(sequence, self.kernel[...], of_inputs)
         outputs = outputs + project(states[0], self.recurrent_kernel[...], of_states)
         outputs = self.activation(outputs + self.bias[...] if self.use_bias else outputs)
         return outputs, [outputs]

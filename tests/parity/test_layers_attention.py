@@ -14,6 +14,7 @@ from flax import nnx
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.signatures import EXTRA, differences
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -240,3 +241,10 @@ def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
     made[1].set_weights(made[0].get_weights())
     for _ in range(2):
         assert_close(made[1](*inputs, training=True), made[0](*inputs, training=True))
+
+
+@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
+def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
+    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
+    assert set(differences(ours, theirs).values()) <= {EXTRA}
+    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}

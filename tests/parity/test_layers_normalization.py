@@ -7,10 +7,12 @@ import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import compare_layers, few_examples
+from tests.parity.signatures import EXTRA, differences
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 
@@ -127,3 +129,12 @@ def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> N
         np.testing.assert_array_equal(context.mask_of(outputs), keras.src.backend.get_keras_mask(expected))
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(ours.moving_variance[...], theirs.moving_variance, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["BatchNormalization", "LayerNormalization", "RMSNormalization", "GroupNormalization", "UnitNormalization"]
+)
+def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
+    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
+    assert set(differences(ours, theirs).values()) <= {EXTRA}
+    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}

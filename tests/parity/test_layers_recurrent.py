@@ -10,6 +10,7 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.signatures import EXTRA, differences
 
 UNITS = 3
 STATES = {"SimpleRNN": 1, "GRU": 1, "LSTM": 2}
@@ -190,3 +191,24 @@ def test_first_weights_are_those_of_keras(keras: types.ModuleType, kind: str) ->
     states = [draw(0, 2, UNITS)] * STATES[kind.removesuffix("Cell")]
     assert_close(ours(draw(0, 2, 4), states), theirs(draw(0, 2, 4), states))
     assert_close(ours.get_weights(), theirs.get_weights())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RNN",
+        "SimpleRNN",
+        "SimpleRNNCell",
+        "GRU",
+        "GRUCell",
+        "LSTM",
+        "LSTMCell",
+        "StackedRNNCells",
+        "Bidirectional",
+        "TimeDistributed",
+    ],
+)
+def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
+    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
+    assert set(differences(ours, theirs).values()) <= {EXTRA}
+    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}
