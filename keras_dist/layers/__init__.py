@@ -88,6 +88,7 @@ from keras_dist.layers.separable_convolution import (
     SeparableConvolution2D,
 )
 from keras_dist.layers.simple_rnn import SimpleRNN, SimpleRNNCell
+from keras_dist.layers.spectral_normalization import SpectralNormalization
 from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
 from keras_dist.layers.time_distributed import TimeDistributed
 from keras_dist.layers.transposed_convolution import (
@@ -211,6 +212,7 @@ __all__ = [
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",
+    "SpectralNormalization",
     "StackedRNNCells",
     "Subtract",
     "TimeDistributed",

@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import compare_layers, few_examples
+from tests.parity.compare import assert_close, compare_layers, few_examples
 from tests.parity.signatures import EXTRA, differences
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
@@ -138,3 +138,22 @@ def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> Non
     ours, theirs = getattr(layers, name), getattr(keras.layers, name)
     assert set(differences(ours, theirs).values()) <= {EXTRA}
     assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}
+
+
+@few_examples
+@hypothesis.given(kind=st.sampled_from(["Dense", "Conv1D"]), steps=st.integers(1, 3), seed=st.integers(0, 2**16))
+def test_spectral_normalization_in_training(keras: types.ModuleType, kind: str, steps: int, seed: int) -> None:
+    x, made = draw((2, 3, 4), seed), []
+    options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}
+    for package in (keras.layers, layers):
+        made.append(package.SpectralNormalization(getattr(package, kind)(**options), power_iterations=steps))
+        made[-1](x)
+    theirs, ours = made
+    random = np.random.default_rng(seed)
+    for name in ("kernel", "bias"):
+        values = random.normal(size=getattr(theirs.layer, name).shape).astype(np.float32)
+        getattr(theirs.layer, name).assign(values)
+        getattr(ours.layer, name)[...] = jnp.asarray(values)
+    ours.vector_u[...] = theirs.vector_u.value
+    assert_close(ours(x, training=True), theirs(x, training=True))
+    assert_close(ours.vector_u[...], theirs.vector_u.value)
