@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.errors import TraceContextError
 
+from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
 
@@ -17,9 +19,21 @@ def build_before(layer: Any, *inputs: Any) -> None:
 
 
 def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
-    """The output of a layer inside of a loop, and the losses that the call added, which the loop must return."""
+    """The output of a layer inside of a loop, and the losses that the call added, which the loop must return.
+
+    Raises:
+        ModelError: the layer draws random numbers or sets a statistic.
+    """
     with call_context.entered(training, anew=True) as context:
-        outputs = layer(*args, **kwargs)
+        try:
+            outputs = layer(*args, **kwargs)
+        except TraceContextError as error:
+            raise ModelError(
+                f"layer {layer.name!r} changes a variable inside of a loop over time",
+                given=str(error).splitlines()[0],
+                expected="a step without random numbers and statistics of its own",
+                fix="give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`",
+            ) from error
     return outputs, context.losses
 
 

@@ -230,6 +230,40 @@ def test_layers_inside_of_cells_are_built_before_the_loop() -> None:
     assert [weight.path for weight in layer.weights] == ["nested/inner/kernel", "nested/inner/bias"]
 
 
+class Forgetful(Nested):
+    """A cell with noise of its own."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dropout = layers.Dropout(0.5)
+
+    def call(self, inputs: Any, states: Any) -> Any:
+        return super().call(self.dropout(inputs), states)
+
+
+def test_cells_that_draw_inside_of_the_loop_are_refused() -> None:
+    layer = layers.RNN(Forgetful())
+    layer(draw(2, 4, 3))
+    with pytest.raises(ModelError, match=r"(?s)'forgetful' changes a variable.*draw_noise"):
+        layer(draw(2, 4, 3), training=True)
+
+
+class Noisy(Nested):
+    """A cell whose noise is drawn before the loop."""
+
+    def draw_noise(self, input_shape: tuple[int, ...]) -> Any:
+        return jnp.zeros(input_shape)
+
+    def call(self, inputs: Any, states: Any, noise: Any = None) -> Any:
+        return super().call(inputs if noise is None else inputs * noise, states)
+
+
+def test_noise_is_drawn_before_the_loop() -> None:
+    layer, x = layers.RNN(Noisy()), draw(2, 4, 3)
+    assert (layer(x) != 0).all()
+    np.testing.assert_array_equal(layer(x, training=True), 0)
+
+
 def test_dropout_is_the_same_in_all_steps_and_another_in_each_call() -> None:
     layer = layers.SimpleRNN(
         8,
