@@ -41,7 +41,7 @@ class Concatenate(Layer):
         """One array of several."""
         check_list(inputs, self.name)
         (axis,) = check_axes_exist("axis", (self.axis,), inputs[0].shape, self.name)
-        if len({(*x.shape[:axis], None, *x.shape[axis + 1 :]) for x in inputs}) > 1:
+        if len({(x.ndim, *x.shape[:axis], *x.shape[axis + 1 :]) for x in inputs}) > 1:
             raise shapes_differ(inputs, f"equal dims but for dim {axis}", self.name)
         return jnp.concatenate(inputs, axis)
 

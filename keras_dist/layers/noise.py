@@ -73,7 +73,7 @@ class GaussianDropout(Layer):
 
 
 class ActivityRegularization(Layer):
-    """The inputs, as they are; `l1 * sum(abs(inputs)) + l2 * sum(inputs**2)` is added to the loss.
+    """The inputs, as they are; `(l1 * sum(abs(inputs)) + l2 * sum(inputs**2)) / batch` is added to the loss.
 
     Args:
         l1: 0 or more.
@@ -87,11 +87,13 @@ class ActivityRegularization(Layer):
     """
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **kwargs)
+        super().__init__(**kwargs)
         self.l1 = l1
         self.l2 = l2
+        self._price = regularizers.L1L2(l1, l2)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:
         """The inputs."""
+        self.add_loss(self._price(inputs) / max(1, *inputs.shape[:1]))
         return inputs

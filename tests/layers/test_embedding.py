@@ -1,0 +1,135 @@
+"""Embedding, ReversibleEmbedding, EinsumDense."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import layers, models
+from keras_dist.errors import ModelError
+from keras_dist.layers import call_context
+
+ROWS = np.array([[0, 4, 2]])
+
+
+def test_weights_have_the_names_and_shapes_of_keras() -> None:
+    layer = layers.ReversibleEmbedding(5, 3, tie_weights=False)
+    layer(ROWS)
+    assert [(weight.path, weight.shape) for weight in layer.weights] == [
+        ("embeddings", (5, 3)),
+        ("reverse_embeddings", (3, 5)),
+    ]
+    dense = layers.EinsumDense("...ab,bcd->...acd", output_shape=(None, 2, 6), bias_axes="d")
+    dense(jnp.ones((2, 4, 5, 3)))
+    assert [(weight.path, weight.shape) for weight in dense.weights] == [("kernel", (3, 2, 6)), ("bias", (6,))]
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (layers.Embedding(5, 3, mask_zero=True, name="words"), ROWS),
+        (layers.ReversibleEmbedding(5, 3, tie_weights=False, logit_soft_cap=2.0, reverse_dtype="float32"), ROWS),
+        (layers.EinsumDense("abc,cd->abd", (None, 4), "relu", "d", kernel_layout=(None, "m")), jnp.ones((2, 4, 3))),
+    ],
+)
+def test_a_layer_from_a_config_is_the_same(layer: Any, inputs: Any) -> None:
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    layer(inputs)
+    again(inputs)
+    again.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(again(inputs), layer(inputs))
+
+
+def test_symbolic_shapes() -> None:
+    embedding = layers.ReversibleEmbedding(5, 3)
+    vectors = embedding(layers.Input((None,), dtype="int32"))
+    assert vectors.shape == (None, None, 3)
+    assert embedding(vectors, reverse=True).shape == (None, None, 5)
+    dense = layers.EinsumDense("abc,cd->abd", output_shape=(None, 4), bias_axes="d")
+    assert dense(layers.Input((None, 3))).shape == (None, None, 4)
+
+
+def test_one_table_both_ways_in_a_model() -> None:
+    inputs = layers.Input((3,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(5, 4)
+    model = models.Model(inputs, embedding(embedding(inputs), reverse=True))
+    (table,) = model.get_weights()
+    np.testing.assert_allclose(model.predict(ROWS, verbose=0), table[ROWS] @ table.T, rtol=1e-5)
+
+
+def test_zeros_are_masked_and_the_mask_does_not_come_back() -> None:
+    embedding = layers.ReversibleEmbedding(5, 3, mask_zero=True)
+    with call_context.entered() as context:
+        vectors = embedding(jnp.asarray(ROWS))
+        assert context.mask_of(vectors).tolist() == [[False, True, True]]
+        assert context.mask_of(embedding(vectors, reverse=True)) is None
+
+
+def test_layouts_reach_the_weights() -> None:
+    embedding = layers.ReversibleEmbedding(
+        5, 3, tie_weights=False, embeddings_layout=("m", None), reverse_embeddings_layout=(None, "m")
+    )
+    embedding(ROWS)
+    assert embedding.embeddings.get_metadata()["layout"] == ("m", None)
+    assert embedding.reverse_embeddings.get_metadata()["layout"] == (None, "m")
+    dense = layers.EinsumDense("ab,bc->ac", 4, bias_axes="c", kernel_layout=(None, "m"), bias_layout=("m",))
+    dense(jnp.ones((2, 3)))
+    assert dense.kernel.get_metadata()["layout"] == (None, "m")
+    assert dense.bias.get_metadata()["layout"] == ("m",)
+
+
+def test_large_integers_stay_themselves_in_half_precision() -> None:
+    table = np.arange(1002, dtype="float32")[:, None]
+    layer = layers.Embedding(1002, 1, weights=table, dtype="bfloat16")
+    outputs = layer(jnp.array([1001.0, 999.0]))
+    assert outputs.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(outputs, table[[1001, 999]].astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_weights_that_are_given_come_into_a_model_and_not_into_configs(as_list: bool) -> None:
+    table = np.arange(15, dtype="float32").reshape(5, 3)
+    layer = layers.Embedding(5, 3, weights=[table] if as_list else table)
+    np.testing.assert_array_equal(layer.get_weights()[0], table)
+    model = models.Sequential([layers.Input((3,), dtype="int32"), layer])
+    np.testing.assert_array_equal(model.predict(ROWS, verbose=0), table[ROWS])
+    assert "weights" not in layer.get_config()
+
+
+def test_fans_follow_from_the_equation() -> None:
+    layer = layers.EinsumDense("abc,cde->abde", (None, 100, 10), kernel_initializer="he_normal")
+    layer(jnp.ones((1, 1, 50)))
+    assert np.std(layer.get_weights()[0]) == pytest.approx((2 / 50) ** 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: layers.Embedding(0, 3), ["`input_dim`", "'embedding'", "input_dim=0"]),
+        (lambda: layers.Embedding(5, "3"), ["`output_dim`"]),  # type: ignore[arg-type]
+        (lambda: layers.Embedding(5, 3, weights=np.ones((3, 5))), ["`weights`", "(3, 5)", "(5, 3)"]),
+        (lambda: layers.ReversibleEmbedding(5, 3, logit_soft_cap=0), ["`logit_soft_cap`", "above 0"]),
+        (lambda: layers.ReversibleEmbedding(5, 3, reverse_dtype="float31"), ["dtype", "float31"]),
+        (lambda: layers.EinsumDense("ab,bc", 3), ["`equation`", "'ab,bc'", "ab,bc->ac"]),
+        (lambda: layers.EinsumDense("...ab,bc->ac", 3), ["`equation`"]),
+        (lambda: layers.EinsumDense("...ab...,bc->...ac...", 3), ["`equation`", "one ellipsis"]),
+        (lambda: layers.EinsumDense("ab,bc->ad", 3), ["`equation`", "'d'"]),
+        (lambda: layers.EinsumDense("ab,bcx->ac", 3), ["`equation`", "'x'"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", "3"), ["`output_shape`"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", 0), ["`output_shape`"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", 3, bias_axes="b"), ["`bias_axes`", "'ac'"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", 3)(jnp.ones((2, 3, 4))), ["(2, 3, 4)", "rank 2"]),
+        (lambda: layers.EinsumDense("...b,bc->...c", 3)(jnp.ones(())), ["rank 1 at least"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", (3, 4))(jnp.ones((2, 3))), ["output_shape with 1 sizes"]),
+        (lambda: layers.EinsumDense("abc,cd->abd", (5, 4))(jnp.ones((2, 3, 4))), ["size 3 of 'b'"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", None)(jnp.ones((2, 3))), ["`output_shape`"]),
+        (lambda: layers.EinsumDense("ab,bc->ac", (None,))(jnp.ones((2, 3))), ["a size of 'c'"]),
+    ],
+)
+def test_mistakes_are_named(make: Any, parts: list[str]) -> None:
+    with pytest.raises(ModelError) as error:
+        make()
+    for part in parts:
+        assert part in str(error.value)

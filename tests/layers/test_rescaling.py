@@ -1,0 +1,141 @@
+"""Rescaling, Normalization, CategoryEncoding."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import layers, models
+from keras_dist.errors import DataError, ModelError
+from keras_dist.layers import rescaling
+
+DATA = np.random.default_rng(0).normal([1.0, -3.0, 5.0], [1.0, 2.0, 0.5], (50, 3)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (layers.Rescaling([0.5, 1.0, 2.0], offset=-1), (None, None, 3)),
+        (layers.Rescaling(np.array([0.5, 1.0, 2.0])), (None, None, 3)),
+        (layers.Normalization(-1), (None, None, 3)),
+        (layers.Normalization(None, mean=1.0, variance=4.0, invert=True), (None, None, 3)),
+        (layers.Normalization(mean=np.ones(3), variance=np.ones(3)), (None, None, 3)),
+        (layers.CategoryEncoding(5, "one_hot"), (None, None, 3, 5)),
+        (layers.CategoryEncoding(5, "count"), (None, 3, 5)),
+    ],
+)
+def test_configs_and_shapes(layer: Any, expected: Any) -> None:
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again(layers.Input((None, 3))).shape == expected
+    x = np.arange(6, dtype="uint8").reshape(1, 2, 3)
+    np.testing.assert_array_equal(again(x), layer(x))
+    assert type(layer).from_config({**layer.get_config(), "dtype": "bfloat16"})(x).dtype == jnp.bfloat16
+
+
+def test_normalization_has_the_weights_of_keras_and_is_the_identity_before_it_adapts() -> None:
+    layer = layers.Normalization()
+    np.testing.assert_array_equal(layer(DATA), DATA)
+    assert [(weight.path, weight.shape, weight.trainable) for weight in layer.weights] == [
+        ("mean", (3,), False),
+        ("variance", (3,), False),
+        ("count", (), False),
+    ]
+    assert layers.Normalization(mean=1.0, variance=1.0)(DATA).shape == DATA.shape
+
+
+@pytest.mark.parametrize("when", ["before", "built", "in a model"])
+def test_adapting_sets_the_weights_that_a_model_uses(when: str) -> None:
+    layer = layers.Normalization()
+    if when == "before":
+        layer.adapt(DATA)
+    elif when == "built":
+        layer(DATA)
+        layer.adapt(DATA)
+    model = models.Sequential([layers.Input((3,)), layer])
+    if when == "in a model":
+        layer.adapt(DATA)
+    outputs = model.predict(DATA, verbose=0)
+    np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(outputs.std(0), 1, atol=1e-5)
+    np.testing.assert_allclose(model.get_weights()[0], DATA.mean(0), rtol=1e-5)
+
+
+def test_fitting_leaves_the_statistics_alone() -> None:
+    layer = layers.Normalization()
+    layer.adapt(DATA)
+    model = models.Sequential([layers.Input((3,)), layer, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(DATA, DATA[:, :1], verbose=0)
+    np.testing.assert_allclose(layer.mean.numpy(), DATA.mean(0), rtol=1e-5)
+
+
+def test_large_arrays_are_adapted_to_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescaling, "_CHUNK_BYTES", 7 * 3 * 8)
+    converted = []
+    moments = layers.Normalization._moments
+
+    def noted(self: Any, batch: Any) -> Any:
+        converted.append(len(batch))
+        return moments(self, batch)
+
+    monkeypatch.setattr(layers.Normalization, "_moments", noted)
+    layer = layers.Normalization()
+    layer.adapt(DATA)
+    assert converted == [7] * 7 + [1]
+    np.testing.assert_allclose(layer.get_weights()[0], DATA.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(layer.get_weights()[1], DATA.var(0), rtol=1e-5)
+
+
+def test_large_means_cost_no_precision() -> None:
+    layer = layers.Normalization(axis=None)
+    layer.adapt(1e4 + DATA)
+    np.testing.assert_allclose(layer.get_weights()[1], np.var((1e4 + DATA).astype("float64")), rtol=1e-6)
+
+
+def test_a_mean_at_each_index_of_the_batch() -> None:
+    layer = layers.Normalization(axis=0)
+    layer.adapt(DATA)
+    np.testing.assert_allclose(layer.get_weights()[0], DATA.mean(1), rtol=1e-4)
+
+
+def test_adapting_again_forgets_what_was_before() -> None:
+    layer = layers.Normalization()
+    layer.adapt(DATA + 100)
+    layer.adapt(iter([DATA[:20], DATA[20:]]))
+    np.testing.assert_allclose(layer.get_weights()[0], DATA.mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: layers.Rescaling("half"), ["`scale`", "'half'"]),
+        (lambda: layers.Rescaling(1.0, offset=[[1.0], [2.0, 3.0]]), ["`offset`"]),
+        (lambda: layers.Normalization("last"), ["`axis`"]),  # type: ignore[arg-type]
+        (lambda: layers.Normalization(2)(DATA), ["`axis`", "(50, 3)"]),
+        (lambda: layers.Normalization(mean=1.0), ["`mean` and `variance`", "neither", "adapt"]),
+        (lambda: layers.Normalization(mean=[1.0], variance=1.0), ["`mean` and `variance`", "one shape"]),
+        (lambda: layers.Normalization(mean=[[1.0]], variance=[[1.0]]), ["more dims than `axis`", "(1, 1)"]),
+        (lambda: layers.Normalization(mean=[1.0, 2], variance=[1.0, 2])(DATA), ["`mean`", "(2,)", "(3,)"]),
+        (lambda: layers.Normalization(mean=1.0, variance=1.0).adapt(DATA), ["cannot adapt", "leave them out"]),
+        (lambda: layers.Normalization().adapt([]), ["no data"]),
+        (lambda: layers.Normalization().adapt(DATA[:0]), ["no data"]),
+        (lambda: layers.Normalization().adapt(3), ["no batches", "int"]),
+        (lambda: layers.Normalization().adapt([[1.0, 2.0]]), ["no batches", "list"]),
+        (lambda: layers.Normalization().adapt(iter(DATA[:, 0])), ["no batches"]),
+        (lambda: layers.Normalization().adapt([DATA, DATA[:, :2]]), ["another shape", "(50, 2)", "(3,)"]),
+        (lambda: layers.CategoryEncoding(), ["`num_tokens`", "None"]),
+        (lambda: layers.CategoryEncoding(3, "int"), ["`output_mode`", "'multi_hot'"]),
+        (lambda: layers.CategoryEncoding(3, sparse=True), ["sparse=True"]),
+        (
+            lambda: layers.CategoryEncoding(3)(np.array([[1]]), count_weights=np.array([[1.0]])),
+            ["count_weights", 'output_mode="count"'],
+        ),
+    ],
+)
+def test_mistakes_are_named(make: Any, parts: list[str]) -> None:
+    with pytest.raises((ModelError, DataError)) as error:
+        make()
+    for part in parts:
+        assert part in str(error.value)

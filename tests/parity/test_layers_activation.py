@@ -1,0 +1,71 @@
+"""Activation layers against Keras."""
+
+import types
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from keras_dist import layers
+from tests.parity.compare import compare_layers, few_examples
+from tests.parity.signatures import positional
+
+NAMES = ["Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax"]
+
+
+def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, size=shape).astype("float32")
+
+
+@few_examples
+@hypothesis.given(
+    max_value=st.sampled_from([None, 0.0, 2.0]),
+    slope=st.sampled_from([0.0, 0.3]),
+    threshold=st.sampled_from([0.0, 1.0]),
+    alpha=st.sampled_from([1.0, 0.5]),
+    shared_axes=st.sampled_from([None, 1, [1], [2], [1, 2]]),
+    seed=st.integers(0, 2**16),
+)
+def test_rectifiers(
+    keras: types.ModuleType,
+    max_value: Any,
+    slope: float,
+    threshold: float,
+    alpha: float,
+    shared_axes: Any,
+    seed: int,
+) -> None:
+    x = draw((2, 3, 4), seed)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("ReLU", {"max_value": max_value, "negative_slope": slope, "threshold": threshold}),
+        ("LeakyReLU", {"negative_slope": slope}),
+        ("ELU", {"alpha": alpha}),
+        ("PReLU", {"shared_axes": shared_axes}),
+        ("Activation", {"activation": "swish"}),
+    ]
+    for name, options in cases:
+        theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
+        compare_layers(keras, theirs, ours, x, weights_seed=seed)
+        assert [weight.shape for weight in ours.weights] == [weight.shape for weight in theirs.weights]
+
+
+@few_examples
+@hypothesis.given(
+    axis=st.sampled_from([-1, 1, [1], [1, 2], [-1, 0]]),
+    mask_shape=st.sampled_from([None, (2, 3, 4), (3, 4), (2, 1, 4), (1,)]),
+    mask_dtype=st.sampled_from(["bool", "float32"]),
+    seed=st.integers(0, 2**16),
+)
+def test_softmax(keras: types.ModuleType, axis: Any, mask_shape: Any, mask_dtype: str, seed: int) -> None:
+    call = {}
+    if mask_shape is not None:
+        call["mask"] = (np.random.default_rng(seed).random(mask_shape) < 0.5).astype(mask_dtype)
+    x = draw((2, 3, 4), seed)
+    compare_layers(keras, keras.layers.Softmax(axis), layers.Softmax(axis), x, **call)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
+    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

@@ -1,0 +1,106 @@
+"""Embeddings and EinsumDense against Keras."""
+
+import types
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from keras_dist import layers
+from keras_dist.layers import call_context
+from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.signatures import positional
+
+NOT_OURS = {"lora_rank", "lora_alpha", "gptq_unpacked_column_size", "quantization_config"}
+
+
+@few_examples
+@hypothesis.given(
+    shape=st.sampled_from([(3,), (2, 4), (2, 3, 2)]),
+    dtype=st.sampled_from(["int32", "uint8", "float32"]),
+    mask_zero=st.booleans(),
+    reversible=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_embeddings(
+    keras: types.ModuleType, shape: tuple[int, ...], dtype: str, mask_zero: bool, reversible: bool, seed: int
+) -> None:
+    rows = np.random.default_rng(seed).integers(0, 7, shape).astype(dtype)
+    options = {"input_dim": 7, "output_dim": 3, "mask_zero": mask_zero}
+    name = "ReversibleEmbedding" if reversible else "Embedding"
+    theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
+    compare_layers(keras, theirs, ours, rows, weights_seed=seed)
+    expected = keras.src.backend.get_keras_mask(theirs(rows))
+    with call_context.entered() as context:
+        mask = context.mask_of(ours(rows))
+    assert (mask is None) == (expected is None) == (not mask_zero)
+    assert_close(mask, expected)
+
+
+@few_examples
+@hypothesis.given(
+    shape=st.sampled_from([(2, 4), (2, 3, 4)]),
+    tie_weights=st.booleans(),
+    reverse_dtype=st.sampled_from([None, "float32"]),
+    logit_soft_cap=st.sampled_from([None, 2.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_the_way_back(
+    keras: types.ModuleType,
+    shape: tuple[int, ...],
+    tie_weights: bool,
+    reverse_dtype: Any,
+    logit_soft_cap: Any,
+    seed: int,
+) -> None:
+    vectors = np.random.default_rng(seed).normal(size=shape).astype("float32")
+    options = {"input_dim": 7, "output_dim": 4, "tie_weights": tie_weights}
+    options |= {"reverse_dtype": reverse_dtype, "logit_soft_cap": logit_soft_cap}
+    theirs, ours = keras.layers.ReversibleEmbedding(**options), layers.ReversibleEmbedding(**options)
+    compare_layers(keras, theirs, ours, vectors, weights_seed=seed, reverse=True)
+
+
+EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
+    ("ab,bc->ac", 5, (2, 3), "c"),
+    ("abc,cd->abd", (4, 5), (2, 4, 3), "bd"),
+    ("abc,cde->abde", (4, 2, 5), (2, 4, 3), "e"),
+    ("abcd,cde->abe", (None, 5), (2, 4, 3, 2), "be"),
+    ("abc,bd->adc", (5, None), (2, 4, 3), "d"),
+    ("...b,bc->...c", 5, (2, 4, 3), "c"),
+    ("...b,bc->...c", (5,), (2, 3), "c"),
+    ("...ab,bc->...ac", (4, 5), (2, 4, 3), "ac"),
+    ("ab...,bc->ac...", 5, (2, 4, 3), "c"),
+    ("ab...,bc->ac...", 5, (2, 4, 3, 2), "c"),
+    ("ab,b->ab", 3, (2, 3), "b"),
+]
+
+
+@few_examples
+@hypothesis.given(
+    case=st.sampled_from(EQUATIONS),
+    use_bias=st.booleans(),
+    activation=st.sampled_from([None, "tanh"]),
+    initializer=st.sampled_from(["GlorotUniform", "HeNormal", "RandomUniform"]),
+    seed=st.integers(0, 2**16),
+)
+def test_einsum_dense(
+    keras: types.ModuleType, case: Any, use_bias: bool, activation: Any, initializer: str, seed: int
+) -> None:
+    equation, output_shape, shape, bias_axes = case
+    x = np.random.default_rng(seed).normal(size=shape).astype("float32")
+    options = {"equation": equation, "output_shape": output_shape, "activation": activation}
+    options |= {"bias_axes": bias_axes if use_bias else None}
+    theirs = keras.layers.EinsumDense(kernel_initializer=getattr(keras.initializers, initializer)(seed=seed), **options)
+    ours = layers.EinsumDense(kernel_initializer={"class_name": initializer, "config": {"seed": seed}}, **options)
+    theirs(x)
+    ours(x)
+    assert_close(ours.kernel[...], theirs.kernel.value)  # fan-in and fan-out are the same
+    compare_layers(keras, theirs, ours, x, weights_seed=seed)
+
+
+@pytest.mark.parametrize("name", ["Embedding", "ReversibleEmbedding", "EinsumDense"])
+def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
+    theirs = [argument for argument in positional(getattr(keras.layers, name)) if argument[0] not in NOT_OURS]
+    assert positional(getattr(layers, name)) == theirs
