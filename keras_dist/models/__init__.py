@@ -1,7 +1,7 @@
 """The Keras face: models that delegate to the rooms below and own no arithmetic."""
 
 from keras_dist.models.cloning import clone_model
-from keras_dist.models.configuring import model_from_json
+from keras_dist.models.from_json import model_from_json
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.models.variable import ModelVariable

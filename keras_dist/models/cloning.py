@@ -67,7 +67,12 @@ def clone_model(
                 raise _misfit(name, value, model, "a functional model, or a Sequential")
         clone = _made_again(model)
     else:
-        clone = _Cloning(clone_function or _made_again, call_function or _called, recursive).clone(model, input_tensors)
+        # without functions models among the layers are cloned layer by layer, too, so that shared layers stay shared
+        called = call_function or _called
+        cloning = _Cloning(
+            clone_function or _made_again, called if recursive else _called, recursive or not clone_function
+        )
+        clone = cloning.clone(model, called, input_tensors)
     choices = getattr(model, "_choices", None)
     if choices is not None:
         clone.compile(**choices.arguments)
@@ -76,14 +81,21 @@ def clone_model(
 
 @dataclasses.dataclass
 class _Cloning:
-    """How the layers of a model, and of the models among them, are cloned, each once."""
+    """How the layers of a model are cloned, each once.
+
+    Attributes:
+        clone_function: gives the clone of a layer.
+        inner_call_function: how the layers of the models among the layers are called.
+        is_deep: whether the models among the layers are cloned layer by layer.
+        clones: of layers, by their ids.
+    """
 
     clone_function: Callable[[Any], Any]
-    call_function: Callable[..., Any]
-    recursive: bool
+    inner_call_function: Callable[..., Any]
+    is_deep: bool
     clones: dict[int, Layer] = dataclasses.field(default_factory=dict)
 
-    def clone(self, model: Model, input_tensors: Any = None) -> Model:
+    def clone(self, model: Model, call_function: Callable[..., Any], input_tensors: Any = None) -> Model:
         """The model with new layers."""
         graph = model._graph()
         steps = graph.steps if graph is not None else ()
@@ -92,7 +104,10 @@ class _Cloning:
             inputs = _checked(input_tensors, inputs)
         if _is_sequential(model):
             layers = [self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)]
-            return type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
+            clone = type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
+            if graph is None and getattr(model, "_born_for", None) is not None:
+                clone._build_for(model._born_for)
+            return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}
         for node in nodes_between(model.input, model.output):
@@ -100,16 +115,15 @@ class _Cloning:
             if isinstance(node.operation, Operation):
                 outputs = node.operation(*args)
             else:
-                layer = self._clone_layer(node.operation, names[id(node.operation)])
-                outputs = self.call_function(layer, *args, **kwargs)
+                outputs = call_function(self._clone_layer(node.operation, names[id(node.operation)]), *args, **kwargs)
             values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
         inputs, outputs = _replaced((model.input, model.output), values)
         return type(model)(inputs=inputs, outputs=outputs, **model._arguments_but("inputs", "outputs"))
 
     def _clone_layer(self, layer: Any, name: str) -> Any:
         if id(layer) not in self.clones:
-            is_inner = self.recursive and (_is_sequential(layer) or _is_functional(layer))
-            clone = self.clone(layer) if is_inner else self.clone_function(layer)
+            is_inner = self.is_deep and (_is_sequential(layer) or _is_functional(layer))
+            clone = self.clone(layer, self.inner_call_function) if is_inner else self.clone_function(layer)
             if not isinstance(clone, Layer):
                 raise ModelError(
                     "clone_model: `clone_function` does not return a layer",

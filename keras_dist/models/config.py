@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +18,32 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 
 _TENSOR = "__keras_tensor__"
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
+
+
+@dataclasses.dataclass
+class _Shared:
+    """The layers of one config, some of which models within models may share.
+
+    Attributes:
+        written: by the ids of layers what was written first.
+        read: layers by the numbers that shared ones have.
+    """
+
+    written: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    read: dict[Any, Layer] = dataclasses.field(default_factory=dict)
+
+
+_shared: contextvars.ContextVar[_Shared | None] = contextvars.ContextVar("shared", default=None)
+
+
+@contextlib.contextmanager
+def one_config() -> Iterator[None]:
+    """Inside, layers that models within models share are written as shared, and are read as one layer."""
+    token = _shared.set(_shared.get() or _Shared())
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 def write_graph(graph: Graph, inputs: Any, outputs: Any) -> dict[str, Any]:
@@ -50,10 +78,17 @@ def write_layer(layer: Layer, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be written down.
     """
-    written = serialize_keras_object(layer)
+    written = {**serialize_keras_object(layer), "name": name}
     if "name" in written["config"]:
         written["config"]["name"] = name
-    return {**written, "name": name}
+    shared = _shared.get()
+    if shared is None or isinstance(layer, InputLayer):
+        return written  # inputs have nothing to share
+    first = shared.written.setdefault(id(layer), written)
+    if first is not written:
+        count = sum("shared_object_id" in entry for entry in shared.written.values())
+        written["shared_object_id"] = first.setdefault("shared_object_id", count + 1)
+    return written
 
 
 def read_layer(config: Any) -> Layer:
@@ -62,6 +97,10 @@ def read_layer(config: Any) -> Layer:
     Raises:
         ConfigError: its class is not known, or is none of a layer.
     """
+    number = config.get("shared_object_id") if isinstance(config, Mapping) else None
+    shared = _shared.get()
+    if shared is not None and number in shared.read:
+        return shared.read[number]
     layer = deserialize_keras_object(config)
     if not isinstance(layer, Layer):
         raise ConfigError(
@@ -70,12 +109,14 @@ def read_layer(config: Any) -> Layer:
             expected='{"module": ..., "class_name": <class of a layer>, "config": {...}}',
             fix="write it again with model.get_config()",
         )
+    if shared is not None and number is not None:
+        shared.read[number] = layer
     return named(layer, config.get("name", layer.name))
 
 
 def named(layer: Layer, name: str) -> Layer:
-    """The layer, which has this name from now on."""
-    layer._base_name, layer._name = None, name
+    """The layer, which has this name from now on, and in other models this one with a number, should it be taken."""
+    layer._base_name = layer._name = name
     return layer
 
 
@@ -165,10 +206,11 @@ class _ReadStep:
 
 def _write_step(step: Step, graph: Graph) -> dict[str, Any]:
     if isinstance(step.operation, Operation):
-        written = {**_OPERATION, "config": {"name": step.operation.name}, "name": step.name}
+        written: dict[str, Any] = {**_OPERATION, "config": {"name": step.operation.name}, "name": step.name}
     else:
         written = write_layer(step.operation, step.name)
-    return {**written, "inbound_nodes": [_write_call(node, graph) for node in step.nodes]}
+    written["inbound_nodes"] = [_write_call(node, graph) for node in step.nodes]
+    return written
 
 
 def _write_call(node: Node, graph: Graph) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from keras_dist.errors import ConfigError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of
-from keras_dist.models.config import read_graph, write_graph
+from keras_dist.models.config import one_config, read_graph, write_graph
 from keras_dist.models.graph import Graph, graph_of
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 
@@ -49,7 +49,9 @@ class Configuring(Layer):
         if graph is None or not takes_graph(type(self)):
             self._check_described()
             return super().get_config()
-        return serialize_keras_object(self._arguments_but("inputs", "outputs")) | write_graph(graph, *self._symbols)
+        others = serialize_keras_object(self._arguments_but("inputs", "outputs"))
+        with one_config():
+            return others | write_graph(graph, self.input, self.output)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
@@ -64,7 +66,7 @@ class Configuring(Layer):
 
         Source: `keras.Model.from_config`.
         """
-        with custom_object_scope(custom_objects):
+        with custom_object_scope(custom_objects), one_config():
             if not (takes_graph(cls) and {*config} >= _GRAPH):
                 return super().from_config(config)
             inputs, outputs = read_graph(config)
@@ -182,35 +184,3 @@ def _written_argument(name: str, value: Any) -> Any:
             "optimizer of keras_dist.optimizers, or subclass Optimizer",
         ) from error
     return written
-
-
-def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The model that `model.to_json()` has written down, with new weights on the current distribution.
-
-    Args:
-        json_string: JSON.
-        custom_objects: classes and functions by name, beside the registered ones.
-
-    Raises:
-        ConfigError: it is no JSON, is damaged, or mentions what is not known.
-
-    Source: `keras.models.model_from_json`.
-    """
-    try:
-        config = json.loads(json_string)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "model_from_json: `json_string` is no JSON",
-            given=shorten(json_string),
-            expected="what model.to_json() gives",
-            fix="to read a file: model_from_json(pathlib.Path(name).read_text())",
-        ) from error
-    model = deserialize_keras_object(config, custom_objects)
-    if not isinstance(model, Configuring):
-        raise ConfigError(
-            "model_from_json: `json_string` describes no model",
-            given=shorten(json_string),
-            expected="what model.to_json() gives",
-            fix="for other objects: saving.deserialize_keras_object(json.loads(...))",
-        )
-    return model

@@ -61,6 +61,7 @@ class Model(Fitting, Configuring):
         ['d1/kernel', 'd1/bias', 'd2/kernel', 'd2/bias']
 
     Differs from Keras: models that share a layer share its values, but each has arrays of its own, on its own mesh.
+    Functional models have no class of their own: `type(model)` is `Model`, and `model.inputs` are its inputs.
 
     Source: `keras.Model`.
     """

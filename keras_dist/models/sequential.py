@@ -13,7 +13,7 @@ from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.foreign import as_layer
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of
-from keras_dist.models.config import read_layer, write_layer
+from keras_dist.models.config import one_config, read_layer, write_layer
 from keras_dist.models.model import Model
 from keras_dist.models.naming import layers_in, name_members
 from keras_dist.saving import custom_object_scope, serialize_keras_object
@@ -105,8 +105,9 @@ class Sequential(Model):
             return super().get_config()
         config = serialize_keras_object(self._arguments_but("layers"))
         starts = [] if self._symbols_or_none() is None else self._input_layers()
-        config["layers"] = [write_layer(layer, layer.name) for layer in starts]
-        config["layers"] += [write_layer(layer, str(name)) for name, layer in children_of(self._members)]
+        with one_config():
+            config["layers"] = [write_layer(layer, layer.name) for layer in starts]
+            config["layers"] += [write_layer(layer, str(name)) for name, layer in children_of(self._members)]
         built = super().get_build_config()
         if built is not None:
             config |= {f"build_{name}": value for name, value in built.items()}
@@ -129,7 +130,7 @@ class Sequential(Model):
             return super().from_config(config, custom_objects)
         built = {name: config[f"build_{name}"] for name in _BUILT if config.get(f"build_{name}") is not None}
         others = {name: value for name, value in config.items() if name.removeprefix("build_") not in _BUILT}
-        with custom_object_scope(custom_objects):
+        with custom_object_scope(custom_objects), one_config():
             model = super().from_config({**others, "layers": [read_layer(layer) for layer in config["layers"]]})
         if built and not model.built:
             model.build_from_config(built)
@@ -177,5 +178,6 @@ _BUILT = ("input_shape", "input_dtype")
 
 
 def takes_layers(cls: type) -> bool:
+    """Whether a model of this class is made of a list of layers."""
     """Whether a model of this class is made of a list of layers."""
     return "layers" in inspect.signature(cls.__init__).parameters

@@ -47,7 +47,7 @@ def there_and_back(obj: Any, **kwargs: Any) -> Any:
     return saving.deserialize_keras_object(config, CUSTOM, **kwargs)
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.slices(9) | st.just(...)
 values = st.recursive(
     plain,
     lambda inner: (
@@ -210,6 +210,7 @@ def test_a_registered_name_reaches_nothing_either() -> None:
         {"class_name": "__tuple__", "config": 5},
         {"class_name": "__tuple__", "config": {}},
         {"class_name": "__tuple__", "config": {"value": 5}},
+        {"class_name": "__slice__", "config": {"start": 1}},
         {"class_name": "__numpy__", "config": {"value": [1], "dtype": "nothing"}},
         {"class_name": "__numpy__", "config": {"value": [[1], [2, 3]], "dtype": "float32"}},
     ],
@@ -281,6 +282,22 @@ def test_damaged_lambdas_are_named() -> None:
 def test_custom_objects_reach_what_is_inside() -> None:
     again = there_and_back(Foreign(Part(triple)))
     assert again.part.value is triple
+
+
+def test_what_was_done_after_the_constructor_is_done_again() -> None:
+    class Built(Part):
+        size = None
+
+        def get_build_config(self) -> Any:
+            return self.size
+
+        def build_from_config(self, config: Any) -> None:
+            self.size = config
+
+    built = Built()
+    assert "build_config" not in saving.serialize_keras_object(built)
+    built.size = [3]
+    assert saving.deserialize_keras_object(saving.serialize_keras_object(built), {"Built": Built}).size == [3]
 
 
 def test_module_objects_are_for_the_outermost_name_only() -> None:

@@ -1,0 +1,559 @@
+"""Models as configs of plain values and back; clones; what `compile` chose."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers, losses, metrics, models, optimizers, saving
+from keras_dist.errors import ConfigError, ModelError
+from tests import layouts
+
+X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+Z = np.random.default_rng(1).normal(size=(4, 8)).astype("float32")
+
+
+@saving.register_keras_serializable("tests")
+class Gate(layers.Layer):
+    """Takes two tensors by keyword; a constructor that takes no name."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.units = units
+        self.dense = layers.Dense(units)
+
+    def call(self, inputs, by=None, factor=1.0):
+        return self.dense(inputs) * by["gate"] * factor
+
+
+@saving.register_keras_serializable("tests")
+class Net(kd.Model):
+    def __init__(self, width, head=None, **kwargs):
+        super().__init__(**kwargs)
+        self.d1 = layers.Dense(width, activation="relu")
+        self.head = head
+
+    def call(self, inputs):
+        hidden = self.d1(inputs)
+        return hidden if self.head is None else self.head(hidden)
+
+
+@saving.register_keras_serializable("tests")
+class Scaled(kd.Model):
+    """Made of a graph, with an argument of its own."""
+
+    def __init__(self, inputs, outputs, scale=1.0, **kwargs):
+        super().__init__(inputs, outputs, **kwargs)
+        self.scale = scale
+
+
+@saving.register_keras_serializable("tests")
+class Head(layers.NNXLayer):
+    def __init__(self, features, **kwargs):
+        super().__init__(nnx.Linear(8, features, rngs=nnx.Rngs(0)), **kwargs)
+
+
+def chain():
+    x = kd.Input((8,), name="x")
+    return kd.Model(x, layers.Dense(3)(layers.Dense(16, "relu", name="d1")(x)), name="chain"), X
+
+
+def several_inputs():
+    a, b = kd.Input((8,), name="a"), kd.Input((8,), name="b")
+    d1 = layers.Dense(8, name="d1")
+    return kd.Model([a, b], {"sum": layers.Dense(2)(d1(a) + d1(b)), "first": d1(a)}), [X, Z]
+
+
+def inputs_by_name():
+    a, b = kd.Input((8,), name="a"), kd.Input((8,), name="b")
+    hidden = layers.Dense(8, name="d1")(a)
+    return kd.Model({"b": b, "a": a}, (hidden * b, [layers.Dense(2)(hidden)])), {"a": X, "b": Z}
+
+
+def calls_that_take_turns():
+    x = kd.Input((8,))
+    one, other = layers.Dense(8, name="d1"), layers.Dense(8, name="d2")
+    back = other(one(x))
+    late = layers.Dense(4, name="late")(one(back))
+    return kd.Model(x, [late, layers.Dense(3, name="later")(back)]), X
+
+
+def operators():
+    x = kd.Input((8,))
+    hidden = layers.Dense(8, name="d1")(x)
+    parts = 2 * hidden[:, ::2] - hidden[..., 4:] / 3.0
+    return kd.Model(x, [abs(-parts), hidden[:, None, 1:4] ** 2, hidden > np.float32(0), 1 - hidden[:, -1]]), X
+
+
+def keywords():
+    a, b = kd.Input((8,), name="a"), kd.Input((4,), name="b")
+    hidden = layers.Dense(8, name="d1")(a)
+    return kd.Model([a, b], Gate(4)(hidden, by={"gate": b}, factor=0.5)), [X, Z[:, :4]]
+
+
+def nested():
+    inner = kd.Sequential([kd.Input((8,)), layers.Dense(8, name="d1"), layers.BatchNormalization()])
+    x = kd.Input((8,))
+    late = kd.Sequential([layers.Dense(3), layers.Dense(4)])
+    return kd.Model(x, late(inner(x)) + Net(4)(inner(x))), X
+
+
+def shared_by_nested_models():
+    x, code = kd.Input((8,), name="x"), kd.Input((4,), name="code")
+    inner = layers.Dense(4)
+    encoder = kd.Model(x, inner(layers.Dense(8, name="d1")(x)), name="encoder")
+    decoder = kd.Model(code, layers.Dense(8, name="d1")(code), name="decoder")
+    both = kd.Model(x, decoder(encoder(x)), name="both")
+    return kd.Model(x, [both(x), decoder(layers.Dense(4)(x)), inner(both(x))]), X
+
+
+def from_the_middle():
+    x = kd.Input((8,))
+    hidden = layers.Dense(8, name="before")(x)
+    return kd.Model(hidden, layers.Dense(8, name="d1")(hidden)), X
+
+
+def sequential():
+    return kd.Sequential([kd.Input((8,), name="x"), layers.Dense(8, name="d1"), layers.Dense(2)], name="chain"), X
+
+
+def sequential_without_input():
+    model = kd.Sequential([layers.Dense(8, name="d1"), layers.Dropout(0.5), Head(2)])
+    model.build((None, 8))
+    return model, X
+
+
+def subclass():
+    model = Net(8, head=layers.Dense(2, name="top"), name="mine")
+    model(X)
+    return model, X
+
+
+def graph_of_a_subclass():
+    x = kd.Input((8,))
+    return Scaled(x, layers.Dense(4, name="d1")(x), scale=3.0), X
+
+
+FORMS = [
+    chain,
+    several_inputs,
+    inputs_by_name,
+    calls_that_take_turns,
+    operators,
+    keywords,
+    nested,
+    shared_by_nested_models,
+    from_the_middle,
+    sequential,
+    sequential_without_input,
+    subclass,
+    graph_of_a_subclass,
+]
+
+
+def paths_of(model):
+    return [weight.path for weight in model.weights]
+
+
+def assert_same(model, again, x):
+    """Both have the same class, paths, config, and, with the same values, the same outputs."""
+    assert type(again) is type(model)
+    assert paths_of(again) == paths_of(model)
+    assert again.name == model.name
+    assert again.get_config() == model.get_config()
+    again.set_weights(model.get_weights())
+    found, expected = again.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("where", ["one device", "data=2,model=4"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_model_comes_back_from_json(form, where):
+    with layouts.on(where, {".*d1/kernel": (None, "model")} if where != "one device" else {}).scope():
+        model, x = form()
+        again = models.model_from_json(model.to_json())
+        assert_same(model, again, x)
+        layout = [weight.layout.axes for weight in again.weights]
+        assert layout == [weight.layout.axes for weight in model.weights]
+        assert any("model" in axes for axes in layout) == (where != "one device")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_clone_has_the_same_paths_and_new_weights(form):
+    model, x = form()
+    before = model.get_weights()
+    clone = models.clone_model(model)
+    clone.set_weights([value + 1 for value in before])
+    for value, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, now)
+    assert_same(model, clone, x)
+
+
+def test_the_form_is_that_of_keras():
+    config = chain()[0].get_config()
+    assert set(config) == {"name", "trainable", "layers", "input_layers", "output_layers"}
+    assert config["input_layers"] == ["x", 0, 0] and config["output_layers"] == ["dense", 0, 0]
+    entry = config["layers"][1]
+    assert set(entry) == {"module", "class_name", "config", "registered_name", "name", "inbound_nodes"}
+    assert (entry["module"], entry["class_name"], entry["name"]) == ("keras_dist.layers", "Dense", "d1")
+    tensor = entry["inbound_nodes"][0]["args"]["config"]["value"][0]
+    assert tensor["class_name"] == "__keras_tensor__"
+    assert tensor["config"] == {"shape": [None, 8], "dtype": "float32", "keras_history": ["x", 0, 0]}
+
+
+def test_a_graph_of_keras_is_read(keras_config):
+    model = models.model_from_json(keras_config)
+    assert paths_of(model) == ["d1/kernel", "d1/bias", "d2/kernel", "d2/bias"]
+    assert model.output_shape == [(None, 2), (None, 4)]
+
+
+@pytest.fixture
+def keras_config():
+    """What `keras.Model.to_json` gives, without what concerns Keras alone."""
+
+    def call(name, shape):
+        history = {"shape": shape, "dtype": "float32", "keras_history": [name, 0, 0]}
+        return {"args": [{"class_name": "__keras_tensor__", "config": history}], "kwargs": {}}
+
+    def dense(name, units, *calls):
+        config = {"units": units, "name": name, "trainable": True, "dtype": "float32"}
+        described = {"module": "keras.layers", "class_name": "Dense", "config": config, "registered_name": None}
+        return described | {"build_config": {"input_shape": [None, 8]}, "name": name, "inbound_nodes": list(calls)}
+
+    inputs = {"batch_shape": [None, 8], "dtype": "float32", "name": "x"}
+    start = {"module": "keras.layers", "class_name": "InputLayer", "config": inputs, "name": "x", "inbound_nodes": []}
+    graph = {
+        "name": "functional",
+        "trainable": True,
+        "layers": [start, dense("d2", 2, call("d1", [None, 4])), dense("d1", 4, call("x", [None, 8]))],
+        "input_layers": [["x", 0, 0]],
+        "output_layers": [["d2", 0, 0], ["d1", 0, 0]],
+    }
+    return json.dumps({"module": "keras.src.models.functional", "class_name": "Functional", "config": graph})
+
+
+def test_explicit_layouts_survive():
+    mesh = kd.DeviceMesh("data=2,model=4")
+    with kd.ModelParallel(kd.LayoutMap(mesh), batch_dim_name="data").scope():
+        layout = kd.TensorLayout((("data", "model"), None), mesh)
+        model = kd.Sequential([kd.Input((8,)), layers.Dense(3, kernel_layout=layout, name="d1")])
+        again = models.model_from_json(model.to_json())
+        assert model.get_config()["layers"][1]["config"]["kernel_layout"] == [["data", "model"], None]
+        assert again.weights[0].layout.axes == (("data", "model"), None)
+
+
+def test_frozen_layers_stay_frozen():
+    model, _ = chain()
+    model.get_layer("d1").trainable = False
+    model.compile("sgd", "mse")
+    again = models.model_from_json(model.to_json())
+    assert [weight.path for weight in again.trainable_weights] == ["dense/kernel", "dense/bias"]
+    model.trainable = False
+    assert models.model_from_json(model.to_json()).trainable is False
+
+
+def test_a_deferred_sequential_waits_for_its_input_again():
+    model = kd.Sequential([layers.Dense(8), layers.Dense(2)])
+    again = models.model_from_json(model.to_json())
+    assert not again.built
+    again(X)
+    assert paths_of(again) == ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"]
+
+
+def test_the_dtype_of_the_input_survives():
+    model = Net(8)
+    model(X.astype("int32"))
+    assert model.get_build_config() == {"input_shape": [None, 8], "input_dtype": "int32"}
+    assert models.model_from_json(model.to_json()).built
+
+
+def test_members_that_a_model_numbers_keep_the_numbers():
+    layer = layers.Dense(8)
+    x = kd.Input((8,))
+    kd.Model(x, layer(x))
+    model = kd.Model(x, layer(layers.Dense(8)(x)))  # the layer is called `dense` in the other model
+    assert paths_of(models.model_from_json(model.to_json())) == paths_of(model)
+
+
+class TestRefused:
+    def test_a_module_of_somebody_else(self):
+        model = kd.Sequential([kd.Input((8,)), nnx.Linear(8, 2, rngs=nnx.Rngs(0))])
+        with pytest.raises(ConfigError, match="layer 'linear' cannot be written down") as caught:
+            model.get_config()
+        assert "Linear" in caught.value.given and "subclass NNXLayer" in caught.value.fix
+
+    def test_a_model_of_a_module(self):
+        model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 2, rngs=rngs))
+        for method in (model.get_config, model.to_json, lambda: models.clone_model(model)):
+            with pytest.raises(ConfigError, match=r"flax\.nnx module cannot be written down"):
+                method()
+
+    def test_a_class_that_is_not_registered(self):
+        class Own(layers.Layer):
+            def call(self, inputs):
+                return inputs
+
+        x = kd.Input((8,))
+        model = kd.Model(x, Own()(x))
+        with pytest.raises(ConfigError, match="'Own', which is not known"):
+            models.model_from_json(model.to_json())
+        again = models.model_from_json(model.to_json(), {"Own": Own})
+        assert isinstance(again.layers[1], Own)
+        assert isinstance(kd.Model.from_config(model.get_config(), {"Own": Own}).layers[1], Own)
+        assert isinstance(models.clone_model(model).layers[1], Own)
+
+    @pytest.mark.parametrize(
+        ("damage", "said"),
+        [
+            (lambda config: config["layers"].pop(1), "depend on what nothing computes"),
+            (lambda config: config["layers"].append("dense"), "a layer in the config"),
+            (lambda config: config["layers"][1].pop("inbound_nodes"), "a layer in the config"),
+            (lambda config: config.update(output_layers=["dense", 1, 0]), "input or output that nothing computes"),
+            (
+                lambda config: config["layers"][1].update(
+                    module="keras_dist.losses", class_name="Huber", config={}, registered_name=None
+                ),
+                "holds what is no layer",
+            ),
+            (
+                lambda config: config["layers"][1].update(class_name="Operation", config={"name": "system"}),
+                "operation that is not known",
+            ),
+        ],
+    )
+    def test_a_damaged_config(self, damage, said):
+        config = chain()[0].get_config()
+        damage(config)
+        with pytest.raises(ConfigError, match=said) as caught:
+            kd.Model.from_config(config)
+        assert caught.value.given and caught.value.expected and caught.value.fix
+
+    @pytest.mark.parametrize(
+        ("text", "said"), [("{", "is no JSON"), (None, "is no JSON"), ("[1]", "describes no model")]
+    )
+    def test_what_is_no_json_of_a_model(self, text, said):
+        with pytest.raises(ConfigError, match=said):
+            models.model_from_json(text)
+
+
+class TestClones:
+    def test_other_inputs(self):
+        model, _ = several_inputs()
+        a, b = kd.Input((8,), name="left"), kd.Input((8,), name="right")
+        clone = models.clone_model(model, input_tensors=[a, b])
+        assert clone.input_names == ["left", "right"]
+        assert clone.inputs[0] is a
+        with pytest.raises(ModelError, match="`input_tensors` do not fit"):
+            models.clone_model(model, input_tensors=[a])
+
+    def test_other_layers(self):
+        def wider(layer):
+            config = layer.get_config()
+            return type(layer).from_config(config | {"units": 5} if "units" in config else config)
+
+        assert models.clone_model(chain()[0], clone_function=wider).output_shape == (None, 5)
+        assert models.clone_model(sequential()[0], clone_function=wider).output_shape == (None, 5)
+        with pytest.raises(ModelError, match="does not return a layer"):
+            models.clone_model(chain()[0], clone_function=lambda layer: None)
+
+    def test_models_among_the_layers(self):
+        seen = []
+
+        def same(layer):
+            seen.append(layer.name)
+            return type(layer).from_config(layer.get_config())
+
+        model, _ = nested()
+        clone = models.clone_model(model, clone_function=same, recursive=True)
+        assert "d1" in seen and "batch_normalization" in seen
+        assert paths_of(clone) == paths_of(model)
+
+    def test_other_calls(self):
+        def quiet(layer, *args, **kwargs):
+            outputs = layer(*args, **kwargs)
+            return layers.Dropout(0.5)(outputs) if isinstance(layer, layers.Dense) else outputs
+
+        model, x = chain()
+        clone = models.clone_model(model, clone_function=lambda layer: layer, call_function=quiet)
+        assert [layer.name for layer in clone.layers] == ["x", "d1", "dropout", "dense", "dropout_1"]
+        np.testing.assert_array_equal(clone.predict(x, verbose=0), model.predict(x, verbose=0))
+        model.layers[1].kernel.assign(np.zeros((8, 16)))
+        assert not clone.get_weights()[0].any(), "the layers are the same"
+        with pytest.raises(ModelError, match="`call_function` does not go with this model"):
+            models.clone_model(sequential()[0], call_function=quiet)
+
+    def test_subclasses_take_no_functions(self):
+        with pytest.raises(ModelError, match="`clone_function` does not go with this model"):
+            models.clone_model(subclass()[0], clone_function=lambda layer: layer)
+
+    def test_a_compiled_model_is_compiled(self):
+        model, x = chain()
+        model.compile(optax.sgd(0.1), lambda y, p: (y - p) ** 2, metrics=["mae"])
+        clone = models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        y = np.ones((4, 3), "float32")
+        assert clone.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
+
+    def test_what_is_no_model(self):
+        with pytest.raises(ModelError, match="`model` is not a model"):
+            models.clone_model(layers.Dense(3))
+
+
+@saving.register_keras_serializable("tests")
+def cubed(y_true, y_pred):
+    return abs(y_true - y_pred) ** 3
+
+
+def largest_error(y_true, y_pred):
+    return abs(y_true - y_pred).max(-1)
+
+
+class TestCompileConfig:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"optimizer": "adam", "loss": "mse"},
+            {"optimizer": optimizers.SGD(0.5, momentum=0.9), "loss": losses.Huber(2.0), "metrics": ["mae", "mse"]},
+            {"optimizer": optimizers.Adam(optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), "loss": cubed},
+            {"loss": "mse", "metrics": [metrics.MeanSquaredError(name="m")], "weighted_metrics": ["mae"]},
+            {
+                "optimizer": {"all": (optimizers.SGD(0.1), ".*")},
+                "loss": {"dense": "mse"},
+                "loss_weights": {"dense": 2.0},
+            },
+        ],
+    )
+    def test_comes_back(self, arguments):
+        model, x = chain()
+        again = models.model_from_json(model.to_json())
+        again.set_weights(model.get_weights())
+        model.compile(**arguments)
+        config = model.get_compile_config()
+        again.compile_from_config(json.loads(json.dumps(config)))
+        assert again.get_compile_config() == config
+        y = np.ones((4, 3), "float32")
+        one, other = (m.fit(x, y, epochs=2, verbose=0, shuffle=False).history for m in (model, again))
+        assert one == other
+
+    def test_is_empty_before_compile(self):
+        model, _ = chain()
+        assert model.get_compile_config() == {}
+        model.compile_from_config({})
+        assert model.get_compile_config() == {}
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"optimizer": optax.sgd(0.1)},
+            {"loss": lambda y, p: (y - p) ** 2},
+            {"metrics": [largest_error]},
+            {"train_step": lambda state, batch, rngs: (state, {})},
+        ],
+        ids=lambda arguments: next(iter(arguments)),
+    )
+    def test_what_is_not_registered_is_refused(self, arguments):
+        model, _ = chain()
+        model.compile(**{"optimizer": "sgd", "loss": "mse"} | arguments)
+        name = next(iter(arguments))
+        with pytest.raises(ConfigError, match=f"get_compile_config: `{name}` cannot be written down") as caught:
+            model.get_compile_config()
+        assert "register_keras_serializable" in caught.value.fix
+
+
+@saving.register_keras_serializable("tests")
+def doubled(x):
+    return 2 * x
+
+
+IMAGE, VOLUME, ROWS, ROW = (8, 8, 2), (6, 6, 6, 2), (6, 4), (4,)
+LAYERS = {
+    **{f"Adaptive{kind}Pooling1D": ((3,), ROWS) for kind in ("Average", "Max")},
+    **{f"Adaptive{kind}Pooling2D": (((2, 3),), IMAGE) for kind in ("Average", "Max")},
+    **{f"Adaptive{kind}Pooling3D": (((2, 3, 1),), VOLUME) for kind in ("Average", "Max")},
+    **{f"{kind}Pooling1D": ((2,), ROWS) for kind in ("Average", "Max")},
+    **{f"{kind}Pooling2D": (((2, 1),), IMAGE) for kind in ("Average", "Max")},
+    **{f"{kind}Pooling3D": (((2, 1, 2),), VOLUME) for kind in ("Average", "Max")},
+    **{f"Global{kind}Pooling1D": ((), ROWS) for kind in ("Average", "Max")},
+    **{f"Global{kind}Pooling2D": ((), IMAGE) for kind in ("Average", "Max")},
+    **{f"Global{kind}Pooling3D": ((), VOLUME) for kind in ("Average", "Max")},
+    **dict.fromkeys(["Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract"], ((), [ROW, ROW])),
+    **dict.fromkeys(["Conv1D", "Conv1DTranspose", "SeparableConv1D"], ((3, 2), ROWS)),
+    **dict.fromkeys(["Conv2D", "Conv2DTranspose", "SeparableConv2D"], ((3, (2, 1)), IMAGE)),
+    **dict.fromkeys(["Conv3D", "Conv3DTranspose"], ((3, (2, 1, 2)), VOLUME)),
+    **dict.fromkeys(["Cropping1D", "ZeroPadding1D"], (((1, 2),), ROWS)),
+    **dict.fromkeys(["Cropping2D", "ZeroPadding2D"], ((((1, 2), (0, 1)),), IMAGE)),
+    **dict.fromkeys(["Cropping3D", "ZeroPadding3D"], ((((1, 2), (0, 1), (1, 1)),), VOLUME)),
+    **dict.fromkeys(["Dropout", "AlphaDropout", "GaussianDropout", "GaussianNoise"], ((0.5,), ROW)),
+    **dict.fromkeys(["ELU", "LeakyReLU", "ReLU", "PReLU", "Softmax", "Identity", "Flatten"], ((), ROWS)),
+    **dict.fromkeys(["LayerNormalization", "RMSNormalization", "UnitNormalization", "BatchNormalization"], ((), ROWS)),
+    **dict.fromkeys(["GRU", "LSTM", "SimpleRNN"], ((3,), ROWS)),
+    **dict.fromkeys(["AdditiveAttention", "Attention"], ((), [ROWS, ROWS])),
+    "Activation": (("tanh",), ROW),
+    "ActivityRegularization": ((0.1, 0.2), ROW),
+    "Bidirectional": (lambda: layers.Bidirectional(layers.LSTM(3, return_sequences=True)), ROWS),
+    "CategoryEncoding": ((4, "one_hot"), (1,)),
+    "Concatenate": ((1,), [ROWS, (2, 4)]),
+    "Dense": ((3, "relu"), ROW),
+    "DepthwiseConv1D": ((2,), ROWS),
+    "DepthwiseConv2D": (((2, 1),), IMAGE),
+    "Dot": (((2, 1),), [ROWS, (4, 3)]),
+    "EinsumDense": (("abc,cd->abd", (None, 5), None, "d"), ROWS),
+    "Embedding": ((5, 3), ROW),
+    "GroupNormalization": ((2,), IMAGE),
+    "GroupedQueryAttention": ((4, 2, 1), [ROWS, ROWS]),
+    "InputLayer": (None, ROW),
+    "Lambda": ((doubled,), ROW),
+    "Masking": ((0.5,), ROWS),
+    "MultiHeadAttention": ((2, 3), [ROWS, ROWS]),
+    "NNXLayer": (None, ROW),
+    "Normalization": (lambda: layers.Normalization(mean=[1.0, 2.0, 3.0, 4.0], variance=[2.0] * 4), ROW),
+    "Permute": (((2, 1),), ROWS),
+    "RNN": (lambda: layers.RNN([layers.GRUCell(3), layers.LSTMCell(2)], return_sequences=True), ROWS),
+    "RepeatVector": ((3,), ROW),
+    "Rescaling": ((2.0, 1.0), ROW),
+    "Reshape": (((2, -1),), ROW),
+    "ReversibleEmbedding": ((5, 3), ROW),
+    "SpatialDropout1D": ((0.5,), ROWS),
+    "SpatialDropout2D": ((0.5,), IMAGE),
+    "SpatialDropout3D": ((0.5,), VOLUME),
+    "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), ROWS),
+    "UpSampling1D": ((2,), ROWS),
+    "UpSampling2D": (((2, 1), None, "bilinear"), IMAGE),
+    "UpSampling3D": (((2, 1, 2),), VOLUME),
+}
+"""For each layer the arguments of its constructor, or what makes one, and the shapes of its inputs."""
+
+ABSTRACT = {"Layer", "Wrapper"}
+CELLS = {"GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"}
+EXPORTED = {
+    getattr(layers, name).__name__: getattr(layers, name)
+    for name in layers.__all__
+    if isinstance(getattr(layers, name), type) and issubclass(getattr(layers, name), layers.Layer)
+}
+
+
+def test_the_table_has_every_layer():
+    assert sorted(EXPORTED.keys() - ABSTRACT - CELLS - LAYERS.keys()) == []
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED.keys() & LAYERS.keys() - {"InputLayer", "NNXLayer"}))
+def test_every_layer_comes_back(name):
+    arguments, shapes = LAYERS[name]
+    layer = arguments() if callable(arguments) else EXPORTED[name](*arguments, name="tested")
+    is_list = isinstance(shapes, list)
+    inputs = [kd.Input(shape) for shape in (shapes if is_list else [shapes])]
+    called = layer(*inputs) if name in ("MultiHeadAttention", "GroupedQueryAttention") else None
+    outputs = called if called is not None else layer(inputs if is_list else inputs[0])
+    model = kd.Model(inputs, outputs)
+    random = np.random.default_rng(0)
+    x = [random.integers(0, 4, (2, *tensor.shape[1:])).astype("float32") for tensor in inputs]
+    again = models.model_from_json(model.to_json())
+    assert paths_of(again) == paths_of(model)
+    assert again.get_config() == model.get_config()
+    again.set_weights(model.get_weights())
+    jax.tree.map(np.testing.assert_array_equal, again(x), model(x))

@@ -1,0 +1,180 @@
+"""What `model.summary()` says."""
+
+import re
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+from tests import layouts
+
+
+class Net(kd.Model):
+    def __init__(self):
+        super().__init__(name="net")
+        self.d1 = layers.Dense(4)
+        self.foreign = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+    def call(self, inputs):
+        return self.foreign(self.d1(inputs))
+
+
+def lines_of(model, **options):
+    """The cells of each line, without the frame."""
+    printed = []
+    model.summary(line_length=200, print_fn=printed.append, **options)
+    assert len(printed) == 1
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed[0].splitlines()]
+    return [cells for cells in rows if cells]
+
+
+def cell(lines, first, header):
+    """What the column says in the line that begins with `first`."""
+    found = [cells for cells in lines if cells[0] == first]
+    assert len(found) == 1, [cells[0] for cells in lines]
+    return found[0][lines[0].index(header)]
+
+
+def branches():
+    x = kd.Input((8,), name="x")
+    shared = layers.Dense(8, name="d1")
+    inner = kd.Sequential([layers.Dense(4), layers.BatchNormalization()], name="inner")
+    return kd.Model(x, inner(shared(shared(x)) + x), name="branches")
+
+
+def test_layers_their_outputs_and_their_variables():
+    with layouts.on("data=2,model=4", {"d1/kernel": (None, "model")}).scope():
+        lines = lines_of(branches())
+    assert lines[0] == ["layer (type)", "output shape", "params", "connected to", "layout", "bytes", "per device"]
+    assert cell(lines, "x (InputLayer)", "output shape") == "(None, 8)"
+    assert cell(lines, "x (InputLayer)", "connected to") == "-"
+    assert cell(lines, "d1 (Dense)", "params") == "72"
+    assert cell(lines, "d1 (Dense)", "connected to") == "x[0][0], d1[0][0]"
+    assert cell(lines, "add (operation)", "connected to") == "d1[1][0], x[0][0]"
+    assert cell(lines, "inner (Sequential)", "output shape") == "(None, 4)"
+    assert cell(lines, "inner (Sequential)", "params") == str(8 * 4 + 4 + 4 * 4)
+    kernel = {header: cell(lines, "d1/kernel", header) for header in lines[0][1:]}
+    assert kernel["output shape"] == "8 x 8 float32" and kernel["layout"] == "(-, model)"
+    assert (kernel["bytes"], kernel["per device"]) == ("256 B", "64 B")
+    assert cell(lines, "inner/batch_normalization/moving_mean", "layout") == "replicated"
+
+
+def test_totals():
+    model = branches()
+    model.layers[1].trainable = False
+    model.compile("sgd", "mse")
+    lines = lines_of(model)
+    counts = {cells[0]: cells[lines[0].index("params")] for cells in lines if cells[0].endswith("params")}
+    slots = sum(int(np.prod(row.shape)) for row in model.state_plan.rows if row.role == "slot")
+    assert counts == {
+        "Total params": str(model.count_params()),
+        "Trainable params": str(32 + 4 + 8),
+        "Non-trainable params": str(72 + 8),
+        "Optimizer params": str(slots),
+    }
+    assert cell(lines, "Total params", "bytes") == f"{4 * model.count_params()} B"
+    assert cell(lines, "Counters and random states", "params") == "1"
+    whole = sum(row.nbytes for row in model.state_plan.rows)
+    assert cell(lines, "Whole training state", "bytes") == f"{whole} B"
+
+
+def test_what_is_trainable():
+    model = branches()
+    model.layers[1].trainable = False
+    model.compile("sgd", "mse")
+    lines = lines_of(model, show_trainable=True)
+    assert cell(lines, "d1 (Dense)", "trainable") == "N"
+    assert cell(lines, "inner (Sequential)", "trainable") == "Y"
+    assert cell(lines, "inner/batch_normalization/moving_mean", "trainable") == "N"
+    assert cell(lines, "x (InputLayer)", "trainable") == ""
+
+
+def test_models_among_the_layers_are_expanded():
+    lines = lines_of(branches(), expand_nested=True)
+    assert cell(lines, "dense (Dense)", "output shape") == "(None, 4)"
+    assert cell(lines, "batch_normalization (BatchNormalization)", "params") == "16"
+    assert cell(lines, "inner/dense/kernel", "bytes") == "128 B"
+    assert not any(cells[0].startswith("dense (") for cells in lines_of(branches()))
+
+
+def test_a_chain_needs_no_connections():
+    model = kd.Sequential([kd.Input((8,)), layers.Dense(4), layers.Dropout(0.5)])
+    lines = lines_of(model)
+    assert "connected to" not in lines[0]
+    assert [cells[0] for cells in lines[1:3]] == ["dense (Dense)", "dense/kernel"]
+    assert cell(lines, "dropout (Dropout)", "params") == "0"
+    assert cell(lines, "dropout/seed_generator/seed_generator_state", "output shape") == "2 uint32"
+    x = kd.Input((8,), name="x")
+    assert [cells[0] for cells in lines_of(kd.Model(x, layers.Dense(4)(x)))[1:3]] == ["x (InputLayer)", "dense (Dense)"]
+
+
+def test_a_model_without_weights_yet():
+    model = kd.Sequential([layers.Dense(4), layers.Dense(2)])
+    assert lines_of(model)[1:] == [
+        ["dense (Dense)", "?", "0 (unbuilt)", "", "", ""],
+        ["dense_1 (Dense)", "?", "0 (unbuilt)", "", "", ""],
+    ]
+    model.build((None, 8))
+    lines = lines_of(model)
+    assert cell(lines, "dense_1 (Dense)", "output shape") == "(None, 2)"
+    assert cell(lines, "Total params", "params") == str(8 * 4 + 4 + 4 * 2 + 2)
+
+
+def test_a_subclass_lists_its_layers_and_what_is_in_none_of_them():
+    model = Net()
+    model.build((None, 8))
+    lines = lines_of(model)
+    assert cell(lines, "dense (Dense)", "output shape") == "?"
+    assert cell(lines, "dense (Dense)", "params") == "36"
+    assert cell(lines, "foreign/kernel", "output shape") == "4 x 2 float32"
+    assert sum(cells[0] == "d1/kernel" for cells in lines) == 1
+    assert cell(lines, "Total params", "params") == "46"
+
+
+def test_several_outputs_and_large_numbers():
+    class Two(layers.Layer):
+        def call(self, inputs):
+            return [inputs, inputs[:, :1]]
+
+    x = kd.Input((64,), name="x")
+    lines = lines_of(kd.Model(x, Two()(layers.Dense(64)(x))))
+    assert cell(lines, "two (Two)", "output shape") == "[(None, 64), (None, 1)]"
+    assert cell(lines, "dense (Dense)", "params") == "4,160"
+
+
+def test_some_layers_only():
+    model = kd.Sequential([kd.Input((8,)), *(layers.Dense(8, name=f"d{number}") for number in range(5))])
+    named = [cells[0] for cells in lines_of(model, layer_range=["d1", "d[23]"]) if "(" in cells[0]]
+    assert named == ["layer (type)", "d1 (Dense)", "d2 (Dense)", "d3 (Dense)"]
+    assert lines_of(model, layer_range=("d3", "d1"))[1][0] == "d1 (Dense)"
+    for wrong in (["d1"], ["d1", "d9"], [1, 2], "d1"):
+        with pytest.raises(ModelError, match="`layer_range` does not match two layers") as caught:
+            model.summary(layer_range=wrong)
+        assert "'d4'" in caught.value.expected
+
+
+def test_the_width():
+    model = branches()
+    for width in (60, 150):
+        printed = []
+        model.summary(line_length=width, print_fn=printed.append)
+        assert max(map(len, printed[0].splitlines())) <= width
+    for wrong in (10, "wide", 80.5):
+        with pytest.raises(ModelError, match="`line_length` is not the width of a table"):
+            model.summary(line_length=wrong)
+
+
+def test_is_printed(capsys):
+    branches().summary()
+    printed = capsys.readouterr().out
+    assert 'Model: "branches"' in printed and "d1/kernel" in printed and "Total params" in printed
+
+
+def test_models_of_modules_list_variables_alone():
+    model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 2, rngs=rngs))
+    lines = lines_of(model)
+    assert lines[0][:2] == ["path", "shape"]
+    assert [cells[0] for cells in lines[1:]][:2] == ["bias", "kernel"]
