@@ -33,7 +33,7 @@ _ROOMS = _ROOMS_OF_FUNCTIONS | {
 }
 
 # what plain values cannot say, by the names that configs give it
-_VALUES = {"__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__"}
+_VALUES = ("__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__")
 
 # what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
 _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
