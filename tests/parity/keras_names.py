@@ -1,0 +1,327 @@
+"""Which names of Keras are here. `python -m tests.parity.keras_names` writes them to keras_dist/KERAS.md.
+
+Names and arguments are found out, what else is to be said about them stands in `NOTES` and `INSTEAD`.
+"""
+
+import functools
+import importlib
+import inspect
+import os
+import pathlib
+import types
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import keras_dist as kd
+from tests.parity.signatures import BY_KEYWORD, DEFAULT, ELSEWHERE, EXTRA, MISSING, differences
+
+FILE = pathlib.Path(kd.__file__).parent / "KERAS.md"
+
+INTRODUCTION = """\
+# Keras 3.15, name by name
+
+With `import keras_dist as kd`. That a name is *here* means: the same arguments in the same order with the same
+defaults and, where numbers come out, the same ones to within 1e-5. `tests/parity` compares both with Keras 3.15 on JAX.
+What is otherwise is noted: "without" and "also" name arguments that only Keras or only keras_dist has.
+
+This file is written by `python -m tests.parity.keras_names`; the tests fail when it is no longer true.
+
+## What is different everywhere
+
+**Arrays.** Weights are born sharded, under the distribution that is set when they are made, and a model keeps it.
+Until then layers are descriptions; afterwards `layer.kernel` and `model.weights` are handles on the model's arrays.
+Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend and
+every step is compiled: there is no `run_eagerly` and no `jit_compile`, and `jax.numpy` takes the place of `keras.ops`.
+
+**Names.** `dense`, `dense_1` are numbered within each model, so that the same code gives the same paths however often
+it runs. Paths are made of the attributes that lead to a weight, and leave out the model: `dense_1/kernel`.
+`model.layout_plan` shows those that layout rules match. Losses, metrics and optimizers are not numbered.
+
+**Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
+say where a weight lives. `dtype` is the name of an element type. Layers have neither LoRA nor quantization. Arguments
+that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead.
+
+**Training.** A `train_step` is a pure function `(state, batch, rngs) -> (state, logs)`: an argument of `compile`, or a
+method. Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is
+called when its step has been dispatched, and reading `logs` waits for the step.
+
+**Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
+that a mask leaves out may hold NaN.
+
+**Optimizers.** They are optax transformations, and `compile` takes any of optax. Nothing about one changes once it is
+made: the slots and the current `model.optimizer.learning_rate` are the model's. A subclass defines `transformation`,
+not `update_step`.
+
+**Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
+`kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
+
+**Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. The configs that
+Keras writes of losses, metrics, optimizers, initializers and the like are read, too; those of layers are not.
+"""
+
+NOTES = {
+    "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
+    "Model.train_on_batch": "gives the values of this batch",
+    "activations.sparsemax": "adds up to 1, as in the paper",
+    "callbacks.CallbackList": "`fit` makes it",
+    "datasets.mnist.load_data": "through tfds, without TensorFlow",
+    "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
+    "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
+    "distribution.LayoutMap": "rules without effect warn",
+    "distribution.ModelParallel": "rules without effect raise under `strict=True`",
+    "initializers.VarianceScaling": "one of `input_axes` and `output_axes` alone is refused",
+    "keras.optimizers": """\
+What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,
+`clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
+`gradient_accumulation_steps`, `name`, and in `Muon` what follows them.""",
+    "layers.AlphaDropout": "a rate of 1 is refused",
+    "layers.CategoryEncoding": "`sparse=True` is refused",
+    "layers.GRU": "`stateful=True` is refused",
+    "layers.GaussianDropout": "a rate of 1 is refused",
+    "layers.GlobalAv*1D": "where every step is masked the mean is 0, not NaN",
+    "layers.LSTM": "`stateful=True` is refused",
+    "layers.MultiHeadAttention": "a `query_mask` that is given is used; the causal mask follows `attention_axes`",
+    "layers.RNN": "`stateful=True` is refused: pass states on with `return_state` and `initial_state`",
+    "layers.SimpleRNN": "`stateful=True` is refused",
+    "layers.TimeDistributed": "what it adds to the loss counts for each position",
+    "losses.*Focal*": "logits that are far off are exact, not clipped",
+    "losses.*_focal_*": "logits that are far off are exact, not clipped",
+    "losses.CategoricalCrossentropy": "smoothing spreads over the classes of `axis`",
+    "losses.CategoricalGeneralizedCrossEntropy": "an index that is no class gives NaN",
+    "losses.SparseCategoricalCrossentropy": "an index that is no class gives NaN; any `axis`",
+    "losses.categorical_crossentropy": "smoothing spreads over the classes of `axis`",
+    "losses.categorical_generalized_cross_entropy": "an index that is no class gives NaN",
+    "losses.sparse_categorical_crossentropy": "an index that is no class gives NaN; any `axis`",
+    "optimizers.schedules.CosineDecayRestarts": "rounding does not put off a restart",
+    "regularizers.Orthogonal*": "a single row costs nothing; Keras gives NaN",
+    "regularizers.orthogonal*": "a single row costs nothing; Keras gives NaN",
+    "utils.set_random_seed": "leaves `random` and `numpy.random` alone",
+}
+"""What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
+
+INSTEAD = {
+    "*DTypePolicy": "`dtype=` of layers",
+    "Function": "`kd.Model(inputs, outputs)`",
+    "KerasTensor": "what `kd.Input` gives",
+    "Operation": "`kd.Layer`",
+    "RematScope": "`jax.checkpoint`",
+    "StatelessScope": "`model.stateless_call`",
+    "Variable": "`layer.add_weight`",
+    "device": "`jax.default_device`, or a mesh of one device",
+    "name_scope": "paths are made of attributes",
+    "remat": "`jax.checkpoint`",
+    "version": "`kd.__version__`",
+    "applications.*": "any `flax.nnx` model, by `kd.Model.from_nnx`",
+    "backend.*": "JAX is the only backend; `jax.numpy.finfo(dtype).eps`, `jax.numpy.result_type`",
+    "callbacks.LambdaCallback": "a subclass of `kd.callbacks.Callback`",
+    "callbacks.LearningRateScheduler": "`kd.optimizers.schedules`, or a callback that sets the `learning_rate`",
+    "callbacks.RemoteMonitor": "a subclass of `kd.callbacks.Callback`",
+    "config.*": "no global settings: `dtype=`, `data_format=`, `verbose=` where they count; `kd.config` reads files",
+    "datasets.*": "`tensorflow_datasets`",
+    "distillation.*": "a `train_step` of your own",
+    "dtype_policies.*": "`dtype=` of layers",
+    "export.*": "`jax.export`",
+    "layers.AugMix": "augment while data is read",
+    "layers.AutoContrast": "augment while data is read",
+    "layers.CenterCrop": "`kd.layers.Cropping2D`",
+    "layers.ContrastLimited*": "augment while data is read",
+    "layers.ConvLSTM*": "`kd.layers.RNN` with a cell of your own",
+    "layers.CutMix": "augment while data is read",
+    "layers.Discretization": "`jax.numpy.digitize`",
+    "layers.Equalization": "augment while data is read",
+    "layers.FlaxLayer": "`kd.layers.NNXLayer`; Linen modules by `flax.nnx.bridge.ToNNX`",
+    "layers.Hash*": "hash while data is read",
+    "layers.*Lookup": "look up while data is read",
+    "layers.JaxLayer": "`kd.Layer` with `add_weight`",
+    "layers.MaxNumBoundingBoxes": "pad while data is read",
+    "layers.MelSpectrogram": "`jax.scipy.signal.stft`",
+    "layers.MixUp": "augment while data is read",
+    "layers.Pipeline": "`kd.Sequential`",
+    "layers.Rand*": "augment while data is read",
+    "layers.Resizing": "`jax.image.resize`",
+    "layers.STFTSpectrogram": "`jax.scipy.signal.stft`",
+    "layers.Solarization": "augment while data is read",
+    "layers.TextVectorization": "encode while data is read",
+    "legacy.*": "`kd.saving`",
+    "mixed_precision.*": "`dtype='bfloat16'` of layers, their weights included",
+    "ops.*": "`jax.numpy`, `jax.nn`, `jax.lax`, `jax.image`, `jax.scipy`",
+    "optimizers.LossScaleOptimizer": "`loss_scale_factor=` of every optimizer",
+    "optimizers.MultiOptimizer": "a dict of optimizers in `compile`",
+    "optimizers.OptimizerMap": "a dict of optimizers in `compile`",
+    "optimizers.ScheduleFreeAdamW": "`optax.contrib.schedule_free_adamw`",
+    "optimizers.legacy.*": "`kd.optimizers`",
+    "preprocessing.*": "`tensorflow_datasets`, Pillow, numpy",
+    "tree.*": "`jax.tree`",
+    "utils.FeatureSpace": "encode while data is read",
+    "utils.*_dataset_from_*": "`tensorflow_datasets`",
+    "utils.*_img": "Pillow",
+    "utils.bounding_boxes.*": "numpy",
+    "utils.clear_session": "nothing: names are numbered within each model",
+    "utils.disable_interactive_logging": "`verbose=0`",
+    "utils.get_source_inputs": "`model.inputs`",
+    "utils.img_to_array": "`numpy.asarray`",
+    "utils.is_interactive_logging_enabled": "`verbose=`",
+    "utils.enable_interactive_logging": "`verbose=1`",
+    "utils.legacy.*": "`kd.saving`",
+    "utils.model_to_dot": "`model.summary()`",
+    "utils.normalize": "`x / jax.numpy.linalg.norm(x, axis=-1, keepdims=True)`",
+    "utils.pack_x_y_sample_weight": "`(x, y, sample_weight)`",
+    "utils.plot_model": "`model.summary()`",
+    "utils.standardize_dtype": "`jax.numpy.dtype(dtype).name`",
+    "utils.to_categorical": "`jax.nn.one_hot`",
+    "utils.unpack_x_y_sample_weight": "`x, y, sample_weight = batch`",
+    "visualization.*": "matplotlib",
+    "Model.export": "`jax.export`",
+    "Layer.*build*_config": "layers are built when they first see an input",
+    "Layer.add_variable": "`add_weight`",
+    "Layer.compute_output_spec": "`compute_output_shape`",
+    "Layer.stateless_call": "`model.stateless_call`",
+    "Model.make_*_function": "steps are compiled when they are first needed",
+    "Model.stateless_compute_loss": "`model.compute_loss`",
+    "Model.train_step": "`train_step=` of `compile`, or a method of this form",
+    "Model.compute_metrics": "`metrics=` of `compile`",
+    "Model.get_metrics_result": "`model.evaluate(..., return_dict=True)`",
+    "Model.reset_metrics": "nothing: each epoch starts anew",
+    "Model.*_state_tree": "`model.state`, `model.get_weights`, `model.set_weights`",
+}
+"""What to use in place of names and namespaces that are not here."""
+
+OTHERS = {"config"}
+"""Namespaces of ours that are called as those of Keras, and are something else."""
+
+METHODS = ("Layer", "Model")
+"""Classes whose methods are told, too, where they differ; what a `Layer` has is not repeated for the `Model`."""
+
+INTERNAL = ("*quantiz*", "add_metric", "compute_loss_and_updates", "jax_state_sync", "*ed_call", "symbolic_call")
+"""Methods that Keras does not document."""
+
+_WORDS = {
+    MISSING: "without {}",
+    EXTRA: "also {}",
+    DEFAULT: "another default of {}",
+    ELSEWHERE: "at another place: {}",
+    BY_KEYWORD: "by keyword: {}",
+}
+
+
+def public_names(module: types.ModuleType, prefix: str = "") -> dict[str, Any]:
+    """What a package exports, packages in it included, by dotted names."""
+    found: dict[str, Any] = {}
+    for name in (name for name in dir(module) if not name.startswith("_")):
+        value = getattr(module, name)
+        if not isinstance(value, types.ModuleType):
+            found[prefix + name] = value
+        elif value.__name__ == f"{module.__name__}.{name}" and name != "src":
+            found |= public_names(value, f"{prefix}{name}.")
+    return found
+
+
+def ours(name: str) -> Any:
+    """What keras_dist exports under this name; None if it does not."""
+    package, _, attribute = name.rpartition(".")
+    module = _package(package)
+    public = getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
+    return getattr(module, attribute) if module is not None and attribute in public else None
+
+
+def entries(keras: types.ModuleType) -> dict[str, Any]:
+    """What each name of Keras stands for; a package that keras_dist does not have is one entry, `ops.*`."""
+    names: dict[str, Any] = {}
+    for name, value in public_names(keras).items():
+        package = _absent_package(name)
+        names.setdefault(f"{package}.*" if package else name, value)
+    return names
+
+
+def render(keras: types.ModuleType) -> str:
+    """The text of the file."""
+    tables: dict[str, list[str]] = {}
+    for name, theirs in entries(keras).items():
+        first, _, rest = name.removesuffix(".*").partition(".")
+        namespace = f"keras.{first}" if rest else "keras"
+        shown = name.removeprefix(f"{first}.") if rest else name
+        tables.setdefault(namespace, []).append(_row(shown, *_told(name, theirs)))
+    sections = [INTRODUCTION, "## What is here\n", _titles("namespace", "here", "of")]
+    for namespace, rows in tables.items():
+        link = f"[`{namespace}`](#{namespace.replace('.', '')})"
+        sections.append(f"| {link} | {sum('| no |' not in row for row in rows)} | {len(rows)} |")
+    for namespace, rows in tables.items():
+        paragraph = [f"{NOTES[namespace]}\n"] if namespace in NOTES else []
+        sections += [f"\n## {namespace}\n", *paragraph, _titles("Keras", "here", "note"), *rows]
+    sections += ["\n## Methods\n", "Those that are as in Keras are not listed.", *_methods(keras)]
+    return "\n".join(sections) + "\n"
+
+
+def _told(name: str, theirs: Any) -> tuple[str, str]:
+    """Whether a name is here, and what is to be said about it."""
+    mine = ours(name)
+    if mine is None:
+        return "no", said(INSTEAD, name)
+    arguments = differences(mine, theirs) if callable(theirs) else {}
+    if name.startswith(("Optimizer", "optimizers.")):
+        arguments = {argument: word for argument, word in arguments.items() if word != BY_KEYWORD}
+    return f"`kd.{name}`", "; ".join(filter(None, [_in_words(arguments), said(NOTES, name)]))
+
+
+def _methods(keras: types.ModuleType) -> Iterator[str]:
+    shown: set[str] = set()
+    for name in METHODS:
+        theirs, mine = getattr(keras, name), ours(name)
+        rows = []
+        for method, function in inspect.getmembers(theirs, inspect.isroutine):
+            if method.startswith("_") or method in shown or any(fnmatchcase(method, words) for words in INTERNAL):
+                continue
+            own = getattr(mine, method, None)
+            note = said(INSTEAD if own is None else NOTES, f"{name}.{method}")
+            words = "" if own is None else _in_words(differences(own, function))
+            if own is None or words or note:
+                rows.append(_row(method, "no" if own is None else "yes", "; ".join(filter(None, [words, note]))))
+        shown |= set(dir(theirs)) if name == "Layer" else set()
+        yield from ("", f"### keras.{name}", "", _titles("method", "here", "note"), *rows)
+
+
+def said(notes: dict[str, str], name: str) -> str:
+    """The note on a name: under the name itself, else under the first pattern that it matches; else nothing."""
+    return notes.get(name) or next((note for words, note in notes.items() if fnmatchcase(name, words)), "")
+
+
+def _in_words(arguments: dict[str, str]) -> str:
+    """Differences between parameters."""
+    by_word = {word: [f"`{name}`" for name, found in arguments.items() if found == word] for word in _WORDS}
+    return "; ".join(_WORDS[word].format(", ".join(some)) for word, some in by_word.items() if some)
+
+
+@functools.cache
+def _package(name: str) -> types.ModuleType | None:
+    if name in OTHERS:
+        return None
+    try:
+        return importlib.import_module(f"keras_dist.{name}".rstrip("."))
+    except ModuleNotFoundError:
+        return None
+
+
+def _absent_package(name: str) -> str | None:
+    """The largest package with this name in it that keras_dist does not have."""
+    parts = name.split(".")[:-1]
+    packages = (".".join(parts[: depth + 1]) for depth in range(len(parts)))
+    return next((package for package in packages if _package(package) is None), None)
+
+
+def _row(name: str, here: str, note: str) -> str:
+    return f"| `{name}` | {here} | {note} |"
+
+
+def _titles(*titles: str) -> str:
+    return f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
+
+
+def main() -> None:
+    """Write the file."""
+    os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
+    FILE.write_text(render(importlib.import_module("keras")))
+
+
+if __name__ == "__main__":
+    main()

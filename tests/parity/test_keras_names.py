@@ -1,0 +1,61 @@
+"""keras_dist/KERAS.md is true."""
+
+import functools
+import re
+import types
+
+import pytest
+
+import keras_dist as kd
+from tests.parity import keras_names
+
+HERE = re.compile(r"^\| `[\w.]+` \| `kd\.([\w.]+)` \|", re.MULTILINE)
+
+
+def test_the_file_is_what_the_script_writes(keras):
+    written, expected = keras_names.FILE.read_text().splitlines(), keras_names.render(keras).splitlines()
+    differing = sorted({*written} ^ {*expected})
+    assert written == expected, f"run `python -m tests.parity.keras_names`; it changes {differing}"
+
+
+def test_every_name_that_is_here_can_be_had():
+    names = HERE.findall(keras_names.FILE.read_text())
+    assert len(names) > 300
+    for name in names:
+        assert functools.reduce(getattr, name.split("."), kd) is not None, name
+
+
+def test_what_we_export_is_not_missing(keras):
+    """A name that Keras has as well, in whatever package, is here where Keras has it, in one place at least."""
+    places = {}
+    for name in keras_names.public_names(keras):
+        places.setdefault(name.rpartition(".")[2], []).append(name)
+    packages = [value for value in map(kd.__getattr__, kd.__all__) if isinstance(value, types.ModuleType)]
+    exported = {name for package in packages for name in getattr(package, "__all__", ())}
+    assert {"Dense", "Adam", "fit"} & exported == {"Dense", "Adam"}
+    for name in exported & places.keys():
+        assert any(keras_names.ours(place) is not None for place in places[name]), (name, places[name])
+
+
+def test_every_note_is_about_something(keras):
+    names = keras_names.entries(keras)
+    methods = {f"{name}.{method}" for name in keras_names.METHODS for method in dir(getattr(keras, name))}
+    here = {name for name in names if keras_names.ours(name) is not None}
+    here |= {name for name in methods if hasattr(getattr(kd, name.partition(".")[0]), name.rpartition(".")[2])}
+    namespaces = {f"keras.{name}" for name in kd.__all__}
+    missing = (names.keys() | methods) - here
+    for notes, subjects in ((keras_names.NOTES, here | namespaces), (keras_names.INSTEAD, missing)):
+        used = {note for name in subjects for note in notes if keras_names.said({note: "x"}, name)}
+        assert used == notes.keys(), f"to be removed from the notes: {sorted(notes.keys() - used)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("Exact", "exact"),
+        ("ExactNot", "pattern"),
+        ("Another", ""),
+    ],
+)
+def test_a_note_under_the_name_itself_comes_first(name, note):
+    assert keras_names.said({"Exact*": "pattern", "Exact": "exact"}, name) == note

@@ -1,0 +1,111 @@
+"""Whatever keras_dist and Keras both have takes the same parameters, except for what is written down here."""
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from tests.parity import keras_names
+from tests.parity.signatures import BY_KEYWORD, DEFAULT, ELSEWHERE, EXTRA, MISSING, differences
+
+EXCEPTIONS = [
+    ("*", "*_layout", EXTRA, "where a weight lives"),
+    ("*Optimizer", "mesh", EXTRA, "code that was written for DTensor passes it"),
+    ("*Optimizer", "*", BY_KEYWORD, "what all optimizers share: nobody counts to the tenth argument"),
+    ("callbacks.CallbackList", "*", MISSING, "fit adds the history and the progress bar"),
+    ("callbacks.CallbackList", "*", DEFAULT, "fit always gives them"),
+    ("callbacks.CallbackList", "params", EXTRA, "they are `**params` in Keras"),
+    ("callbacks.ProgbarLogger", "file", EXTRA, "where it writes"),
+    ("datasets.mnist.load_data", "path", MISSING, "the name of a file in a folder that cannot be chosen"),
+    ("datasets.mnist.load_data", "data_dir", EXTRA, "the folder"),
+    ("distribution.DataParallel", "shard_optimizer", EXTRA, "ZeRO-1"),
+    ("distribution.DeviceMesh", "axis_names", DEFAULT, "sizes by name bring their names"),
+    ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
+    ("layers.*", "lora_*", MISSING, "no LoRA in layers"),
+    ("layers.*", "quantization_config", MISSING, "no quantization in layers"),
+    ("layers.EinsumDense", "gptq_unpacked_column_size", MISSING, "no quantization in layers"),
+    ("layers.GRU", "implementation", EXTRA, "in Keras one of `**kwargs`"),
+    ("layers.LSTM", "implementation", EXTRA, "in Keras one of `**kwargs`"),
+    ("layers.LayerNormalization", "rms_scaling", EXTRA, "in Keras one of `**kwargs`"),
+    ("optimizers.*", "*", BY_KEYWORD, "as of Optimizer"),
+    ("optimizers.get", "learning_rate", EXTRA, "for optimizers by name"),
+    ("*.deserialize_keras_object", "module_objects", EXTRA, "in Keras one of `**kwargs`"),
+]
+"""What differs: names, parameters, in what way, and why. The first two may be patterns."""
+
+
+@pytest.fixture(scope="module")
+def found(keras):
+    """`(name, parameter, in what way)` for all that differs."""
+    return {
+        (name, parameter, word)
+        for name, theirs in keras_names.entries(keras).items()
+        if callable(theirs) and (mine := keras_names.ours(name)) is not None
+        for parameter, word in differences(mine, theirs).items()
+    }
+
+
+def is_covered(difference, exception):
+    return exception[2] == difference[2] and all(map(fnmatchcase, difference[:2], exception[:2]))
+
+
+def test_parameters_are_those_of_keras(found):
+    unexpected = [one for one in found if not any(is_covered(one, exception) for exception in EXCEPTIONS)]
+    assert not unexpected, f"name, parameter and in what way it differs from Keras: {sorted(unexpected)}"
+
+
+def test_every_exception_is_one(found):
+    unused = [exception for exception in EXCEPTIONS if not any(is_covered(one, exception) for one in found)]
+    assert not unused, f"nothing differs like this any longer: {unused}"
+
+
+def theirs(a, b=1, strides=(2, 2), *, c="zeros", **kwargs): ...
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        (lambda a, b=1, strides=2, *, c="zeros": None, {}),
+        (lambda a, b=1, strides=(2, 2), c="zeros", **kwargs: None, {}),
+        (lambda a, b=1, strides=2: None, {"c": MISSING}),
+        (lambda a, b=1, strides=2, *, c="zeros", d=0: None, {"d": EXTRA}),
+        (lambda a, b=1, strides=2, *, c="ones": None, {"c": DEFAULT}),
+        (lambda a, b, strides=2, *, c="zeros": None, {"b": DEFAULT}),
+        (lambda a, b=1, strides=3, *, c="zeros": None, {"strides": DEFAULT}),
+        (lambda a, *, b=1, strides=2, c="zeros": None, {"b": BY_KEYWORD, "strides": BY_KEYWORD}),
+        (lambda a, strides=2, b=1, *, c="zeros": None, {"b": ELSEWHERE, "strides": ELSEWHERE}),
+        (lambda a, strides=2, *, c="zeros": None, {"b": MISSING, "strides": ELSEWHERE}),
+    ],
+)
+def test_differences(ours, expected):
+    assert differences(ours, theirs) == expected
+
+
+class Base:
+    def __init__(self, *, trainable=True): ...
+
+
+class Closed(Base):
+    def __init__(self, a): ...
+
+
+class Open(Base):
+    def __init__(self, a, **kwargs): ...
+
+
+class Keras:
+    def __init__(self, a, trainable=True): ...
+
+
+class Gathering:
+    def __init__(self, *args, **kwargs): ...
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [(Open, {"trainable": BY_KEYWORD}), (Closed, {"trainable": MISSING}), (Keras, {})]
+)
+def test_what_is_handed_on_to_base_classes_is_taken(ours, expected):
+    assert differences(ours, Keras) == expected
+
+
+def test_nothing_is_extra_beside_args():
+    assert differences(Keras, Gathering) == {}
