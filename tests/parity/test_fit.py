@@ -104,7 +104,8 @@ def test_training_gives_what_keras_gives(keras: types.ModuleType, case: str, mes
             model.compile(
                 optimizer(library.optimizers),
                 loss="sparse_categorical_crossentropy",
-                metrics=["accuracy"],
+                # Keras counts what is masked in metrics without weights
+                metrics=[] if case == "tagging" else ["accuracy"],
                 weighted_metrics=[library.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2")],
             )
             options = {"batch_size": 8, "verbose": 0, "sample_weight": weight}
