@@ -165,7 +165,7 @@ def trace_program(inputs: Any, outputs: Any, names: Mapping[int, str]) -> Progra
         for node in nodes
     )
     optional = tuple(bool(getattr(spec.node and spec.node.operation, "optional", False)) for spec in specs)
-    return Program(calls, inputs, slotted(outputs), tuple(specs), optional, _output_names(outputs))
+    return Program(calls, inputs, slotted(outputs), tuple(specs), optional, _output_names(outputs, names))
 
 
 def nodes_between(inputs: Any, outputs: Any) -> list[Node]:
@@ -204,12 +204,13 @@ def nodes_between(inputs: Any, outputs: Any) -> list[Node]:
     return sorted(found.values(), key=lambda node: node.number)
 
 
-def _output_names(outputs: Any) -> tuple[str, ...]:
-    names = []
+def _output_names(outputs: Any, names: Mapping[int, str]) -> tuple[str, ...]:
+    found = []
     for path, tensor in jax.tree_util.tree_leaves_with_path(outputs):
         keys = [str(key.key) for key in path if hasattr(key, "key")]
-        names.append(keys[-1] if keys else tensor.name.removesuffix("/output"))
-    return tuple(names)
+        layer = names.get(id(tensor.node.operation)) if tensor.node is not None else None
+        found.append(keys[-1] if keys else layer or tensor.name.removesuffix("/output"))
+    return tuple(found)
 
 
 def _indices(tree: Any) -> list[int]:

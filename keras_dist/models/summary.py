@@ -205,7 +205,7 @@ class _Arrays:
         cell = self._session.cell
         weights = [cell.row(variable.path) for variable in self._session.variables()]
         known, state = {row.path for row in weights}, cell.state_plan.rows
-        groups = {
+        groups: dict[str, list[Row]] = {
             "Total params": weights,
             "Trainable params": [row for row in weights if cell.is_trained(row.path)],
             "Non-trainable params": [row for row in weights if not cell.is_trained(row.path)],
@@ -213,6 +213,8 @@ class _Arrays:
             "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
             "Whole training state": list(state),
         }
+        if self._session.recipe is None:
+            del groups["Optimizer params"]
         for label, rows in groups.items():
             yield {
                 "layer (type)": label,

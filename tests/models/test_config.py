@@ -280,6 +280,20 @@ def test_members_that_a_model_numbers_keep_the_numbers():
     assert paths_of(models.model_from_json(model.to_json())) == paths_of(model)
 
 
+def test_outputs_are_called_as_the_model_numbers_its_layers():
+    x = kd.Input((8,))
+    model = kd.Model(x, [layers.Dense(1)(x), layers.Dense(2)(x)])
+    assert model.output_names == models.model_from_json(model.to_json()).output_names == ["dense", "dense_1"]
+
+
+@pytest.mark.parametrize("members", [[], [kd.Input((8,))]], ids=["empty", "input alone"])
+def test_a_sequential_without_layers(members):
+    model = kd.Sequential(members)
+    for again in (models.model_from_json(model.to_json()), models.clone_model(model)):
+        again.add(layers.Dense(2))
+        assert again(X).shape == (4, 2)
+
+
 class TestRefused:
     def test_a_module_of_somebody_else(self):
         model = kd.Sequential([kd.Input((8,)), nnx.Linear(8, 2, rngs=nnx.Rngs(0))])
@@ -521,6 +535,7 @@ LAYERS = {
     "SpatialDropout1D": ((0.5,), ROWS),
     "SpatialDropout2D": ((0.5,), IMAGE),
     "SpatialDropout3D": ((0.5,), VOLUME),
+    "SpectralNormalization": (lambda: layers.SpectralNormalization(layers.Dense(3)), ROWS),
     "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), ROWS),
     "UpSampling1D": ((2,), ROWS),
     "UpSampling2D": (((2, 1), None, "bilinear"), IMAGE),

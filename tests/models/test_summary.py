@@ -132,6 +132,7 @@ def test_a_subclass_lists_its_layers_and_what_is_in_none_of_them():
     assert cell(lines, "foreign/kernel", "output shape") == "4 x 2 float32"
     assert sum(cells[0] == "d1/kernel" for cells in lines) == 1
     assert cell(lines, "Total params", "params") == "46"
+    assert not any(cells[0] == "Optimizer params" for cells in lines), "it is not compiled"
 
 
 def test_several_outputs_and_large_numbers():
