@@ -37,7 +37,7 @@ class Activation(Layer):
 
     def __init__(self, activation: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.activation = activations.get(activation)
+        self.identify("activation", activations.get, activation)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:

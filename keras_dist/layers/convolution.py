@@ -66,7 +66,7 @@ class BaseConvolution(SpatialLayer):
         self.strides = check_sizes("strides", strides, self.rank, self.name)
         self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
         self.padding = check_option("padding", padding, self.paddings, self.name)
-        self.activation = activations.get(activation)
+        self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
         self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
 

@@ -55,7 +55,7 @@ class Dense(Layer):
     ) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
         self.units = check_size("units", units, self.name)
-        self.activation = activations.get(activation)
+        self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
         self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
         self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)

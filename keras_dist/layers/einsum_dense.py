@@ -77,7 +77,7 @@ class EinsumDense(Layer):
         self.equation = equation
         self._terms = _check_equation(equation, self.name)
         self.partial_output_shape = self._check_output_shape(output_shape)
-        self.activation = activations.get(activation)
+        self.identify("activation", activations.get, activation)
         self.bias_axes = self._check_bias_axes(bias_axes)
         self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
         self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)

@@ -94,7 +94,7 @@ class GRUCell(RecurrentCell):
             bias_layout=bias_layout,
             **kwargs,
         )
-        self.recurrent_activation = activations.get(recurrent_activation)
+        self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.reset_after = reset_after
 
     def call(

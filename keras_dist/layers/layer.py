@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from flax import nnx
 
 from keras_dist import constraints, initializers, random, regularizers
 from keras_dist._signatures import takes_keyword
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, penalties, walk
@@ -90,7 +90,7 @@ class Layer(_Outside, Configurable, nnx.Module):
         self._trainable = bool(trainable)
         self._dtype = check_dtype(dtype, self._name)
         self.autocast = autocast
-        self.activity_regularizer = regularizers.get(activity_regularizer)
+        self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._own_input_shape = _input_shape_of(kwargs)
         self._is_built = False
         if kwargs:
@@ -181,10 +181,27 @@ class Layer(_Outside, Configurable, nnx.Module):
             UnknownNameError: a name is not known.
             ModelError: one is neither a name nor a function.
         """
-        setattr(self, f"{name}_initializer", initializers.get(initializer))
-        setattr(self, f"{name}_regularizer", regularizers.get(regularizer))
-        setattr(self, f"{name}_constraint", constraints.get(constraint))
+        self.identify(f"{name}_initializer", initializers.get, initializer)
+        self.identify(f"{name}_regularizer", regularizers.get, regularizer)
+        self.identify(f"{name}_constraint", constraints.get, constraint)
         setattr(self, f"{name}_layout", layout)
+
+    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Any) -> None:
+        """Set the attribute `argument` to what `identifier` means.
+
+        Args:
+            argument: the name of the constructor's argument.
+            get: gives the object that an identifier means, such as `activations.get`.
+            identifier: a name, a config, an object, or None.
+
+        Raises:
+            KerasDistError: it means nothing; names the layer and the argument.
+        """
+        try:
+            setattr(self, argument, get(identifier))
+        except KerasDistError as error:
+            error.add_note(f"for `{argument}` of layer {self.name!r}")
+            raise
 
     def add_weight(
         self,
@@ -390,16 +407,14 @@ class Layer(_Outside, Configurable, nnx.Module):
         home = _home(self)
         if home is not None:
             return home.attribute(name)
-        cls = type(self).__name__
-        raise AttributeError(
-            f"{cls!r} object has no attribute {name!r}"
-            + (
-                ""
-                if vars(self).get("_is_built")
-                else "; weights exist from the time on when the layer is called on an "
-                "array, or is in a model that knows its input"
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not vars(self).get("_is_built"):
+            label = vars(self).get("_name", type(self).__name__)
+            message += (
+                f"; layer {label!r} is not built: its weights exist from the time on when it is called on an array, "
             )
-        )
+            message += "or is in a model that knows its input"
+        raise AttributeError(message)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
@@ -422,7 +437,9 @@ class Layer(_Outside, Configurable, nnx.Module):
                 kwargs[wanted] = mask if _any(mask) else None
         outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:
-            context.losses.extend(self.activity_regularizer(output) for output in jax.tree.leaves(outputs))
+            for output in jax.tree.leaves(outputs):
+                rows = output.shape[0] if output.ndim else 1
+                context.losses.append(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if self.supports_masking and (_any(previous) or type(self).compute_mask is not Layer.compute_mask):
             context.set_mask(outputs, self.compute_mask(first, previous))

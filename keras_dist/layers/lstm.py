@@ -93,7 +93,7 @@ class LSTMCell(RecurrentCell):
             bias_layout=bias_layout,
             **kwargs,
         )
-        self.recurrent_activation = activations.get(recurrent_activation)
+        self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.unit_forget_bias = unit_forget_bias
 
     @property

@@ -76,7 +76,7 @@ class RecurrentCell(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.units = check_size("units", units, self.name)
-        self.activation = activations.get(activation)
+        self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
         self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
         self.describe_weight(

@@ -16,9 +16,9 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.blueprint import fresh_copy
 
-_STAND_INS = (1009, 2017)
-"""Two sizes for dims of unknown size, large enough for strides and pools; nothing of these sizes is ever allocated. The
-dims of an output that differ between them are unknown, too."""
+_STAND_INS = (2520, 5040)
+"""Two sizes for dims of unknown size: large enough for strides and pools, and divisible by what reshapes divide by.
+Nothing of these sizes is ever allocated. The dims of an output that differ between them are unknown, too."""
 
 _counter = itertools.count()
 

@@ -56,7 +56,7 @@ class TestBuilding:
         assert layer.built and layer.kernel.shape == (8, 3)
 
     def test_a_weight_before_that_is_an_error_that_says_when_it_will_be(self):
-        with pytest.raises(AttributeError, match=r"no attribute 'kernel'; weights exist from"):
+        with pytest.raises(AttributeError, match=r"no attribute 'kernel'; layer 'dense' is not built"):
             _ = layers.Dense(3).kernel
         with pytest.raises(ModelError, match=r"(?s)count_params: layer 'd1' is not built.*build\(input_shape\)"):
             layers.Dense(3, name="d1").count_params()
@@ -308,6 +308,17 @@ class TestArguments:
         with pytest.raises(error, match=message) as caught:
             make()
         assert caught.value.given and caught.value.expected and caught.value.fix
+
+    def test_identifiers_that_are_not_known_name_layer_and_argument(self):
+        for argument in ("activation", "kernel_initializer", "bias_regularizer", "kernel_constraint"):
+            with pytest.raises(UnknownNameError) as caught:
+                layers.Dense(3, name="d1", **{argument: "relux"})
+            assert caught.value.__notes__ == [f"for `{argument}` of layer 'd1'"]
+
+    def test_the_loss_of_activities_is_divided_by_the_batch(self):
+        with call_context.entered() as context:
+            layers.Dense(2, kernel_initializer="ones", activity_regularizer=kd.regularizers.L2(0.5))(np.ones((4, 3)))
+        assert np.allclose(context.losses, [0.5 * 9 * 2])
 
     def test_forgetting_super_init_is_said(self):
         class Bare(layers.Layer):

@@ -114,6 +114,8 @@ def test_training_gives_what_keras_gives(keras: types.ModuleType, case: str, mes
             evaluations.append(model.evaluate(x, y, return_dict=True, **options))
         assert set(histories[0]) == set(histories[1]) and set(evaluations[0]) == set(evaluations[1])
         for name, values in histories[1].items():
+            if (case, name) == ("tagging", "top2"):
+                continue  # in training, not in evaluation, Keras loses the mask before it comes to the metrics
             assert np.allclose(histories[0][name], values, rtol=1e-4, atol=1e-5), name
         for name, value in evaluations[1].items():
             assert np.isclose(evaluations[0][name], value, rtol=1e-4, atol=1e-5), name
