@@ -93,6 +93,9 @@ class Layer(_Outside, Configurable, nnx.Module):
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._own_input_shape = _input_shape_of(kwargs)
         self._is_built = False
+        for name in _ONLY_IN_KERAS:
+            if kwargs.get(name, name) is None:
+                del kwargs[name]
         if kwargs:
             raise self._unknown_arguments(kwargs)
 
@@ -522,6 +525,10 @@ class _Named:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
+
+
+_ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
+"""Arguments that Keras writes into configs. As None they ask for nothing."""
 
 
 def contain(value: Any) -> Any:

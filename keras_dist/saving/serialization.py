@@ -33,7 +33,7 @@ _ROOMS = _ROOMS_OF_FUNCTIONS | {
 }
 
 # what plain values cannot say, by the names that configs give it
-_VALUES = ("__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__")
+_VALUES = ("__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__", "DTypePolicy")
 
 # what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
 _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
@@ -152,6 +152,8 @@ def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
         return slice(*(_read(inner[name], {}) for name in ("start", "stop", "step")))
     if class_name == "__ellipsis__":
         return ...
+    if class_name == "DTypePolicy":  # in configs that Keras wrote
+        return inner["name"]
     return np.asarray(inner["value"], inner["dtype"])
 
 
