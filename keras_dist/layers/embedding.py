@@ -10,7 +10,8 @@ import numpy as np
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.arguments import check_above_zero, check_size
-from keras_dist.layers.layer import Layer, check_dtype
+from keras_dist.layers.attributes import check_dtype
+from keras_dist.layers.layer import Layer
 
 
 class Embedding(Layer):

@@ -7,7 +7,8 @@ from typing import Any
 from flax import nnx
 
 from keras_dist.errors import ConfigError, ModelError, shorten
-from keras_dist.layers.layer import Layer, to_snake_case
+from keras_dist.layers.attributes import to_snake_case
+from keras_dist.layers.layer import Layer
 
 
 class NNXLayer(Layer):

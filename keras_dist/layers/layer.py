@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,15 @@ from keras_dist import constraints, initializers, random, regularizers
 from keras_dist._signatures import takes_keyword
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
+from keras_dist.layers.attributes import axes_of, check_dtype, check_name, contain, take_input_shape, to_snake_case
+from keras_dist.layers.call_arguments import (
+    call_parameters,
+    shapes_of,
+    takes_any,
+    tensor_arguments,
+    training_of,
+    value_given,
+)
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, penalties, walk
 from keras_dist.saving import Configurable
@@ -91,7 +99,7 @@ class Layer(_Outside, Configurable, nnx.Module):
         self._dtype = check_dtype(dtype, self._name)
         self.autocast = autocast
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
-        self._own_input_shape = _input_shape_of(kwargs)
+        self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
         for name in _ONLY_IN_KERAS:
             if kwargs.get(name, name) is None:
@@ -388,7 +396,7 @@ class Layer(_Outside, Configurable, nnx.Module):
             ConfigError: one cannot be written down.
         """
         arguments = {
-            name: _axes_of(value) if name.endswith("_layout") else value for name, value in self._arguments.items()
+            name: axes_of(value) if name.endswith("_layout") else value for name, value in self._arguments.items()
         }
         arguments = {
             name: value for name, value in arguments.items() if not (name.endswith("_layout") and value is None)
@@ -423,20 +431,20 @@ class Layer(_Outside, Configurable, nnx.Module):
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
-        parameters = _call_parameters(type(self))
+        parameters = call_parameters(type(self))
         args, kwargs = jax.tree.map(functools.partial(_as_input, self, context), (args, kwargs))
-        tensors = _tensor_arguments(parameters, args, kwargs)
+        tensors = tensor_arguments(parameters, args, kwargs)
         first = next(iter(tensors.values()), None)
         check_inputs(self.input_spec, first, self.name)
         self._build_once(tensors)
         if "training" in parameters:
-            kwargs["training"] = _given(parameters, args, kwargs, "training", _training(parameters, context))
-        elif not _takes_any(parameters):
+            kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))
+        elif not takes_any(parameters):
             kwargs.pop("training", None)
         masks = {name: context.mask_of(tensor) for name, tensor in tensors.items()}
         for name, mask in masks.items():
             wanted = "mask" if len(tensors) == 1 else f"{name}_mask"
-            if wanted in parameters and _given(parameters, args, kwargs, wanted, None) is None:
+            if wanted in parameters and value_given(parameters, args, kwargs, wanted, None) is None:
                 kwargs[wanted] = mask if _any(mask) else None
         outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:
@@ -452,7 +460,7 @@ class Layer(_Outside, Configurable, nnx.Module):
         if self._is_built:
             return
         self._check_same_trace()
-        shapes = {f"{name}_shape": _shapes_of(tensor) for name, tensor in tensors.items()}
+        shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
         names = list(inspect.signature(self.build).parameters)
         object.__setattr__(self, "_made", [])
         if len(names) == 1:
@@ -531,103 +539,9 @@ _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
 """Arguments that Keras writes into configs. As None they ask for nothing."""
 
 
-def contain(value: Any) -> Any:
-    """Lists, tuples and dicts of modules as `nnx.List` and `nnx.Dict`, also empty ones, which may be filled later."""
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        items = [contain(item) for item in value]
-        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
-            return nnx.List(items)
-    elif type(value) is dict:
-        if value == {}:
-            return nnx.Dict()
-        items = {name: contain(item) for name, item in value.items()}
-        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items.values()):
-            return nnx.Dict({str(name): item for name, item in items.items()})
-    return value
-
-
-def check_name(name: Any) -> str:
-    """`name`, if a layer can have it.
-
-    Raises:
-        ModelError: it is no string, is empty, or contains "/".
-    """
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ModelError(
-            "`name` cannot be the name of a layer",
-            given=f"name={name!r}",
-            expected='a string without "/", which separates names in paths',
-            fix='for example name="d1"',
-        )
-    return name
-
-
-def check_dtype(dtype: Any, layer: str) -> str:
-    """`dtype` by name; float32 for None.
-
-    Raises:
-        ModelError: there is no such element type.
-    """
-    try:
-        return jnp.dtype("float32" if dtype is None else dtype).name
-    except TypeError:
-        raise ModelError(
-            f"`dtype` of layer {layer!r} is not an element type",
-            given=f"dtype={dtype!r}",
-            expected="a name or numpy dtype",
-            fix='for example dtype="bfloat16"',
-        ) from None
-
-
-def to_snake_case(name: str) -> str:
-    """`Conv2DTranspose` -> `conv2d_transpose`."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
-
-
 def _home(layer: Layer) -> Any:
     """What knows the weights of a layer that lives in a model; None for others."""
     return getattr(layer, "_home", None)
-
-
-def _training(parameters: Mapping[str, inspect.Parameter], context: call_context.CallContext) -> bool:
-    """Whether a call that does not say so trains: as the call around it, else by the default of the layer's own."""
-    return bool(parameters["training"].default is True if context.training is None else context.training)
-
-
-@functools.cache
-def _call_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    parameters = dict(inspect.signature(cls.call).parameters)  # type: ignore[attr-defined]
-    parameters.pop("self", None)
-    return parameters
-
-
-def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-
-
-def _given(
-    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, default: Any
-) -> Any:
-    """The value that a call gives to a parameter; `default` when it gives none, or None."""
-    position = list(parameters).index(name)
-    value = args[position] if position < len(args) else kwargs.get(name)
-    return default if value is None else value
-
-
-def _tensor_arguments(
-    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a call that hold arrays, by the names of the parameters."""
-    names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-    named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
-    named |= {name: value for name, value in kwargs.items() if not name.endswith("mask")}
-    return {name: value for name, value in named.items() if any(map(_is_array, jax.tree.leaves(value)))}
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
 
 
 def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:
@@ -643,26 +557,5 @@ def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> An
     return cast
 
 
-def _shapes_of(tensors: Any) -> Any:
-    """The shape of an array; of a structure of arrays the structure of their shapes."""
-    return jax.tree.map(jnp.shape, tensors)
-
-
 def _any(masks: Any) -> bool:
     return any(mask is not None for mask in jax.tree.leaves(masks))
-
-
-def _axes_of(layout: Any) -> Any:
-    axes = getattr(layout, "axes", layout)
-    return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
-
-
-def _input_shape_of(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What `input_shape`, `input_dim` or `batch_input_shape` say of the input, the batch included; taken out."""
-    if kwargs.get("input_shape") is not None:
-        return (None, *kwargs.pop("input_shape"))
-    if kwargs.get("input_dim") is not None:
-        return (None, kwargs.pop("input_dim"))
-    if kwargs.get("batch_input_shape") is not None:
-        return tuple(kwargs.pop("batch_input_shape"))
-    return None

@@ -1,0 +1,83 @@
+"""What the attributes of layers may be: names, element types, lists and dicts of sublayers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist.errors import ModelError
+
+
+def contain(value: Any) -> Any:
+    """Lists, tuples and dicts of modules as `nnx.List` and `nnx.Dict`, also empty ones, which may be filled later."""
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [contain(item) for item in value]
+        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
+            return nnx.List(items)
+    elif type(value) is dict:
+        if value == {}:
+            return nnx.Dict()
+        items = {name: contain(item) for name, item in value.items()}
+        if any(isinstance(item, nnx.Module | nnx.Variable) for item in items.values()):
+            return nnx.Dict({str(name): item for name, item in items.items()})
+    return value
+
+
+def check_name(name: Any) -> str:
+    """`name`, if a layer can have it.
+
+    Raises:
+        ModelError: it is no string, is empty, or contains "/".
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ModelError(
+            "`name` cannot be the name of a layer",
+            given=f"name={name!r}",
+            expected='a string without "/", which separates names in paths',
+            fix='for example name="d1"',
+        )
+    return name
+
+
+def check_dtype(dtype: Any, layer: str) -> str:
+    """`dtype` by name; float32 for None.
+
+    Raises:
+        ModelError: there is no such element type.
+    """
+    try:
+        return jnp.dtype("float32" if dtype is None else dtype).name
+    except TypeError:
+        raise ModelError(
+            f"`dtype` of layer {layer!r} is not an element type",
+            given=f"dtype={dtype!r}",
+            expected="a name or numpy dtype",
+            fix='for example dtype="bfloat16"',
+        ) from None
+
+
+def to_snake_case(name: str) -> str:
+    """`Conv2DTranspose` -> `conv2d_transpose`."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What `input_shape`, `input_dim` or `batch_input_shape` say of the input, the batch included; taken out."""
+    if kwargs.get("input_shape") is not None:
+        return (None, *kwargs.pop("input_shape"))
+    if kwargs.get("input_dim") is not None:
+        return (None, kwargs.pop("input_dim"))
+    if kwargs.get("batch_input_shape") is not None:
+        return tuple(kwargs.pop("batch_input_shape"))
+    return None
+
+
+def axes_of(layout: Any) -> Any:
+    """The axes of a layout, or the axes that stand for one, as a list; None for none."""
+    axes = getattr(layout, "axes", layout)
+    return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
