@@ -27,7 +27,7 @@ def serialize(layer: Layer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Layer:
-    """The layer that `serialize` has written down, without its weights.
+    """The layer that `serialize` has written down, here or in Keras, without its weights.
 
     Args:
         config: what `serialize` gave; `class_name` and `config` are enough for the layers of this package.

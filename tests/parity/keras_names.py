@@ -56,8 +56,8 @@ not `update_step`.
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
 
-**Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. The configs that
-Keras writes of losses, metrics, optimizers, initializers and the like are read, too; those of layers are not.
+**Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
+Keras wrote are read, too.
 """
 
 NOTES = {
