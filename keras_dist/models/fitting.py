@@ -11,6 +11,7 @@ from keras_dist import optimizers, random
 from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
 from keras_dist.data.arrays import ArraySource, check_batch_size
 from keras_dist.errors import ModelError
+from keras_dist.metrics import Metric
 from keras_dist.models.arguments import check_callable, check_option, epoch_range, validation_source
 from keras_dist.models.session import Choices, Session
 from keras_dist.training.objective import resolve_objective
@@ -21,6 +22,7 @@ class Fitting:
     """Compile, fit, evaluate and predict. Subclasses say when the weights are born."""
 
     output_names: list[str] | None
+    _may_add_losses: bool
 
     def _born(self, x: Any = None) -> Session:
         """The session of the model; its weights are born now, if need be, for inputs like `x`."""
@@ -62,6 +64,7 @@ class Fitting:
                 returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
                 predictions. For several outputs a list or dict by output of these, with None for outputs without a
                 loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
+                None where `compute_loss`, layers or regularizers say what is minimised.
             loss_weights: factors of the losses in their sum, a list or dict by output.
             metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
                 each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
@@ -85,7 +88,7 @@ class Fitting:
             "train_step": train_step,
         }
         train_step = train_step or getattr(self, "train_step", None)
-        if loss is None and train_step is None:
+        if loss is None and train_step is None and not self._may_add_losses:
             raise ModelError(
                 "compile: `loss` is missing",
                 given="loss=None, train_step=None",
@@ -94,14 +97,22 @@ class Fitting:
             )
         if train_step is not None:
             check_callable("train_step", train_step, "state, batch, rngs")
-        objective = (
-            None
-            if loss is None
-            else resolve_objective(loss, loss_weights, metrics, weighted_metrics, self.output_names)
-        )
+        objective = None
+        if loss is not None or train_step is None:
+            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, self.output_names)
         if not isinstance(optimizer, Mapping):
             optimizer = optimizers.get(optimizer)
         self._choose(Choices(optimizer, objective, train_step, arguments))
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that `compile` chose; their state is in the compiled steps.
+
+        Raises:
+            ModelError: the model is not compiled.
+        """
+        objective = self._compiled("metrics").compiled("metrics").objective
+        return [] if objective is None else jax.tree.leaves([objective.metrics, objective.weighted_metrics])
 
     def fit(
         self,

@@ -262,7 +262,7 @@ class Model(Fitting, Configuring):
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> jax.Array:
+    ) -> Any:
         """The loss of a batch, a scalar: what `compile` chose, and what layers and regularizers add.
 
         A subclass may define its own. It runs inside the compiled step, on the model whose values the step trains: use
@@ -280,8 +280,18 @@ class Model(Fitting, Configuring):
         """
         context = call_context.current()
         if context is not None and context.compiled_loss is not None:
-            return context.compiled_loss((x, y, sample_weight), y_pred) + sum(self.losses)
-        return self._compiled("compute_loss").objective("compute_loss").value((x, y, sample_weight), y_pred)
+            chosen = context.compiled_loss((x, y, sample_weight), y_pred)
+            losses = [*([] if chosen is None else [chosen]), *self.losses]
+            if not losses:
+                raise ModelError(
+                    f"there is nothing to minimise in model {self.name!r}",
+                    given="compile without a loss, and no layer or regularizer that adds one",
+                    expected="a loss",
+                    fix='for example model.compile("adam", loss="mse"), or add_loss in a layer',
+                )
+            return sum(losses[1:], losses[0])
+        objective = self._compiled("compute_loss").objective("compute_loss")
+        return objective.losses((x, y, sample_weight), y_pred)["loss"]
 
     # Weights
 
@@ -534,6 +544,11 @@ class Model(Fitting, Configuring):
         if choices is not None:
             session.compile(choices)
         return session
+
+    @property
+    def _may_add_losses(self) -> bool:
+        """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
+        return getattr(self, "_session", None) is None or getattr(self, "_home", None) is not None
 
     def _enter(self, session: Session) -> None:
         object.__setattr__(self, "_session", session)

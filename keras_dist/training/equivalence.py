@@ -135,7 +135,7 @@ def _run(
         def loss_of(trainable: Any, rest: Any, arrays: Any) -> jax.Array:
             real = real_rows(arrays, rows.rows, distribution)
             y_pred, _ = forward(trainable, rest, 0, real[0], True)
-            return objective.value(real, y_pred)
+            return objective.losses(real, y_pred)["loss"]
 
         arrays = jax.tree.map(
             lambda leaf: jax.device_put(leaf, distribution.get_data_layout(leaf.shape).backend_layout), rows.arrays

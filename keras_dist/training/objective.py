@@ -76,12 +76,8 @@ class Objective:
         everything = jax.tree.leaves([self.loss, self.metrics, self.weighted_metrics])
         return any(measure.needs_targets for measure in everything)
 
-    def value(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> jax.Array:
-        """The loss of a batch, a scalar; see `losses`."""
-        return self.losses(batch, y_pred, mask)["loss"]
-
     def losses(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> dict[str, jax.Array]:
-        """The loss of a batch, and with several outputs that of each, before its weight.
+        """The `loss` of a batch, and with several outputs that of each, before its weight; nothing without a loss.
 
         Args:
             batch: `(x, y, sample_weight)`.
@@ -93,6 +89,8 @@ class Objective:
         """
         terms = self._terms(batch, y_pred, mask)
         found = [(term, term.value(term.loss)) for term in terms if term.loss is not None]
+        if not found:
+            return {}  # what the layers add is all there is
         first, *others = (value if term.loss_weight is None else value * term.loss_weight for term, value in found)
         each = {f"{term.name}_loss": value for term, value in found} if others else {}
         return {"loss": sum(others, first), **each}
@@ -175,6 +173,7 @@ def resolve_objective(
 
     Args:
         loss: what `losses.get` takes, or a list or dict by output of that; None in there for outputs without a loss.
+            None alone for models whose layers add all the losses.
         loss_weights: a number, or a list or dict of them.
         metrics: what `metrics.get` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.
@@ -191,7 +190,7 @@ def resolve_objective(
         _resolved_metrics(weighted_metrics),
         output_names,
     )
-    if not jax.tree.leaves(objective.loss):
+    if loss is not None and not jax.tree.leaves(objective.loss):
         raise ModelError(
             "`loss` holds no loss",
             given=f"loss={shorten(loss)}",

@@ -65,7 +65,7 @@ class Forward:
             mask = mask if jax.tree.leaves(mask) else None
             losses = objective.losses(batch, y_pred, mask)
             if self.compute_loss is not None:
-                context.compiled_loss = lambda batch, y_pred: objective.value(batch, y_pred, mask)
+                context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
                 losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
         return losses, y_pred, mask, self.graph.split(module)[1]
 

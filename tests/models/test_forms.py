@@ -359,6 +359,21 @@ class TestSteps:
         assert np.isclose(model.evaluate(x, np.full((8, 1), 6.0), verbose=0), 0.5 * 4 + 0.1 * 3)
         assert np.allclose(model.losses, [0.1 * 3])
 
+    def test_layers_may_add_all_the_losses(self):
+        class Shrinks(layers.Layer):
+            def call(self, inputs):
+                self.add_loss(jnp.mean(inputs**2))
+                return inputs
+
+        model = kd.Sequential([kd.Input((3,)), layers.Dense(2), Shrinks()])
+        model.compile(kd.optimizers.SGD(0.1))
+        losses = model.fit(np.ones((8, 3)), epochs=3, verbose=0).history["loss"]
+        assert losses[2] < losses[1] < losses[0]
+        plain = kd.Sequential([kd.Input((3,)), layers.Dense(2)])
+        plain.compile("sgd")
+        with pytest.raises(ModelError, match="there is nothing to minimise"):
+            plain.fit(np.ones((8, 3)), verbose=0)
+
     def test_constraints_hold_after_every_step(self):
         model = kd.Sequential([kd.Input((3,)), layers.Dense(2, kernel_constraint="non_neg", use_bias=False)])
         model.compile(kd.optimizers.SGD(1.0), "mse")
