@@ -2,7 +2,24 @@
 
 from keras_dist.callbacks.callback import Callback
 from keras_dist.callbacks.callback_list import CallbackList
+from keras_dist.callbacks.csv_logger import CSVLogger
+from keras_dist.callbacks.early_stopping import EarlyStopping
 from keras_dist.callbacks.history import History
+from keras_dist.callbacks.lambda_callback import LambdaCallback
+from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
+from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
 
-__all__ = ["Callback", "CallbackList", "History", "ProgbarLogger"]
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ProgbarLogger",
+    "ReduceLROnPlateau",
+    "TerminateOnNaN",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,6 +76,8 @@ class CallbackList(Callback):
             callback.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """After an epoch and its validation."""
+        """After an epoch and its validation. What a callback adds to the logs, those after it see."""
+        # the lazy logs are the second map, which nobody writes
+        shared: ChainMap[str, float] = ChainMap({}, logs or {})  # pyright: ignore[reportArgumentType]
         for callback in self.callbacks:
-            callback.on_epoch_end(epoch, logs)
+            callback.on_epoch_end(epoch, shared)

@@ -177,8 +177,8 @@ class TestMask:
         objective = resolve_objective(loss=losses.SparseCategoricalCrossentropy(from_logits=True))
         batch = (X, TOKENS, weight)
         other = np.where(MASK, TOKENS, 3 - TOKENS)
-        assert float(objective.value(batch, LOGITS, MASK)) == pytest.approx(
-            float(objective.value((X, other, weight), LOGITS, MASK))
+        assert float(objective.losses(batch, LOGITS, MASK)["loss"]) == pytest.approx(
+            float(objective.losses((X, other, weight), LOGITS, MASK)["loss"])
         )
         options["loss"] = losses.SparseCategoricalCrossentropy(from_logits=True)
         found = logged(TOKENS, LOGITS, weight, MASK, **options)
