@@ -81,10 +81,10 @@ _ALIASES: dict[str, type[Metric]] = {
     "msle": regression.MeanSquaredLogarithmicError,
 }
 _BY_SHAPES = {
-    "accuracy": accuracy.accuracy_by_shapes,
-    "acc": accuracy.accuracy_by_shapes,
-    "crossentropy": probabilistic.crossentropy_by_shapes,
-    "ce": probabilistic.crossentropy_by_shapes,
+    "accuracy": (accuracy.accuracy_by_shapes, "up"),
+    "acc": (accuracy.accuracy_by_shapes, "up"),
+    "crossentropy": (probabilistic.crossentropy_by_shapes, "down"),
+    "ce": (probabilistic.crossentropy_by_shapes, "down"),
 }
 _NAMES: dict[str, Any] = {
     **{name: cls for cls in _CLASSES for name in (cls.__name__, snake_case(cls.__name__))},
@@ -107,7 +107,10 @@ def get(identifier: Any) -> Metric:
         ModelError: it is neither a name nor a callable.
     """
     if isinstance(identifier, str) and identifier.lower() in _BY_SHAPES:
-        return reduction.MeanMetricWrapper(_BY_SHAPES[identifier.lower()], identifier)
+        function, direction = _BY_SHAPES[identifier.lower()]
+        metric = reduction.MeanMetricWrapper(function, identifier)
+        metric._direction = direction
+        return metric
     is_class = isinstance(identifier, type) and not issubclass(identifier, Metric)
     found = None if is_class else saving.resolve(identifier, _NAMES, "metric", "a callable (y_true, y_pred) -> values")
     if isinstance(found, Metric):

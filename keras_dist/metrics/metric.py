@@ -65,7 +65,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
     needs_targets: ClassVar[bool] = True
     """Whether it cannot do without `y`."""
 
-    _direction: ClassVar[str | None] = None
+    _direction: str | None = None
     """`"up"` when more is better, `"down"` when less is; None when nobody can say."""
 
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:

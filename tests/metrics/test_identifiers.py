@@ -44,6 +44,11 @@ def test_crossentropy_is_chosen_likewise(name, y_true, y_pred, like):
     assert float(found) == pytest.approx(float(expected))
 
 
+@pytest.mark.parametrize(("name", "direction"), [("accuracy", "up"), ("acc", "up"), ("crossentropy", "down")])
+def test_what_is_chosen_by_shapes_knows_its_direction(name, direction):
+    assert metrics.get(name)._direction == direction
+
+
 @pytest.mark.parametrize("name", ["mse", "MSE", "AUC", "auc", "io_u", "kl_divergence", "BinaryAccuracy", "bce"])
 def test_a_name_is_kept_as_it_was_written(name):
     if name == "io_u":

@@ -1,0 +1,116 @@
+"""`CSVLogger`: the logs of every epoch in a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.errors import ModelError, shorten
+
+
+class CSVLogger(Callback):
+    """Writes the logs of every epoch to a CSV file: a column `epoch`, and one for each name.
+
+    Where there are several processes, the first one writes.
+
+    Args:
+        filename: the file; its folder must exist.
+        separator: one character, between columns.
+        append: whether what the file holds is kept.
+
+    Raises:
+        ModelError: `separator` is not one character; at the first epoch, when the file holds other columns.
+        OSError: at the begin of training, when the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import keras_dist as kd
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "log.csv"
+        >>> logger = kd.callbacks.CSVLogger(path)
+        >>> logger.on_train_begin()
+        >>> logger.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.75})
+        >>> print(path.read_text().strip())
+        epoch,loss,val_loss
+        0,0.5,0.75
+
+    Differs from Keras: appending to a file of other columns is an error; the file is open only while it is written.
+
+    Source: `keras.callbacks.CSVLogger`.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
+        super().__init__()
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise ModelError(
+                "CSVLogger: `separator` is not one character",
+                given=f"separator={shorten(separator)}",
+                expected="a string of length 1",
+                fix='for example separator=";"',
+            )
+        self.filename = os.fspath(filename)
+        self.separator = separator
+        self.append = append
+        self._columns: list[str] | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Make the file, or empty it."""
+        self._columns = None
+        if is_first_process():
+            with open(self.filename, "a" if self.append else "w"):
+                pass
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write a row."""
+        if not is_first_process():
+            return
+        values = dict(logs or {})
+        if self._columns is None:
+            self._columns = _columns(values)
+            is_new = self._is_empty_or_fits(self._columns)
+        else:
+            is_new = False
+        with open(self.filename, "a", newline="") as file:
+            writer = csv.writer(file, delimiter=self.separator)
+            if is_new:
+                writer.writerow(self._columns)
+            row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
+            writer.writerow([row.get(column, "NA") for column in self._columns])
+
+    def _is_empty_or_fits(self, columns: list[str]) -> bool:
+        """Whether the file is empty.
+
+        Raises:
+            ModelError: it is not, and has other columns.
+        """
+        if not pathlib.Path(self.filename).stat().st_size:
+            return True
+        with open(self.filename, newline="") as file:
+            found = next(csv.reader(file, delimiter=self.separator), [])
+        if found != columns:
+            raise ModelError(
+                f"CSVLogger: the file {self.filename!r} has other columns",
+                given=f"columns {shorten(found)}",
+                expected=f"columns {columns}",
+                fix="append to a file of the same metrics and separator, write to another, or leave out append=True",
+            )
+        return False
+
+
+def _columns(values: Mapping[str, Any]) -> list[str]:
+    """The epoch and the names, in order; if the first epoch had no validation, later ones may have."""
+    names = sorted(values)
+    if not any(name.startswith("val_") for name in names):
+        names += [f"val_{name}" for name in names]
+    return ["epoch", *names]
+
+
+def _cell(value: Any) -> Any:
+    """What is written for a value."""
+    return f'"[{", ".join(map(str, value))}]"' if np.ndim(value) else value

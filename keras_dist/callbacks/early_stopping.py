@@ -1,0 +1,113 @@
+"""`EarlyStopping`: ends training when a value gets no better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist import _jax
+from keras_dist.callbacks.arguments import check_count
+from keras_dist.callbacks.callback import Logs
+from keras_dist.callbacks.first_process import print_message
+from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.optimizers.ranges import check_number
+
+
+class EarlyStopping(MonitorCallback):
+    """Ends training when a value of the logs has got no better for some epochs.
+
+    Args:
+        monitor: the name of the value.
+        min_delta: by how much a value must be better to count.
+        patience: number of epochs without a better value after which training ends.
+        verbose: 1 to print what it does.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
+        baseline: a value that must be beaten, too, within `patience`.
+        restore_best_weights: whether the model ends with the weights of its best epoch. They are kept on the host.
+        start_from_epoch: number of epochs that are not looked at.
+
+    Attributes:
+        best: the best value.
+        best_epoch: its epoch.
+        best_weights: the weights after it, if they are to be restored.
+        stopped_epoch: the epoch that was the last one because of this callback; 0 if none was.
+        wait: for how many epochs there has been no better value.
+
+    Raises:
+        ModelError: an argument is out of range; at the begin of training, when `mode="auto"` finds no direction.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile(kd.optimizers.SGD(0.0), loss="mse")
+        >>> stopping = kd.callbacks.EarlyStopping(monitor="loss", patience=2)
+        >>> x, y = np.ones((4, 3)), np.ones((4, 1))
+        >>> len(model.fit(x, y, epochs=10, verbose=0, callbacks=[stopping]).epoch)
+        3
+
+    Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
+
+    Source: `keras.callbacks.EarlyStopping`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        check_count("EarlyStopping", "patience", patience)
+        check_count("EarlyStopping", "start_from_epoch", start_from_epoch)
+        if baseline is not None:
+            check_number("baseline", baseline)
+        self.patience = patience
+        self.verbose = verbose
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+        self.wait = self.stopped_epoch = self.best_epoch = 0
+        self.best_weights: list[Any] | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        super().on_train_begin(logs)
+        self.wait = self.stopped_epoch = self.best_epoch = 0
+        self.best_weights = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Compare, and end the training when it is time."""
+        if epoch < self.start_from_epoch:
+            return
+        current = self.watched(logs, "Early stopping")
+        if current is None:
+            return
+        is_better = self.is_improvement(current, self.best)
+        if is_better or (self.restore_best_weights and self.best_weights is None):
+            self.best_epoch = epoch
+            if self.restore_best_weights:
+                self.best_weights = self.model.get_weights()
+        self.wait += 1
+        if is_better:
+            self.best = current
+            if self.baseline is None or self.is_improvement(current, self.baseline):
+                self.wait = 0
+        elif self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Restore the best weights."""
+        if self.stopped_epoch and self.verbose:
+            print_message(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self.best_weights is not None:
+            if self.verbose:
+                print_message(f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
+            for variable, value in zip(self.model.weights, self.best_weights, strict=True):
+                if not _jax.is_key_dtype(variable.dtype):  # random streams go on
+                    variable.assign(value)

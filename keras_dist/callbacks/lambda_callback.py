@@ -1,0 +1,75 @@
+"""`LambdaCallback`: a callback made of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_dist.callbacks.callback import Callback
+from keras_dist.errors import ModelError, did_you_mean, shorten
+
+_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class LambdaCallback(Callback):
+    """Calls functions in the place of hooks.
+
+    Args:
+        on_epoch_begin: called as `on_epoch_begin(epoch, logs)`.
+        on_epoch_end: likewise.
+        on_train_begin: called as `on_train_begin(logs)`.
+        on_train_end: likewise.
+        on_train_batch_begin: called as `on_train_batch_begin(batch, logs)`.
+        on_train_batch_end: likewise.
+        **kwargs: functions for the other hooks of `Callback`, by name.
+
+    Raises:
+        ModelError: there is no such hook, or what is given for it cannot be called.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> callback = kd.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, logs["loss"]))
+        >>> callback.on_epoch_end(0, {"loss": 0.5})
+        0 0.5
+
+    Source: `keras.callbacks.LambdaCallback`.
+    """
+
+    def __init__(
+        self,
+        on_epoch_begin: Callable[..., Any] | None = None,
+        on_epoch_end: Callable[..., Any] | None = None,
+        on_train_begin: Callable[..., Any] | None = None,
+        on_train_end: Callable[..., Any] | None = None,
+        on_train_batch_begin: Callable[..., Any] | None = None,
+        on_train_batch_end: Callable[..., Any] | None = None,
+        **kwargs: Callable[..., Any] | None,
+    ) -> None:
+        super().__init__()
+        hooks = {
+            "on_epoch_begin": on_epoch_begin,
+            "on_epoch_end": on_epoch_end,
+            "on_train_begin": on_train_begin,
+            "on_train_end": on_train_end,
+            "on_train_batch_begin": on_train_batch_begin,
+            "on_train_batch_end": on_train_batch_end,
+            **kwargs,
+        }
+        for name, function in hooks.items():
+            if name not in _HOOKS:
+                raise ModelError(
+                    f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, _HOOKS)}",
+                    given=f"{name}={shorten(function)}",
+                    expected=f"one of {', '.join(_HOOKS)}",
+                    fix="correct the name, or derive a class from Callback",
+                )
+            if function is None:
+                continue
+            if not callable(function):
+                raise ModelError(
+                    f"LambdaCallback: `{name}` cannot be called",
+                    given=f"{name}={shorten(function)}",
+                    expected="a function",
+                    fix=f"for example {name}=lambda *arguments: ...",
+                )
+            setattr(self, name, function)

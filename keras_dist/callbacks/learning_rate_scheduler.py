@@ -1,0 +1,86 @@
+"""`LearningRateScheduler`: a learning rate for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keras_dist._signatures import takes
+from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
+from keras_dist.callbacks.first_process import print_message
+from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
+from keras_dist.errors import ModelError, shorten
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate at the begin of each epoch.
+
+    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, each of which is asked for,
+    as `learning_rate_<name>`.
+
+    Args:
+        schedule: `schedule(epoch, learning_rate)` or `schedule(epoch)` gives the rate of an epoch; epochs are counted
+            from 0.
+        verbose: 1 to print the rates.
+
+    Raises:
+        ModelError: `schedule` cannot be called like this; at the begin of training, when the optimizer's rate cannot be
+            set; at the begin of an epoch, when the schedule gives no number.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile(kd.optimizers.SGD(1.0), loss="mse")
+        >>> halve = kd.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
+        >>> history = model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=3, verbose=0, callbacks=[halve])
+        >>> history.history["learning_rate"]
+        [1.0, 0.5, 0.25]
+
+    Differs from Keras: any number will do as a rate, and a `TypeError` in the schedule is not hidden.
+
+    Source: `keras.callbacks.LearningRateScheduler`.
+    """
+
+    def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
+        super().__init__()
+        if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
+            raise ModelError(
+                "LearningRateScheduler: `schedule` cannot be called as schedule(epoch, learning_rate)",
+                given=f"{shorten(schedule)} of type {type(schedule).__name__}",
+                expected="a callable (epoch, learning_rate), or (epoch)",
+                fix="for example lambda epoch, rate: rate if epoch < 10 else 0.9 * rate",
+            )
+        self.schedule = schedule
+        self.verbose = verbose
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check that the rates can be set."""
+        check_settable(self.model, "LearningRateScheduler")
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Set the rates."""
+        for label, optimizer in labelled(self.model):
+            rate = self._rate(epoch, optimizer)
+            optimizer.learning_rate = rate
+            if self.verbose:
+                name = f"{label} " if label else ""
+                print_message(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {name}learning rate to {rate}.")
+
+    def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
+        """Log the rates."""
+        log_rates(self.model, logs)
+
+    def _rate(self, epoch: int, optimizer: Any) -> float:
+        takes_rate = takes(self.schedule, 0, 0.1)
+        rate = self.schedule(epoch, optimizer.learning_rate) if takes_rate else self.schedule(epoch)
+        if rate is None or isinstance(rate, bool | str) or np.ndim(rate):
+            raise ModelError(
+                "LearningRateScheduler: the output of `schedule` is no number",
+                given=f"{shorten(rate)} for epoch {epoch}",
+                expected="a float",
+                fix="return the learning rate of this epoch",
+            )
+        return float(rate)

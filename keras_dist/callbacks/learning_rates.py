@@ -1,0 +1,38 @@
+"""The learning rates of a model, for callbacks that set them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist.callbacks.callback import EpochLogs
+from keras_dist.errors import ModelError
+
+
+def check_settable(model: Any, callback: str) -> None:
+    """Nothing, if the rates of all the model's optimizers can be set.
+
+    Raises:
+        ModelError: one of them follows a schedule, or is not kept in state.
+    """
+    for optimizer in model.optimizers.values():
+        try:
+            optimizer.learning_rate = optimizer.learning_rate
+        except ModelError as error:
+            raise ModelError(
+                f"{callback} cannot set the learning rate: {error.summary}",
+                given=error.given,
+                expected=error.expected,
+                fix=f"{error.fix}; or leave out {callback}",
+            ) from error
+
+
+def labelled(model: Any) -> list[tuple[str, Any]]:
+    """The model's optimizers, each with what messages and logs add for it: nothing where there is only one."""
+    return [(name if len(model.optimizers) > 1 else "", handle) for name, handle in model.optimizers.items()]
+
+
+def log_rates(model: Any, logs: EpochLogs | None) -> None:
+    """Add the rates to the logs of an epoch."""
+    if logs is not None:
+        for label, optimizer in labelled(model):
+            logs[f"learning_rate_{label}" if label else "learning_rate"] = optimizer.learning_rate

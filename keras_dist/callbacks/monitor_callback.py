@@ -1,0 +1,109 @@
+"""`MonitorCallback`: what callbacks share that watch one value of the logs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.optimizers.ranges import check_number
+
+_MODES = ("auto", "min", "max")
+
+
+class MonitorCallback(Callback):
+    """Watches one value of the logs, and knows when it gets better.
+
+    Args:
+        monitor: the name of the value.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
+        min_delta: by how much a value must be better to count.
+
+    Attributes:
+        best: the best value so far; None before the first.
+
+    Raises:
+        ModelError: an argument is not one of these.
+    """
+
+    def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
+        super().__init__()
+        if mode not in _MODES:
+            raise ModelError(
+                f"{type(self).__name__}: there is no mode {mode!r}{did_you_mean(str(mode), _MODES)}",
+                given=f"mode={shorten(mode)}",
+                expected=f"one of {', '.join(map(repr, _MODES))}",
+                fix="correct `mode`, or leave it out",
+            )
+        check_number("min_delta", min_delta)
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = abs(min_delta)
+        self.best: float | None = None
+        self._sign = 1
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew.
+
+        Raises:
+            ModelError: it cannot be told whether the value is to rise or to fall.
+        """
+        self.best = None
+        self._sign = 1 if self._is_to_rise() else -1
+
+    def is_improvement(self, value: float, reference: float | None) -> bool:
+        """Whether `value` is better than `reference` by more than `min_delta`; NaN is never better."""
+        if reference is None:
+            return not math.isnan(value)
+        return self._sign * (value - reference) > self.min_delta
+
+    def watched(self, logs: Logs | None, purpose: str) -> float | None:
+        """The value in the logs. Warns, and gives None, when there is none.
+
+        Args:
+            logs: of an epoch.
+            purpose: what needs the value, for the warning.
+
+        Raises:
+            ModelError: it is not one number.
+        """
+        logs = logs or {}
+        value: Any = logs.get(self.monitor)
+        if value is None:
+            warnings.warn(
+                f"{purpose} conditioned on metric `{self.monitor}` which is not available. "
+                f"Available metrics are: {','.join(logs)}",
+                stacklevel=3,
+            )
+            return None
+        if np.ndim(value):
+            raise ModelError(
+                f"{type(self).__name__}: `{self.monitor}` is more than one number",
+                given=f"monitor={self.monitor!r}, whose value has shape {np.shape(value)}",
+                expected="a scalar",
+                fix="let the metric average its values, or monitor another",
+            )
+        return float(value)
+
+    def _is_to_rise(self) -> bool:
+        if self.mode != "auto":
+            return self.mode == "max"
+        name = self.monitor.removeprefix("val_")
+        if name == "loss":
+            return False
+        metrics = self.model.metrics
+        # with several outputs a metric is logged as `<output>_<name>`
+        found = [m for m in metrics if m.name == name] or [m for m in metrics if name.endswith(f"_{m.name}")]
+        directions = {metric._direction for metric in found}
+        if len(directions) != 1 or directions == {None}:
+            raise ModelError(
+                f"{type(self).__name__}: whether `{self.monitor}` is to rise or to fall is not known",
+                given=f"monitor={self.monitor!r}, mode='auto', metrics {[metric.name for metric in metrics]}",
+                expected="the loss, or a metric of compile() that knows its direction",
+                fix="pass mode='max' if higher values are better, or mode='min'",
+            )
+        return directions == {"up"}

@@ -1,0 +1,129 @@
+"""`ReduceLROnPlateau`: a smaller learning rate when a value gets no better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_dist.callbacks.arguments import check_count
+from keras_dist.callbacks.callback import EpochLogs, Logs
+from keras_dist.callbacks.first_process import print_message
+from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
+from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.errors import ModelError
+from keras_dist.optimizers.ranges import check_number
+
+
+class ReduceLROnPlateau(MonitorCallback):
+    """Makes the learning rate smaller when a value of the logs has got no better for some epochs.
+
+    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, all of which are slowed
+    down, as `learning_rate_<name>`.
+
+    Args:
+        monitor: the name of the value.
+        factor: what the rate is multiplied by.
+        patience: number of epochs without a better value after which the rate is made smaller.
+        verbose: 1 to print what it does.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
+        min_delta: by how much a value must be better to count.
+        cooldown: number of epochs after a change in which none are counted.
+        min_lr: the smallest rate.
+
+    Attributes:
+        best: the best value.
+        wait: for how many epochs there has been no better value.
+        cooldown_counter: for how many epochs none are counted yet.
+
+    Raises:
+        ModelError: an argument is out of range; at the begin of training, when `mode="auto"` finds no direction, or the
+            optimizer's rate cannot be set.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile(kd.optimizers.SGD(1.0), loss="mse")
+        >>> slower = kd.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1)
+        >>> x, y = np.ones((4, 3)), np.ones((4, 1))
+        >>> history = model.fit(x, y, epochs=5, verbose=0, callbacks=[slower])
+        >>> history.history["learning_rate"]
+        [1.0, 1.0, 0.5, 0.25, 0.125]
+
+    Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
+
+    Source: `keras.callbacks.ReduceLROnPlateau`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if isinstance(factor, float | int) and factor >= 1:
+            raise ModelError(
+                "ReduceLROnPlateau does not support a factor >= 1.0",
+                given=f"factor={factor}",
+                expected="a factor that makes the learning rate smaller",
+                fix="for example factor=0.1",
+            )
+        check_number("factor", factor, 0)
+        check_number("min_lr", min_lr, 0)
+        check_count("ReduceLROnPlateau", "patience", patience)
+        check_count("ReduceLROnPlateau", "cooldown", cooldown)
+        self.factor = factor
+        self.min_lr = min_lr
+        self.patience = patience
+        self.verbose = verbose
+        self.cooldown = cooldown
+        self.cooldown_counter = self.wait = 0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        super().on_train_begin(logs)
+        check_settable(self.model, "ReduceLROnPlateau")
+        self.cooldown_counter = self.wait = 0
+
+    def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
+        """Log the rate, compare, and make it smaller when it is time."""
+        log_rates(self.model, logs)
+        current = self.watched(logs, "Learning rate reduction is")
+        if current is None:
+            return
+        if self.in_cooldown():
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.is_improvement(current, self.best):
+            self.best = current
+            self.wait = 0
+        elif not self.in_cooldown():
+            self.wait += 1
+            if self.wait >= self.patience:
+                reduced = [self._reduce(*one, epoch) for one in labelled(self.model)]
+                if any(reduced):
+                    self.cooldown_counter = self.cooldown
+                    self.wait = 0
+
+    def in_cooldown(self) -> bool:
+        """Whether epochs are not counted now."""
+        return self.cooldown_counter > 0
+
+    def _reduce(self, label: str, optimizer: Any, epoch: int) -> bool:
+        """Make one rate smaller; whether it was larger than the smallest."""
+        old = optimizer.learning_rate
+        if old <= np.float32(self.min_lr):
+            return False
+        new = max(old * self.factor, self.min_lr)
+        optimizer.learning_rate = new
+        if self.verbose:
+            name = f"{label} " if label else ""
+            print_message(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing {name}learning rate to {new}.")
+        return True

@@ -1,0 +1,45 @@
+"""`LambdaCallback`: functions in the place of hooks."""
+
+import pytest
+
+import keras_dist as kd
+from keras_dist.callbacks import Callback, LambdaCallback
+from keras_dist.errors import ModelError
+from tests.networks import Plain, blobs
+
+X, Y = blobs(8)
+HOOKS = [name for name in dir(Callback) if name.startswith("on_")]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook(name):
+    calls = []
+    callback = LambdaCallback(**{name: lambda *args: calls.append(args)})
+    for hook in HOOKS:
+        number = () if hook.split("_")[-2] in ("train", "test", "predict") else (3,)
+        getattr(callback, hook)(*number, {"loss": 1.0})
+    expected = ((3,) if name.split("_")[-2] in ("epoch", "batch") else (), {"loss": 1.0})
+    repeated = 2 if name in ("on_batch_begin", "on_batch_end") else 1  # `on_train_batch_begin` calls it, too
+    assert calls == [(*expected[0], expected[1])] * repeated
+
+
+def test_in_fit():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    calls = []
+    callback = LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: calls.append(("epoch", epoch)),
+        on_train_batch_end=lambda batch, logs: calls.append(("batch", batch)),
+        on_batch_begin=lambda batch, logs: calls.append(("old name", batch)),
+        on_train_end=None,
+    )
+    model.fit(X, Y, batch_size=4, verbose=0, callbacks=[callback])
+    assert calls == [("epoch", 0), ("old name", 0), ("batch", 0), ("old name", 1), ("batch", 1)]
+
+
+def test_hooks_that_are_none():
+    with pytest.raises(ModelError, match=r"no hook 'on_epoch_ends' \(did you mean 'on_epoch_end'\?\)"):
+        LambdaCallback(on_epoch_ends=lambda epoch, logs: None)
+    with pytest.raises(ModelError, match="`on_epoch_end` cannot be called") as error:
+        LambdaCallback(on_epoch_end="print")  # pyright: ignore
+    assert "'print'" in error.value.given

@@ -1,0 +1,191 @@
+"""Callbacks against Keras: the same logs through both do the same to the model, the logs and the files."""
+
+import io
+import pathlib
+import tempfile
+import types
+from contextlib import redirect_stdout
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from tests.parity.compare import assert_close
+
+NUMBERS = st.integers(0, 16).map(lambda number: number / 4)
+"""Far enough apart that float32 orders them as float64 does."""
+
+HISTORIES = st.lists(NUMBERS, min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def models(keras):
+    """The same compiled model here and in Keras, with a metric that is to rise."""
+    found = []
+    for library in (kd, keras):
+        model = library.Sequential([library.Input((2,)), library.layers.Dense(1)])
+        model.compile(library.optimizers.SGD(1.0), loss="mse", metrics=["accuracy"])
+        model.train_on_batch(*[library.random.normal(shape) for shape in ((2, 2), (2, 1))])  # Keras builds its metrics
+        found.append(model)
+    return tuple(found)
+
+
+def drive(callback: Any, model: Any, name: str, values: list[float]) -> list[Any]:
+    """All that can be seen while the hooks are called: rates, logs, whether it stopped, what it printed."""
+    model.stop_training = False
+    model.optimizer.learning_rate = 1.0
+    callback.set_model(model)
+    seen: list[Any] = []
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        callback.on_train_begin()
+        for epoch, value in enumerate(values):
+            callback.on_epoch_begin(epoch)
+            logs = {name: value}
+            callback.on_epoch_end(epoch, logs)
+            seen.append((sorted(logs.items()), float(model.optimizer.learning_rate), model.stop_training))
+            if model.stop_training:
+                break
+        callback.on_train_end()
+    return [seen, printed.getvalue()]
+
+
+@hypothesis.given(
+    values=HISTORIES,
+    monitor=st.sampled_from(["loss", "val_loss", "accuracy", "val_accuracy"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "min_delta": NUMBERS.map(lambda number: number / 4),
+            "patience": st.integers(0, 3),
+            "verbose": st.integers(0, 1),
+            "mode": st.sampled_from(["auto", "min", "max"]),
+            "baseline": NUMBERS,
+            "restore_best_weights": st.booleans(),
+            "start_from_epoch": st.integers(0, 3),
+        },
+    ),
+)
+def test_early_stopping(keras: types.ModuleType, models: Any, values: Any, monitor: str, options: Any) -> None:
+    ours, theirs = (library.callbacks.EarlyStopping(monitor, **options) for library in (kd, keras))
+    assert drive(ours, models[0], monitor, values) == drive(theirs, models[1], monitor, values)
+    for name in ("best", "best_epoch", "wait", "stopped_epoch"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert (ours.best_weights is None) == (theirs.best_weights is None)
+
+
+@hypothesis.given(
+    values=HISTORIES,
+    monitor=st.sampled_from(["loss", "val_accuracy"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "factor": st.sampled_from([0.0, 0.125, 0.5]),
+            "patience": st.integers(0, 3),
+            "verbose": st.integers(0, 1),
+            "mode": st.sampled_from(["auto", "min", "max"]),
+            "min_delta": NUMBERS.map(lambda number: number / 4),
+            "cooldown": st.integers(0, 3),
+            "min_lr": st.sampled_from([0.0, 0.0625, 0.25]),
+        },
+    ),
+)
+def test_reduce_lr_on_plateau(keras: types.ModuleType, models: Any, values: Any, monitor: str, options: Any) -> None:
+    ours, theirs = (library.callbacks.ReduceLROnPlateau(monitor, **options) for library in (kd, keras))
+    assert drive(ours, models[0], monitor, values) == drive(theirs, models[1], monitor, values)
+    for name in ("best", "wait", "cooldown_counter"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@hypothesis.given(rates=st.lists(NUMBERS, min_size=1, max_size=5), takes_rate=st.booleans(), verbose=st.integers(0, 1))
+def test_learning_rate_scheduler(
+    keras: types.ModuleType, models: Any, rates: Any, takes_rate: bool, verbose: int
+) -> None:
+    def of_both(epoch: int, rate: float) -> float:
+        return rate / 2 + rates[epoch]
+
+    schedule: Any = of_both if takes_rate else lambda epoch: rates[epoch]
+    ours, theirs = (library.callbacks.LearningRateScheduler(schedule, verbose) for library in (kd, keras))
+    assert drive(ours, models[0], "loss", rates) == drive(theirs, models[1], "loss", rates)
+
+
+@hypothesis.given(
+    epochs=st.lists(
+        st.dictionaries(st.sampled_from(["loss", "accuracy", "val_loss", "val_f1"]), NUMBERS | st.lists(NUMBERS)),
+        min_size=1,
+        max_size=3,
+    ).filter(lambda epochs: bool(epochs[0])),
+    separator=st.sampled_from(",;\t"),
+    append=st.booleans(),
+)
+def test_csv_logger(keras: types.ModuleType, epochs: Any, separator: str, append: bool) -> None:
+    written = []
+    for library in (kd, keras):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "log.csv"
+            callback = library.callbacks.CSVLogger(path, separator, append)
+            for _ in range(2):
+                callback.on_train_begin()
+                for epoch, logs in enumerate(epochs):
+                    callback.on_epoch_end(epoch, dict(logs))
+                callback.on_train_end()
+            written.append(path.read_bytes())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_begin", "on_batch_end", "on_test_end"])
+def test_lambda_callback(keras, hook):
+    calls = []
+    for library in (kd, keras):
+        mine: list[Any] = []
+        callback = library.callbacks.LambdaCallback(
+            **{hook: lambda *args, found=mine, **kwargs: found.append(args[:1])}
+        )
+        for name in ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end"):
+            getattr(callback, name)(1, {"loss": 1.0})
+        callback.on_test_end({"loss": 1.0})
+        calls.append(mine)
+    assert calls[0] == calls[1] and len(calls[0]) == 1
+
+
+@pytest.mark.parametrize("loss", [0.5, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("raise_error", [False, True])
+def test_terminate_on_nan(keras, models, loss, raise_error):
+    found = []
+    for library, model in zip((kd, keras), models, strict=True):
+        callback = library.callbacks.TerminateOnNaN(raise_error)
+        model.stop_training = False
+        callback.set_model(model)
+        printed, error = io.StringIO(), ""
+        with redirect_stdout(printed):
+            try:
+                callback.on_train_batch_end(3, {} if loss is None else {"loss": loss})
+            except RuntimeError as raised:
+                error = str(raised)
+        found.append((model.stop_training, printed.getvalue().strip(), error))
+    (stopped, says, error), (stopped_there, says_there, error_there) = found
+    assert stopped == stopped_there
+    assert says.startswith(says_there) and error.startswith(error_there)
+    assert bool(says) == bool(says_there) and bool(error) == bool(error_there)
+
+
+def test_early_stopping_of_fit(keras, models):
+    """The same training stops at the same epoch with the same weights."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(8, 2)).astype(np.float32), random.normal(size=(8, 1)).astype(np.float32)
+    start = [np.array([[0.5], [-0.5]], np.float32), np.zeros(1, np.float32)]
+    ends = []
+    for library, model in zip((kd, keras), models, strict=True):
+        model.set_weights(start)
+        model.optimizer.learning_rate = 0.25
+        callbacks = [
+            library.callbacks.LearningRateScheduler(lambda epoch, rate: 0.25 if epoch < 3 else 4.0),
+            library.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),
+        ]
+        history = model.fit(x, y, epochs=9, shuffle=False, verbose=0, callbacks=callbacks).history
+        ends.append((history["loss"], history["learning_rate"], model.get_weights()))
+    assert len(ends[0][0]) < 9
+    assert_close(*ends)
