@@ -16,7 +16,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments with which JAX's runtime was started, instead of starting it."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
-    monkeypatch.setattr(random, "_seed", None)
+    monkeypatch.setattr(random.keys, "_seed", None)
     return calls
 
 
