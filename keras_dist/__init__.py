@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keras_dist import saving as saving
     from keras_dist import training as training
     from keras_dist import utils as utils
+    from keras_dist import visualization as visualization
     from keras_dist.assembly import distribution_from_config as distribution_from_config
     from keras_dist.callbacks import History as History
     from keras_dist.distribution import DataParallel as DataParallel
@@ -82,6 +83,7 @@ _PACKAGES = (
     "saving",
     "training",
     "utils",
+    "visualization",
 )
 _PACKAGE_OF = {
     "DataParallel": "distribution",

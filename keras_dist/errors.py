@@ -94,6 +94,10 @@ class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 
 
+class MissingExtraError(KerasDistError, ImportError):
+    """What was called needs a package that only an extra of keras_dist installs."""
+
+
 class EquivalenceError(KerasDistError, AssertionError):
     """Two distributions do not give the same model."""
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.visualization import plot_history
 
 
 class History(Callback):
@@ -30,3 +34,18 @@ class History(Callback):
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
+
+        Args:
+            path: where the picture is saved; None to save none.
+
+        Returns:
+            The `matplotlib.figure.Figure`.
+
+        Raises:
+            ModelError: there is no epoch to draw.
+            MissingExtraError: matplotlib is not installed: `pip install 'keras_dist[plot]'`.
+        """
+        return plot_history(self, path)

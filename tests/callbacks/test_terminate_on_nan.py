@@ -40,9 +40,7 @@ def test_it_ends_training_at_the_first_batch_whose_loss_is_not_finite(model, cap
 def test_it_can_raise(model):
     ended = []
     end = LambdaCallback(on_train_end=lambda logs: ended.append(True))
-    with pytest.raises(
-        RuntimeError, match=r"at batch 1\. Loss value: nan\. Terminating .*\. After it"
-    ):
+    with pytest.raises(RuntimeError, match=r"at batch 1\. Loss value: nan\. Terminating .*\. After it"):
         model.fit(broken(9), Y, batch_size=8, shuffle=False, verbose=0, callbacks=[TerminateOnNaN(True), end])
     assert ended == []
 

@@ -1,0 +1,75 @@
+"""`plot_history`: loss and metrics over the epochs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist._extras import import_extra
+from keras_dist.errors import ModelError, shorten
+
+_PANEL_INCHES = (4.0, 3.0)
+_PANELS_IN_A_ROW = 3
+
+
+def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
+    """Draw loss and metrics over the epochs, a panel for each, training and validation in it.
+
+    Args:
+        history: what `fit` returned, or a dict from names to values by epoch.
+        path: where the picture is saved, in the format of its ending (`.png`, `.pdf`, `.svg`); None to save none.
+
+    Returns:
+        The `matplotlib.figure.Figure`.
+
+    Raises:
+        ModelError: there is nothing to draw, or it is no history.
+        MissingExtraError: matplotlib is not installed.
+        OSError: the picture cannot be saved.
+
+    Example:
+        >>> from keras_dist.visualization import plot_history
+        >>> figure = plot_history({"loss": [2.0, 1.0], "val_loss": [2.5, 1.5], "accuracy": [0.5, 0.75]})
+        >>> [axes.get_title() for axes in figure.axes]
+        ['loss', 'accuracy']
+    """
+    values: Mapping[str, Sequence[Any]] = getattr(history, "history", history)
+    if not isinstance(values, Mapping) or not values:
+        raise ModelError(
+            "plot_history: there is nothing to draw",
+            given=f"history={shorten(history)} of type {type(history).__name__}",
+            expected="what fit returned after at least one epoch, or a dict from names to values by epoch",
+            fix="plot_history(model.fit(...))",
+        )
+    epochs = list(getattr(history, "epoch", [])) or list(range(max(map(len, values.values()))))
+    panels = list(dict.fromkeys(name.removeprefix("val_") for name in values))
+    columns = min(len(panels), _PANELS_IN_A_ROW)
+    rows = -(-len(panels) // columns)
+    size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)
+    # without pyplot: no window, no state that stays behind
+    figure = import_extra("matplotlib.figure", "plot", "plot_history").Figure(size, layout="constrained")
+    for index, name in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_title(name)
+        axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        for key, label in ((name, "training"), (f"val_{name}", "validation")):
+            if key in values:
+                _draw(axes, epochs, values[key], label)
+        axes.legend()
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def _draw(axes: Any, epochs: list[int], values: Sequence[Any], label: str) -> None:
+    """A line through the values, or one for each of their elements. Fewer values than epochs are every n-th epoch's."""
+    lines = np.asarray(values, float).reshape(len(values), -1)
+    step = max(1, len(epochs) // len(lines))
+    numbers = [epoch + 1 for epoch in epochs[step - 1 :: step]][: len(lines)]
+    for index, line in enumerate(lines.T):
+        name = label if lines.shape[1] == 1 else f"{label} [{index}]"
+        axes.plot(numbers, line, marker="o" if len(line) == 1 else None, label=name)

@@ -1,0 +1,58 @@
+"""Pictures of histories: what is in them, and what they need."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.callbacks import History
+from keras_dist.errors import MissingExtraError, ModelError
+from keras_dist.visualization import plot_history
+from tests.networks import Plain, blobs
+
+
+def lines(axes):
+    return {line.get_label(): [*map(list, (line.get_xdata(), line.get_ydata()))] for line in axes.get_lines()}
+
+
+def test_a_panel_for_each_value_with_training_and_validation():
+    figure = plot_history({"loss": [3.0, 2.0], "accuracy": [0.5, 1.0], "val_loss": [4.0, 3.0], "rate": [1.0, 1.0]})
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy", "rate"]
+    assert lines(figure.axes[0]) == {"training": [[1, 2], [3.0, 2.0]], "validation": [[1, 2], [4.0, 3.0]]}
+    assert lines(figure.axes[1]) == {"training": [[1, 2], [0.5, 1.0]]}
+
+
+def test_values_of_every_second_epoch_and_of_several_elements():
+    figure = plot_history({"f1": [np.array([0.0, 1.0])] * 4, "val_f1": [0.5, 0.75]})
+    assert lines(figure.axes[0]) == {
+        "training [0]": [[1, 2, 3, 4], [0.0] * 4],
+        "training [1]": [[1, 2, 3, 4], [1.0] * 4],
+        "validation": [[2, 4], [0.5, 0.75]],
+    }
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_what_fit_returns_is_drawn_and_saved(tmp_path, ending, start):
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(*blobs(8), epochs=4, initial_epoch=2, verbose=0)
+    path = tmp_path / f"history.{ending}"
+    figure = history.plot(path)
+    assert lines(figure.axes[0]) == {"training": [[3, 4], history.history["loss"]]}
+    assert path.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("history", [{}, History(), [1.0], None])
+def test_nothing_to_draw(history):
+    with pytest.raises(ModelError, match="nothing to draw") as error:
+        plot_history(history)
+    assert type(history).__name__ in error.value.given
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match="needs the package matplotlib") as error:
+        plot_history({"loss": [1.0]})
+    assert error.value.fix == "pip install 'keras_dist[plot]'"
+    assert isinstance(error.value, ImportError)
