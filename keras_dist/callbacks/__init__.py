@@ -9,6 +9,7 @@ from keras_dist.callbacks.lambda_callback import LambdaCallback
 from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from keras_dist.callbacks.tensorboard import TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "LearningRateScheduler",
     "ProgbarLogger",
     "ReduceLROnPlateau",
+    "TensorBoard",
     "TerminateOnNaN",
 ]

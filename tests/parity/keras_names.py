@@ -69,6 +69,7 @@ NOTES = {
     "callbacks.EarlyStopping": "NaN is never the best value",
     "callbacks.ReduceLROnPlateau": "NaN is never the best value; a rate that cannot be set raises",
     "callbacks.LearningRateScheduler": "a rate that cannot be set raises",
+    "callbacks.TensorBoard": "through tensorboardX; the layout table for the graph; images and embeddings are refused",
     "callbacks.TerminateOnNaN": "names the variables that are not finite",
     "datasets.mnist.load_data": "through tfds, without TensorFlow",
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",

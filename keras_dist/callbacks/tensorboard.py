@@ -1,0 +1,212 @@
+"""`TensorBoard`: logs, weights, the layout table and a profile, for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._extras import import_extra
+from keras_dist.callbacks.arguments import check_count
+from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.callbacks.learning_rates import log_rates
+from keras_dist.errors import ModelError, shorten
+
+_TRAIN, _VALIDATION = "train", "validation"
+
+
+class TensorBoard(Callback):
+    """Writes what TensorBoard shows: logs and learning rates, weights, the layout table, a profile.
+
+    It needs tensorboardX: `pip install 'keras_dist[tensorboard]'`. Where there are several processes, the first one
+    writes. `tensorboard --logdir=logs` shows it.
+
+    Args:
+        log_dir: the folder; it is made if need be. Training is written to `train` in it, validation to `validation`.
+        histogram_freq: every how many epochs the weights are written as histograms; 0 for never.
+        write_graph: whether the layout table of the model is written, as text.
+        write_images: refused.
+        write_steps_per_second: whether the steps of training per second are written, for each epoch.
+        update_freq: `"epoch"`, or every how many batches the logs are written, too; `"batch"` for each. Writing waits
+            for the step.
+        profile_batch: which steps are profiled: a number, counted from 1, or the first and the last one; 0 for none.
+        embeddings_freq: refused.
+        embeddings_metadata: refused.
+
+    Raises:
+        MissingExtraError: tensorboardX is not installed.
+        ModelError: an argument is refused, or is none of these.
+
+    Differs from Keras: `write_graph` writes the layout table; neither images nor embeddings are written. Evaluations
+    are counted in steps of training that the callback has seen.
+
+    Source: `keras.callbacks.TensorBoard`.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: int | str = "epoch",
+        profile_batch: int | str | tuple[int, int] = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+    ) -> None:
+        super().__init__()
+        _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
+        check_count("TensorBoard", "histogram_freq", histogram_freq)
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = histogram_freq
+        self.write_graph = write_graph
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq = _checked_frequency(update_freq)
+        self._first_profiled, self._last_profiled = _checked_window(profile_batch)
+        self._make_writer = import_extra("tensorboardX", "tensorboard", "TensorBoard").SummaryWriter
+        self._writers: dict[str, Any] = {}
+        self._is_training = self._is_profiling = False
+        self._steps = self._steps_before_epoch = 0
+        self._epoch_began = 0.0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Write the layout table."""
+        self._close()
+        self._steps = 0
+        self._is_training = True
+        if self.write_graph and is_first_process():
+            table = "\n".join(f"    {line}" for line in str(self.model.layout_plan).splitlines())
+            self._writer(_TRAIN).add_text("layout", table, 0)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Close the files."""
+        self._is_training = False
+        self._close()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note the time."""
+        self._steps_before_epoch = self._steps
+        self._epoch_began = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write logs and weights."""
+        if not is_first_process():
+            return
+        values = dict(logs or {})
+        seconds = time.monotonic() - self._epoch_began
+        train = {name: value for name, value in values.items() if not name.startswith("val_")}
+        with contextlib.suppress(ModelError):  # plain optax does not tell its rate
+            log_rates(self.model, train)
+        if self.write_steps_per_second:
+            train["steps_per_second"] = (self._steps - self._steps_before_epoch) / seconds
+        validation = {name.removeprefix("val_"): value for name, value in values.items() if name not in train}
+        self._write(_TRAIN, "epoch_{}", train, epoch)
+        self._write(_VALIDATION, "epoch_{}", validation, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            self._write_weights(epoch)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Start the profile when it is time."""
+        self._steps += 1
+        if self._steps == self._first_profiled and is_first_process():
+            jax.profiler.start_trace(os.path.join(self.log_dir, _TRAIN))
+            self._is_profiling = True
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Write the logs, and end the profile, when it is time."""
+        if self.update_freq and self._steps % self.update_freq == 0 and is_first_process():
+            self._write(_TRAIN, "batch_{}", logs or {}, self._steps)
+        if self._is_profiling and self._steps >= self._last_profiled:
+            dict(logs or {})  # waits for the step
+            self._end_profile()
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Write the logs of an evaluation."""
+        if is_first_process():
+            self._write(_VALIDATION, "evaluation_{}_vs_iterations", logs or {}, self._steps)
+            if not self._is_training:
+                self._close()
+
+    def _writer(self, name: str) -> Any:
+        if name not in self._writers:
+            self._writers[name] = self._make_writer(os.path.join(self.log_dir, name))
+        return self._writers[name]
+
+    def _write(self, writer: str, tag: str, values: Mapping[str, Any], step: int) -> None:
+        """Write scalars, and arrays element by element."""
+        for name, value in values.items():
+            array = np.asarray(value)
+            for index in np.ndindex(array.shape):
+                element = "".join(f"_{number}" for number in index)
+                self._writer(writer).add_scalar(tag.format(name + element), float(array[index]), step)
+
+    def _write_weights(self, epoch: int) -> None:
+        for weight in self.model.weights:
+            if jnp.issubdtype(weight.dtype, jnp.floating):
+                values = weight.numpy().astype(np.float32)
+                finite = values[np.isfinite(values)]
+                if finite.size:
+                    self._writer(_TRAIN).add_histogram(f"{weight.path}/histogram", finite, epoch)
+
+    def _end_profile(self) -> None:
+        self._is_profiling = False
+        jax.profiler.stop_trace()
+
+    def _close(self) -> None:
+        if self._is_profiling:
+            self._end_profile()
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+
+def _refuse(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value:
+            raise ModelError(
+                f"TensorBoard: `{name}` is refused",
+                given=f"{name}={shorten(value)}",
+                expected=f"no `{name}`: neither images nor embeddings are written",
+                fix=f"leave out `{name}`; histogram_freq=1 writes the weights as histograms",
+            )
+
+
+def _checked_frequency(update_freq: Any) -> int:
+    """Every how many batches the logs are written; 0 for never."""
+    if update_freq in ("epoch", "batch"):
+        return int(update_freq == "batch")
+    if isinstance(update_freq, bool) or not isinstance(update_freq, int) or update_freq < 1:
+        raise ModelError(
+            "TensorBoard: `update_freq` cannot be used",
+            given=f"update_freq={shorten(update_freq)}",
+            expected="'epoch', 'batch', or a number of batches >= 1",
+            fix="correct `update_freq`, or leave it out",
+        )
+    return update_freq
+
+
+def _checked_window(profile_batch: Any) -> tuple[int, int]:
+    """The first and the last step that is profiled; 0 and 0 for none."""
+    given = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
+    numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]
+    if isinstance(profile_batch, str) and all(number.strip().isdecimal() for number in numbers):
+        numbers = [int(number) for number in numbers]
+    are_numbers = len(numbers) in (1, 2) and all(type(number) is int for number in numbers)
+    if not are_numbers or not (numbers in ([0], [0, 0]) or 0 < numbers[0] <= numbers[-1]):
+        raise ModelError(
+            "TensorBoard: `profile_batch` cannot be used",
+            given=f"profile_batch={shorten(profile_batch)}",
+            expected="0, the number of a step, or the numbers of the first and the last step, counted from 1",
+            fix="for example profile_batch=(10, 20)",
+        )
+    return numbers[0], numbers[-1]
