@@ -161,6 +161,22 @@ class TestLogs:
         assert loss == pytest.approx(model.evaluate(X, Y, batch_size=24, verbose=0)[0], abs=1e-6)
 
 
+def test_what_is_added_to_the_logs_of_an_epoch_reaches_later_callbacks_and_the_history(model):
+    class Adds(Callback):
+        def on_epoch_end(self, epoch, logs: Any = None):
+            logs["extra"] = epoch + 0.5
+            logs["loss"] = -1.0
+
+    calls = []
+    callbacks = [Recorder(calls, "before "), Adds(), Recorder(calls, "after ")]
+    history = model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks).history
+    assert history["extra"] == [0.5, 1.5] and history["loss"] == [-1.0, -1.0]
+    assert history["accuracy"][0] >= 0
+    names = {name: logs for name, *_, logs in calls}
+    assert names["before on_epoch_end"] == names["after on_train_end"] == NAMES
+    assert names["after on_epoch_end"] == [*NAMES, "extra"]
+
+
 def test_an_exception_in_a_callback_leaves_the_model_usable(model):
     class Fails(Callback):
         def on_train_batch_end(self, batch, logs: Any = None):

@@ -51,6 +51,7 @@ def one_step(state, batch, rngs):
 
 MISUSE = {
     "fit before compile": (lambda: uncompiled().fit(X, Y), ModelError, "fit needs it"),
+    "metrics before compile": (lambda: uncompiled().metrics, ModelError, "metrics needs it"),
     "evaluate before compile": (lambda: uncompiled().evaluate(X, Y), ModelError, "evaluate needs it"),
     "train_on_batch before compile": (lambda: uncompiled().train_on_batch(X, Y), ModelError, "train_on_batch needs it"),
     "test_on_batch before compile": (lambda: uncompiled().test_on_batch(X, Y), ModelError, "test_on_batch needs it"),
@@ -245,3 +246,9 @@ def test_an_error_of_the_module_says_on_which_batch_it_arose():
     with pytest.raises(Exception, match="dot_general") as caught:
         model.fit(X, Y, validation_data=(X[:, :3], Y), verbose=0)
     assert "in a step on validation x float32(32, 3), validation y int32(32,)" in caught.value.__notes__
+
+
+def test_metrics_are_those_that_were_chosen():
+    model = built(metrics=["accuracy"], weighted_metrics=[kd.metrics.SparseCategoricalCrossentropy(name="own")])
+    assert [metric.name for metric in model.metrics] == ["accuracy", "own"]
+    assert built(loss=None, train_step=one_step).metrics == []
