@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -24,3 +25,26 @@ def takes_keyword(cls: type, name: str) -> bool:
     """Whether the constructor of `cls` takes an argument of this name, be it among any others."""
     parameters = inspect.signature(cls.__init__).parameters
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def in_keras_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of `(y_true, y_pred)`: with its first two arguments exchanged if they are called as optax calls them.
+
+    `optax.softmax_cross_entropy(logits, labels)` takes predictions first.
+    """
+    try:
+        names = list(inspect.signature(function).parameters)[:2]
+    except (TypeError, ValueError):
+        return function
+    if len(names) < 2 or names[0] not in _PREDICTIONS or names[1] not in _TARGETS:
+        return function
+
+    @functools.wraps(function)
+    def exchanged(y_true: Any, y_pred: Any, **options: Any) -> Any:
+        return function(y_pred, y_true, **options)
+
+    return exchanged
+
+
+_PREDICTIONS = ("log_predictions", "log_probs", "logits", "predictions", "predictor_outputs", "scores", "y_pred")
+_TARGETS = ("labels", "log_targets", "relevances", "target", "targets", "y_true")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_dist._signatures import in_keras_order
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses import (
     binary,
@@ -68,6 +69,7 @@ def get(identifier: Any) -> Loss:
     Args:
         identifier: a name such as `"mse"` or `"MeanSquaredError"`, a config, a function of this package, a `Loss` or
             such a class; or any other callable `(y_true, y_pred) -> values or scalar`, which may do without targets.
+            Functions of `(logits, labels)` and the like, as optax has them, get their arguments in that order.
 
     Raises:
         UnknownNameError: no loss has this name.
@@ -93,7 +95,7 @@ def get(identifier: Any) -> Loss:
             fix='for example loss="mse"',
         )
     own = next((cls for function, cls in _CLASSES.items() if function is found), None)
-    return LossFunctionWrapper(found) if own is None else own()
+    return LossFunctionWrapper(in_keras_order(found)) if own is None else own()
 
 
 def serialize(loss: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import saving
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import align_ranks, as_arrays
 from keras_dist.metrics.reduction import MeanMetricWrapper
@@ -19,6 +20,7 @@ def accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     return (y_true == y_pred).astype(jnp.float32)
 
 
+@saving.register_keras_serializable("keras_dist")
 def accuracy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
     """What `metrics=["accuracy"]` means: binary for one score an example, sparse for class indices, else categorical.
 

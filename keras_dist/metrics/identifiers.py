@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import saving
-from keras_dist._signatures import takes
+from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import (
     accuracy,
@@ -119,7 +119,7 @@ def get(identifier: Any) -> Metric:
         return found
     if callable(found) and takes(found, None, None):
         name = getattr(found, "name", None) or getattr(found, "__name__", None)
-        return reduction.MeanMetricWrapper(found, name or snake_case(type(found).__name__))
+        return reduction.MeanMetricWrapper(in_keras_order(found), name or snake_case(type(found).__name__))
     raise ModelError(
         "a metric is neither a name nor a callable (y_true, y_pred)",
         given=f"{shorten(identifier)} of type {type(identifier).__name__}",

@@ -130,7 +130,11 @@ class Metric(Configurable, metaclass=_TakesMesh):
         self._variables.append(variable)
         return variable
 
-    add_weight = add_variable
+    def add_weight(
+        self, shape: Sequence[int] = (), initializer: Any = None, dtype: Any = None, name: str | None = None
+    ) -> MetricVariable:
+        """A new variable of the state, a scalar of zeros by default; see `add_variable`."""
+        return self.add_variable(shape, "zeros" if initializer is None else initializer, dtype, name=name)
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Take a batch into the state; for metrics of models `(y_true, y_pred, sample_weight=None)`."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import saving
 from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
@@ -16,6 +17,7 @@ from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.reduction import MeanMetricWrapper
 
 
+@saving.register_keras_serializable("keras_dist")
 def crossentropy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
     """What `metrics=["crossentropy"]` means: binary, sparse or categorical, as for "accuracy"."""
     y_true, y_pred = as_arrays("crossentropy", y_true, y_pred)

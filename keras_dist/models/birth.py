@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -51,8 +51,9 @@ def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
         return copy
 
     graph, init = trace_factory(factory, seed, None)
+    frozen = frozen_paths(model)
     graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
-    graph = dataclasses.replace(graph, trained=tuple(trained_flags(graph, model)))
+    graph = dataclasses.replace(graph, trained=tuple(trained_flags(graph, frozen)))
     distribution = current_distribution()
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell = StateCell(graph, plan, plan.init(init))
@@ -60,14 +61,19 @@ def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
         indices = {parts: index for index, parts in enumerate(graph.parts)}
         cell.write_all({indices[parts]: value for parts, value in known.items()})
     session = Session(cell, _call, distribution, seed, built["order"], _compute_loss)
+    session.frozen = frozen
     _link(model, session)
     settle(model, graph.described(), session)
     return session
 
 
-def trained_flags(graph: ModuleGraph, model: Any) -> list[bool]:
+def frozen_paths(model: Any) -> frozenset[str]:
+    """The paths of the layers that are not to be trained."""
+    return frozenset(path for path, layer in layers_below(model) if not layer._trainable)
+
+
+def trained_flags(graph: ModuleGraph, frozen: Collection[str]) -> list[bool]:
     """For each variable whether it is a parameter and no layer around it is frozen."""
-    frozen = [path for path, layer in layers_below(model) if not layer._trainable]
     return [
         spec.role == "parameter"
         and jnp.issubdtype(spec.dtype, jnp.inexact)

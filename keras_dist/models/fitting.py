@@ -13,6 +13,7 @@ from keras_dist.data.arrays import ArraySource, check_batch_size
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Metric
 from keras_dist.models.arguments import check_callable, check_option, epoch_range, validation_source
+from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.session import Choices, Session
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.step import TrainStep
@@ -79,6 +80,8 @@ class Fitting:
             ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
         self._check_idle("compile")
+        if isinstance(optimizer, OptimizerHandle):
+            optimizer = optimizer.transformation
         arguments = {
             "optimizer": optimizer,
             "loss": loss,

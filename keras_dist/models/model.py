@@ -18,12 +18,12 @@ from keras_dist.errors import DistributionError, ModelError, did_you_mean, short
 from keras_dist.layers import InputLayer, Layer, call_context
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic, stand_in_for
 from keras_dist.models.arguments import check_callable, check_width
-from keras_dist.models.birth import give_birth, set_trainable, trained_flags
+from keras_dist.models.birth import frozen_paths, give_birth, set_trainable, trained_flags
 from keras_dist.models.configuring import Configuring
 from keras_dist.models.fitting import Fitting
 from keras_dist.models.naming import layers_in, name_members
 from keras_dist.models.optimizer_handle import OptimizerHandle
-from keras_dist.models.program import Program, members_of, nodes_between, trace_program
+from keras_dist.models.program import Program, in_keras_order, members_of, nodes_between, trace_program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.variable import checked_value
@@ -460,7 +460,11 @@ class Model(Fitting, Configuring):
     def optimizers(self) -> dict[str, OptimizerHandle]:
         """Handles on the optimizers by name, for their learning rates."""
         session = self._compiled("optimizers")
-        return {name: OptimizerHandle(name, session.cell) for name in session.compiled("optimizers").optimizers}
+        recipe = session.compiled("optimizers")
+        return {
+            name: OptimizerHandle(name, session.cell, optimizer.transformation)
+            for name, optimizer in recipe.optimizers.items()
+        }
 
     @property
     def optimizer(self) -> OptimizerHandle:
@@ -498,7 +502,8 @@ class Model(Fitting, Configuring):
         for layer in self._input_layers():
             layer.output.name = layer.name
         names = {id(layer): name for name, layer in members.items()}
-        self._members = nnx.Dict({name: layer for name, layer in members.items() if not isinstance(layer, InputLayer)})
+        listed = in_keras_order(members_of(nodes), nodes, outputs)
+        self._members = nnx.Dict({names[id(layer)]: layer for layer in listed})
         self._program = trace_program(inputs, outputs, names)
 
     def _symbolic(self) -> tuple[Any, Any]:
@@ -558,9 +563,16 @@ class Model(Fitting, Configuring):
         session = getattr(self, "_session", None)
         if session is not None:
             if getattr(self, "_home", None) is not None:
-                flags = trained_flags(session.cell.graph, self)
-                session.cell.use(session.cell.graph.edited(lambda module: set_trainable(module, self), flags))
+                self._apply_trainable(session)
             session.compile(choices)
+
+    def _apply_trainable(self, session: Session) -> None:
+        """Train what the layers say now. Nothing happens while they say what they said before."""
+        frozen = frozen_paths(self)
+        if frozen != session.frozen:
+            graph = session.cell.graph
+            session.cell.use(graph.edited(lambda module: set_trainable(module, self), trained_flags(graph, frozen)))
+            session.frozen = frozen
 
     def _compiled(self, method: str, x: Any = None) -> Session:
         if getattr(self, "_choices", None) is None:

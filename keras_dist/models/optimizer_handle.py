@@ -18,11 +18,19 @@ class OptimizerHandle:
 
     Attributes:
         name: its name among the model's optimizers.
+        transformation: what `compile` was given, or made of a name. Compiling with it again goes on with its slots.
     """
 
-    def __init__(self, name: str, cell: StateCell) -> None:
+    def __init__(self, name: str, cell: StateCell, transformation: Any) -> None:
         self.name = name
+        self.transformation = transformation
         self._cell = cell
+
+    @property
+    def iterations(self) -> int:
+        """The number of steps taken."""
+        with self._cell.lock:
+            return int(self._cell.state.step)
 
     @property
     def learning_rate(self) -> float:

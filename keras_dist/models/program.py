@@ -225,3 +225,35 @@ def members_of(nodes: Sequence[Node]) -> list[Any]:
     """The layers that the calls are of, each once, in the order of their first call."""
     layers = [node.operation for node in nodes if not isinstance(node.operation, Operation)]
     return list({id(layer): layer for layer in layers}.values())
+
+
+def in_keras_order(layers: Sequence[Any], nodes: Sequence[Node], outputs: Any) -> list[Any]:
+    """The layers as Keras lists those of a functional model: the farthest from the outputs first.
+
+    Of those that are equally far, the one that is met first on the way back from the outputs.
+    """
+    known = {id(node) for node in nodes}
+    met: dict[int, int] = {}
+    visited: dict[int, Node] = {}
+
+    def visit(tensor: KerasTensor) -> None:
+        node = tensor.node
+        if node is None or id(node) in visited:
+            return
+        met.setdefault(id(node.operation), len(met))
+        if id(node) in known:
+            for parent in node.parents:
+                visit(parent)
+        visited.setdefault(id(node), node)
+
+    for tensor in jax.tree.leaves(outputs):
+        visit(tensor)
+    depths: dict[int, int] = {}
+    of_operations: dict[int, int] = {}
+    for node in reversed(visited.values()):
+        depth = max(depths.get(id(node), 0), of_operations.get(id(node.operation), 0))
+        depths[id(node)] = of_operations[id(node.operation)] = depth
+        for parent in node.parents if id(node) in known else ():
+            if parent.node is not None:
+                depths[id(parent.node)] = max(depth + 1, depths.get(id(parent.node), 0))
+    return sorted(layers, key=lambda layer: (-of_operations.get(id(layer), 0), met.get(id(layer), 0)))

@@ -21,7 +21,7 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.cell import StateCell
 from keras_dist.training.objective import Objective
-from keras_dist.training.optimization import resolve_optimizers
+from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.trainer import Recipe, Trainer
 
@@ -63,6 +63,7 @@ class Session:
         seed: fixes initial values, Dropout and the order of rows.
         trainer: the compiled steps and the loop over them.
         recipe: what `compile` chose; None before.
+        frozen: the paths of the layers that are not trained.
         fits: how often `fit` has been called without a seed.
         stop_training: ends `fit` after the current step.
     """
@@ -80,6 +81,7 @@ class Session:
         self.seed = seed
         self.recipe: Recipe | None = None
         self.fits = 0
+        self.frozen: frozenset[str] = frozenset()
         self.stop_training = False
         self._call = call
         self._compute_loss = compute_loss
@@ -95,13 +97,14 @@ class Session:
         self.trainer = Trainer(self.cell, self.forward, distribution, self.recipe)
 
     def compile(self, choices: Choices) -> None:
-        """Train like this from now on; slots are born anew.
+        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
 
         Raises:
             ModelError: the optimizers do not fit the variables.
         """
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
-        self.cell.add_slots(optimizers)
+        if self.recipe is None or not _are_same(self.recipe.optimizers, optimizers):
+            self.cell.add_slots(optimizers)
         self.recipe = Recipe(choices.objective, optimizers, choices.train_step)
         self._settle(self.distribution)
 
@@ -250,6 +253,14 @@ def not_compiled(method: str) -> ModelError:
         given="a model that is not compiled",
         expected="an optimizer and a loss",
         fix='for example model.compile("adam", loss="mse")',
+    )
+
+
+def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
+    """Whether the optimizers are the same objects, for the same variables."""
+    return before.keys() == now.keys() and all(
+        before[name].transformation is now[name].transformation and before[name].parts == now[name].parts
+        for name in now
     )
 
 

@@ -173,3 +173,26 @@ def test_counts_stay_exact_beyond_what_float32_counts_by_one():
     for _ in range(3):
         state = update(state, np.ones(512, "f4"))
     assert [float(value) for value in state] == [2**24 + 3 * 512] * 2
+
+
+def test_a_weight_of_a_metric_is_a_scalar_by_default():
+    class Counts(metrics.Metric):
+        def __init__(self):
+            super().__init__(name="counts")
+            self.count = self.add_weight(name="count", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.count.assign_add(len(y_true))
+
+        def result(self):
+            return self.count
+
+    metric = Counts()
+    metric.update_state([1, 2, 3], None)
+    assert metric.count.name == "count" and float(metric.result()) == 3.0
+
+
+@pytest.mark.parametrize("name", ["accuracy", "acc", "crossentropy", "ce"])
+def test_metrics_that_choose_by_shapes_come_back_from_their_configs(name):
+    metric = metrics.get(name)
+    assert type(metric).from_config(metric.get_config()).name == name

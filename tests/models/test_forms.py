@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -459,3 +460,43 @@ def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
     model = Heads()
     assert model.predict(np.ones((2, 4)), verbose=0).shape == (2, 2)
     assert [w.path for w in model.weights][::2] == ["heads/z/kernel", "heads/a/kernel"]
+
+
+class TestCompilingAgain:
+    def test_the_same_optimizer_goes_on_where_it_was(self):
+        x, y = blobs(32)
+        model = sequential()
+        optimizer = kd.optimizers.Adam(kd.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
+        model.compile(optimizer, loss=LOSS)
+        model.fit(x, y, batch_size=16, verbose=0)
+        rate = model.optimizer.learning_rate
+        assert model.optimizer.iterations == 2 and rate == pytest.approx(0.025)
+        model.compile(optimizer, loss=LOSS, metrics=["accuracy"])
+        assert model.optimizer.learning_rate == rate and model.optimizer.iterations == 2
+        model.compile(model.optimizer, loss=LOSS)
+        assert model.optimizer.iterations == 2
+        model.compile("adam", loss=LOSS)
+        assert model.optimizer.iterations == 0
+
+    def test_other_variables_need_other_slots(self):
+        x, y = blobs(32)
+        model = sequential()
+        optimizer = kd.optimizers.Adam()
+        model.get_layer("d1").trainable = False
+        model.compile(optimizer, loss=LOSS)
+        model.fit(x, y, verbose=0)
+        model.get_layer("d1").trainable = True
+        model.compile(optimizer, loss=LOSS)
+        model.fit(x, y, verbose=0)
+        assert any(row.path.endswith("d1/kernel") for row in model.state_plan.rows if row.role == "slot")
+
+
+def test_losses_of_optax_get_their_arguments_in_the_order_of_optax():
+    x, y = blobs(16)
+    losses = []
+    for loss in (LOSS, optax.softmax_cross_entropy_with_integer_labels):
+        kd.set_random_seed(0)
+        model = sequential()
+        model.compile("sgd", loss=loss)
+        losses.append(model.fit(x, y, verbose=0).history["loss"])
+    assert np.allclose(*losses, rtol=1e-5)

@@ -48,3 +48,31 @@ def test_losses_metrics_and_optimizers_of_keras_are_read(keras: types.ModuleType
         ours_config, read_config = ours.get_config(), read.get_config()
         for name in set(ours_config) - {"dtype", "name"}:
             assert read_config[name] == ours_config[name], name
+
+
+def test_branched_models_list_layers_and_weights_as_keras_does(keras: types.ModuleType) -> None:
+    def make(k):
+        layers = k.layers
+        a, b = k.Input((4,), name="left"), k.Input((4,), name="right")
+        short = layers.Dense(4, name="short")(a)
+        x = layers.Dense(4, name="x1")(a)
+        x = layers.Dense(4, name="x2")(x)
+        x = layers.add([x, short], name="sum") if k is keras else layers.Add(name="sum")([x, short])
+        z = layers.Dense(4, name="z")(b)
+        shared = layers.Dense(4, name="shared")
+        return k.Model([b, a], {"q": layers.Dense(2, name="head")(shared(x)), "p": shared(z)})
+
+    theirs, ours = make(keras), make(kd)
+    assert [layer.name for layer in ours.layers if layer.weights] == [
+        layer.name for layer in theirs.layers if layer.weights
+    ]
+    assert [w.shape for w in ours.weights] == [tuple(w.shape) for w in theirs.weights]
+
+
+def test_compile_configs_of_keras_are_read(keras: types.ModuleType) -> None:
+    theirs = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    theirs.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    ours = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+    ours.compile_from_config(theirs.get_compile_config())
+    assert ours.optimizer.learning_rate == np.float32(0.01)
+    ours.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
