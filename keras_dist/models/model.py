@@ -297,17 +297,17 @@ class Model(Fitting, Configuring):
 
     @property
     def variables(self) -> list[Any]:
-        """Handles on all variables."""
-        return self.weights
+        """Handles on all variables; of models of layers, as `weights`."""
+        return self._born().variables()
 
     @property
     def weights(self) -> list[Any]:
-        """Handles on the weights, in Keras's order; of `from_nnx` models on all variables.
+        """Handles on the weights, in Keras's order; the keys of random streams are none.
 
         Raises:
             ModelError: the weights are not born yet.
         """
-        return self._born().variables()
+        return [variable for variable in self.variables if not variable.is_key]
 
     def count_params(self) -> int:
         """The number of elements of all weights."""

@@ -24,6 +24,7 @@ class ModelVariable:
         dtype: its element type.
         layout: its `TensorLayout`.
         trainable: whether it is trained.
+        is_key: whether it is the key of a random stream.
     """
 
     def __init__(self, row: Row, cell: StateCell) -> None:
@@ -34,6 +35,7 @@ class ModelVariable:
         self.shape = row.shape
         self.dtype = row.dtype
         self.trainable = cell.is_trained(row.path)
+        self.is_key = row.role == "rng"
 
     @property
     def layout(self) -> TensorLayout:

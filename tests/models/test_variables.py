@@ -190,3 +190,11 @@ def test_setting_value_names_the_way_out():
     with pytest.raises(kd.errors.ModelError, match="'d1/bias'") as caught:
         variable.value = np.zeros(16)
     assert "assign" in caught.value.fix
+
+
+def test_weights_of_modules_with_random_streams_can_be_set():
+    model = kd.Model.from_nnx(Noisy)
+    values = model.get_weights()
+    model.set_weights([value + 1 for value in values])
+    assert all(np.array_equal(a, b + 1) for a, b in zip(model.get_weights(), values, strict=True))
+    assert len(model.weights) < len(model.variables)
