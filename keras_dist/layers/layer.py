@@ -437,7 +437,7 @@ class Layer(_Outside, Configurable, nnx.Module):
         first = next(iter(tensors.values()), None)
         check_inputs(self.input_spec, first, self.name)
         self._build_once(tensors)
-        if "training" in parameters:
+        if "training" in parameters and list(parameters).index("training") >= len(args):
             kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))
         elif not takes_any(parameters):
             kwargs.pop("training", None)
@@ -462,16 +462,26 @@ class Layer(_Outside, Configurable, nnx.Module):
         self._check_same_trace()
         shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
         names = list(inspect.signature(self.build).parameters)
-        object.__setattr__(self, "_made", [])
         if len(names) == 1:
             self.build(next(iter(shapes.values()), None))
         else:
             self.build(**{name: shapes[name] for name in names if name in shapes})
+        if not self._is_built:  # without a build of its own
+            object.__setattr__(self, "_made", [])
+            self._finish_building()
+
+    def _finish_building(self) -> None:
         for value in list(vars(self).values()):
             if isinstance(value, random.SeedGenerator):
                 _ = value.state  # born with the layer, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """See that `build` counts, whoever calls it."""
+        super().__init_subclass__(**kwargs)
+        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
+            cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
     def _check_weights_are_kept(self) -> None:
         kept = {id(variable) for _, variable in walk(self)}
@@ -526,6 +536,24 @@ class Layer(_Outside, Configurable, nnx.Module):
     def _sublayers(self) -> list[Layer]:
         """All layers below this one, each once."""
         return [node for _, node in nnx.iter_graph(self) if isinstance(node, Layer) and node is not self]
+
+
+def _counted(build: Callable[..., None]) -> Callable[..., None]:
+    """`build`, after which the layer is built. What calls `super().build()` is so once, at the end."""
+
+    @functools.wraps(build)
+    def counted(self: Layer, *args: Any, **kwargs: Any) -> None:
+        if getattr(self, "_made", None) is not None:
+            build(self, *args, **kwargs)
+            return
+        object.__setattr__(self, "_made", [])
+        try:
+            build(self, *args, **kwargs)
+            self._finish_building()
+        finally:
+            object.__setattr__(self, "_made", None)
+
+    return counted
 
 
 class _Named:

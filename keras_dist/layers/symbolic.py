@@ -16,7 +16,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.blueprint import fresh_copy
 
-_STAND_INS = (2520, 5040)
+_STAND_INS = (3360, 6720)
 """Two sizes for dims of unknown size: large enough for strides and pools, and divisible by what reshapes divide by.
 Nothing of these sizes is ever allocated. The dims of an output that differ between them are unknown, too."""
 
@@ -245,6 +245,11 @@ def _abstract_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         shapes = [leaves[index].shape for index in symbolic]
         error.add_note(f"in {shorten(operation)} called on {shapes}")
         raise
+
+
+def other_stand_in_for(tensor: KerasTensor) -> jax.ShapeDtypeStruct:
+    """As `stand_in_for`, with another size: what differs between the two depends on a dim of unknown size."""
+    return stand_in_for(tensor, _STAND_INS[1])
 
 
 def stand_in_for(tensor: KerasTensor, size: int = _STAND_INS[0]) -> jax.ShapeDtypeStruct:

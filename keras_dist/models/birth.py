@@ -16,6 +16,7 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.blueprint import fresh_copy
+from keras_dist.layers.symbolic import other_stand_in_for, stand_in_for
 from keras_dist.layers.weights import children_of, keras_name, walk
 from keras_dist.models.home import settle
 from keras_dist.models.naming import layers_in, number_names
@@ -24,18 +25,19 @@ from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
 
 
-def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
+def give_birth(model: Layer, tensors: Any, seed: int) -> Session:
     """Create the weights of a model, on the current distribution.
 
     Args:
         model: the root of the layers.
-        inputs: shapes of an input, in the structure in which the model takes it.
+        tensors: symbolic inputs, in the structure in which the model takes them.
         seed: fixes the initial values.
 
     Raises:
         LayoutError: the layout rules cannot be applied.
         ModelError: a layer does not take its input.
     """
+    inputs = jax.tree.map(stand_in_for, tensors)
     known: dict[_paths.Parts, Any] = {}
     built: dict[str, Any] = {}
 
@@ -51,6 +53,11 @@ def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
         return copy
 
     graph, init = trace_factory(factory, seed, None)
+    if any(size is None for tensor in jax.tree.leaves(tensors) for size in tensor.shape[1:]):
+        inputs = jax.tree.map(other_stand_in_for, tensors)
+        other, _ = trace_factory(factory, seed, None)
+        inputs = jax.tree.map(stand_in_for, tensors)
+        _check_known_sizes(graph, other, tensors)
     frozen = frozen_paths(model)
     graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
     graph = dataclasses.replace(graph, trained=tuple(trained_flags(graph, frozen)))
@@ -65,6 +72,23 @@ def give_birth(model: Layer, inputs: Any, seed: int) -> Session:
     _link(model, session)
     settle(model, graph.described(), session)
     return session
+
+
+def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Any) -> None:
+    """Check that no weight's shape depends on a dim of unknown size.
+
+    Raises:
+        ModelError: one does.
+    """
+    for spec, again in zip(graph.specs, other.specs, strict=True):
+        if spec.shape != again.shape:
+            shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))
+            raise ModelError(
+                f"the shape of weight {spec.path!r} follows from a dim of unknown size",
+                given=f"shape {shape} for inputs {[tensor.shape for tensor in jax.tree.leaves(tensors)]}",
+                expected="a size for each dim that weights depend on",
+                fix="give the dim a size in Input(shape), or pool over it first",
+            )
 
 
 def frozen_paths(model: Any) -> frozenset[str]:
@@ -128,7 +152,9 @@ def layers_below(root: Any) -> list[tuple[str, Any]]:
         if id(node) in found:
             return
         found[id(node)] = (path, node)
-        for name, child in children_of(node):
+        home = getattr(node, "_home", None)
+        made = [] if home is None else home.made_by_building(node)
+        for name, child in [*children_of(node), *made]:
             if isinstance(child, nnx.Module):
                 visit(child, path if name == _paths.MEMBERS else f"{path}/{name}".lstrip("/"))
 
@@ -140,7 +166,12 @@ def _keras_names(root: Any) -> list[tuple[str, str]]:
     """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
     found: list[tuple[str, str]] = []
 
+    seen: set[int] = set()
+
     def visit(node: Any, path: str, name: str, names: Mapping[int, str]) -> None:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
         if isinstance(node, Layer):
             name = f"{name}/{names.get(id(node), node.name)}".lstrip("/")
             names = {id(layer): given for given, layer in number_names(layers_in(node)).items()}

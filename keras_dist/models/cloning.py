@@ -103,7 +103,8 @@ class _Cloning:
         if input_tensors is not None:
             inputs = _checked(input_tensors, inputs)
         if _is_sequential(model):
-            layers = [self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)]
+            clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
+            layers = [clones[name] for name in model._chain]
             clone = type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
             if graph is None and getattr(model, "_born_for", None) is not None:
                 clone._build_for(model._born_for)

@@ -90,6 +90,14 @@ class Fitting:
             "weighted_metrics": weighted_metrics,
             "train_step": train_step,
         }
+        for name in ("test_step", "predict_step", "compute_metrics", "make_train_function"):
+            if hasattr(type(self), name):
+                raise ModelError(
+                    f"{type(self).__name__}.{name} would not be called",
+                    given=f"a model that defines {name}",
+                    expected="compute_loss, or a pure train_step(state, batch, rngs)",
+                    fix="see Model.compute_loss and Model.stateless_call; metrics are arguments of compile",
+                )
         train_step = train_step or getattr(self, "train_step", None)
         if loss is None and train_step is None and not self._may_add_losses:
             raise ModelError(

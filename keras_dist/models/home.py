@@ -60,6 +60,12 @@ class Home:
             settle(value, value, self.session, path)
         return value
 
+    def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
+        """The sublayers, with their names, that building has added to what the user's layer holds."""
+        if layer is self._node:
+            return []
+        return [(name, child) for name, child in children_of(self._node) if name not in vars(layer)]
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the layer gives for arrays, with its current weights.
 
@@ -99,8 +105,9 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
     if layer is node:
         return
     for name, child in children_of(layer):
-        if isinstance(layer, Layer) and _holds_variables(child):
+        if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
             delattr(layer, str(name))  # from now on it is the model's
+            layer._is_built = False  # a copy for another model builds anew
         elif isinstance(child, nnx.Module):
             settle(child, _item(node, name), session, prefix if name == _paths.MEMBERS else _joined(prefix, name))
 
@@ -108,6 +115,11 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
 def _holds_variables(child: Any) -> bool:
     items = child if isinstance(child, nnx.List) else [child]
     return any(isinstance(item, nnx.Variable) for item in items)
+
+
+def _was_filled(child: Any, built: Any) -> bool:
+    """Whether building has filled a list or dict that was empty."""
+    return isinstance(child, nnx.List | nnx.Dict) and not len(child) and len(built) > 0
 
 
 def _item(node: Any, name: str | int) -> Any:

@@ -16,7 +16,7 @@ from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer, call_context
-from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic, stand_in_for
+from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import frozen_paths, give_birth, set_trainable, trained_flags
 from keras_dist.models.configuring import Configuring
@@ -172,7 +172,7 @@ class Model(Fitting, Configuring):
             return layers[index]
         names = [layer.name for layer in layers]
         members = vars(self).get("_members", {})
-        if name in members:
+        if name is not None and name in members:
             return members[name]
         if name in names:
             return layers[names.index(name)]
@@ -240,6 +240,8 @@ class Model(Fitting, Configuring):
             self._born()
             return
         self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
+
+    build.gives_birth = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """The outputs of a functional model. Subclasses define their own."""
@@ -542,7 +544,7 @@ class Model(Fitting, Configuring):
 
     def _give_birth(self, tensors: Any) -> Session:
         self._check_initialised()
-        session = give_birth(self, jax.tree.map(stand_in_for, tensors), random.current_seed())
+        session = give_birth(self, tensors, random.current_seed())
         object.__setattr__(self, "_born_for", tensors)
         self._enter(session)
         choices = getattr(self, "_choices", None)

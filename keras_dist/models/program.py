@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
+from keras_dist.models.naming import free_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +210,8 @@ def _output_names(outputs: Any, names: Mapping[int, str]) -> tuple[str, ...]:
     for path, tensor in jax.tree_util.tree_leaves_with_path(outputs):
         keys = [str(key.key) for key in path if hasattr(key, "key")]
         layer = names.get(id(tensor.node.operation)) if tensor.node is not None else None
-        found.append(keys[-1] if keys else layer or tensor.name.removesuffix("/output"))
+        name = keys[-1] if keys else layer or tensor.name.removesuffix("/output")
+        found.append(free_name(name, found))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import one_config, read_layer, write_layer
 from keras_dist.models.model import Model
-from keras_dist.models.naming import layers_in, name_members
+from keras_dist.models.naming import name_members
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 
 
@@ -48,6 +48,7 @@ class Sequential(Model):
     ) -> None:
         super().__init__(name=name, trainable=trainable, **kwargs)
         self._members = nnx.Dict()
+        self._chain: tuple[str, ...] = ()
         for layer in layers or ():
             self._append(layer)
         if self._program is not None:
@@ -55,8 +56,8 @@ class Sequential(Model):
 
     @property
     def layers(self) -> list[Layer]:
-        """Its layers in order, without an `InputLayer`."""
-        return layers_in(self._members)
+        """Its layers in the order in which they are called, without an `InputLayer`; one may occur twice."""
+        return [vars(self._members)[name] for name in self._chain]
 
     def add(self, layer: Any) -> None:
         """Put a layer at the end. The layers before it keep their values.
@@ -107,7 +108,7 @@ class Sequential(Model):
         starts = [] if self._symbols_or_none() is None else self._input_layers()
         with one_config():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
-            config["layers"] += [write_layer(layer, str(name)) for name, layer in children_of(self._members)]
+            config["layers"] += [write_layer(layer, name) for name, layer in zip(self._chain, self.layers, strict=True)]
         built = super().get_build_config()
         if built is not None:
             config |= {f"build_{name}": value for name, value in built.items()}
@@ -166,9 +167,12 @@ class Sequential(Model):
         object.__setattr__(self, "_home", None)
         object.__setattr__(self, "_born_for", None)
         if output is None:
-            self._members = nnx.Dict(name_members(layers))
+            unique = list({id(layer): layer for layer in layers}.values())
+            self._members = nnx.Dict(name_members(unique))
         else:
             self._connect(self.input, output)
+        names = {id(layer): str(name) for name, layer in children_of(self._members)}
+        self._chain = tuple(names[id(layer)] for layer in layers)
 
     def _symbols_or_none(self) -> Any:
         return getattr(self, "_symbols", None)

@@ -500,3 +500,104 @@ def test_losses_of_optax_get_their_arguments_in_the_order_of_optax():
         model.compile("sgd", loss=loss)
         losses.append(model.fit(x, y, verbose=0).history["loss"])
     assert np.allclose(*losses, rtol=1e-5)
+
+
+class TestUnusualModels:
+    def test_a_layer_may_occur_twice_in_a_sequential(self):
+        for start in ([], [kd.Input((4,))]):
+            dense, relu = layers.Dense(4), layers.Activation("relu")
+            model = kd.Sequential([*start, dense, relu, dense, relu])
+            model.build((None, 4))
+            kernel, bias = model.get_weights()
+            x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+            expected = np.maximum(np.maximum(x @ kernel + bias, 0) @ kernel + bias, 0)
+            again = kd.Sequential.from_config(model.get_config())
+            for same in (model, again, kd.models.clone_model(model)):
+                same.build((None, 4))
+                same.set_weights([kernel, bias])
+                assert np.allclose(same.predict(x, verbose=0), expected, atol=1e-5)
+                assert len(same.layers) == 4 and same.layers[0] is same.layers[2]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: kd.Sequential([kd.Input((None,)), layers.Dense(3)]),
+            lambda: kd.Sequential([kd.Input((None, 4)), layers.Flatten(), layers.Dense(3)]),
+            lambda: kd.Sequential([layers.Dense(3)]).build((None, None)),
+        ],
+    )
+    def test_weights_do_not_follow_from_dims_of_unknown_size(self, make):
+        with pytest.raises(ModelError, match=r"(?s)follows from a dim of unknown size.*\(None, 3\)"):
+            make()
+
+    def test_building_a_layer_counts(self):
+        layer = layers.Dense(3)
+        layer.build((None, 4))
+        layer.set_weights([np.ones((4, 3)), np.zeros(3)])
+        assert layer.built and np.allclose(layer(np.ones((1, 4))), 4.0)
+
+    def test_sublayers_made_in_build_can_be_frozen(self):
+        class Builds(layers.Layer):
+            def build(self, input_shape):
+                self.one = layers.Dense(4)
+                self.more = [layers.Dense(4)]
+
+            def call(self, inputs):
+                return self.more[0](self.one(inputs))
+
+        model = kd.Sequential([kd.Input((4,)), Builds(name="b")])
+        block = model.layers[0]
+        block.one.trainable = False
+        block.more[0].trainable = False
+        model.compile("sgd", "mse")
+        before = model.get_weights()
+        assert model.trainable_weights == []
+        model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
+        assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
+
+    def test_a_layer_with_values_may_go_into_two_models(self):
+        layer = layers.Dense(3)
+        layer(np.ones((1, 4)))
+        one = kd.Sequential([kd.Input((4,)), layer])
+        two = kd.Sequential([kd.Input((4,)), layer, layers.Dense(2)])
+        assert np.array_equal(one.get_weights()[0], two.get_weights()[0])
+
+    def test_training_may_be_given_by_position(self):
+        class Drops(kd.Model):
+            def __init__(self):
+                super().__init__()
+                self.drop = layers.Dropout(0.9)
+
+            def call(self, inputs, training=False):
+                return self.drop(inputs, training)
+
+        x = np.ones((4, 50), np.float32)
+        assert np.array_equal(Drops()(x), x) and not np.array_equal(Drops()(x, training=True), x)
+
+    def test_one_layer_may_give_two_outputs(self):
+        a, b = kd.Input((4,)), kd.Input((4,))
+        dense = layers.Dense(2, name="d")
+        model = kd.Model([a, b], [dense(a), dense(b)])
+        assert model.output_names == ["d", "d_1"]
+        model.compile("sgd", ["mse", "mse"])
+        x = np.ones((4, 4), np.float32)
+        assert len(model.evaluate([x, x], [np.ones((4, 2)), np.zeros((4, 2))], verbose=0)) == 3
+
+    def test_a_u_net_of_unknown_size(self):
+        inputs = kd.Input((None, None, 1))
+        h = inputs
+        for _ in range(4):
+            h = layers.MaxPooling2D()(h)
+        for _ in range(4):
+            h = layers.UpSampling2D()(h)
+        model = kd.Model(inputs, layers.Concatenate()([inputs, h]))
+        assert model.output_shape == (None, None, None, 2)
+        assert model.predict(np.ones((1, 32, 16, 1)), verbose=0).shape == (1, 32, 16, 2)
+
+    def test_steps_that_would_not_be_called_are_refused(self):
+        class Evaluates(Subclassed):
+            def test_step(self, data):
+                return {}
+
+        with pytest.raises(ModelError, match=r"Evaluates\.test_step would not be called"):
+            Evaluates().compile("sgd", loss=LOSS)
