@@ -406,6 +406,8 @@ class Layer(_Outside, Configurable, nnx.Module):
         return Configurable.get_config(_Named(arguments))  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and _home(self) is not None:
+            self._check_settable(name, value)
         value = contain(value)
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
             value = nnx.data(value)  # `self.kernel = None` before
@@ -503,6 +505,17 @@ class Layer(_Outside, Configurable, nnx.Module):
                 expected="layers that the model knows",
                 fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
                 "tensors",
+            )
+
+    def _check_settable(self, name: str, value: Any) -> None:
+        """Check that an attribute of a layer in a model may change: the compiled steps know what it was at birth."""
+        weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)
+        if weight or (name in vars(self) and vars(self)[name] is not value and vars(self)[name] != value):
+            raise ModelError(
+                f"`{name}` of layer {self.name!r} cannot change any more: its model is built",
+                given=f"{name} = {shorten(value)}",
+                expected="attributes that stay as they are",
+                fix=f"layer.{name}.assign(value)" if weight else "change it before, or make the model anew",
             )
 
     def _check_initialised(self) -> None:

@@ -60,6 +60,8 @@ def give_birth(model: Layer, tensors: Any, seed: int) -> Session:
         _check_known_sizes(graph, other, tensors)
     frozen = frozen_paths(model)
     graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
+    aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
+    graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=tuple(trained_flags(graph, frozen)))
     distribution = current_distribution()
     plan = distribution.plan_variables(graph.specs, graph.treedef)

@@ -16,6 +16,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tensor import distribute_tensor
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
+from keras_dist.layers import Layer
 
 LONE_INPUT = "input/x"
 """The name in rules of an input that is one array."""
@@ -41,10 +42,12 @@ def constrain_inputs(x: Any, distribution: Distribution) -> Any:
 
 def constrain_outputs(module: Any, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
+    root = (module.name,) if isinstance(module, Layer) else ()
     for parts, node in list(nnx.iter_graph(module)):
-        name = _paths.join((*_paths.visible(parts), "output"))
-        if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
-            node.__class__ = _constrained_class(type(node), name, distribution)
+        path = (*_paths.visible(parts), "output")
+        for name in dict.fromkeys((_paths.join(path), _paths.join((*root, *path)))):
+            if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
+                node.__class__ = _constrained_class(type(node), name, distribution)
 
 
 def check_tensor_rules(

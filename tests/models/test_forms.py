@@ -141,6 +141,14 @@ class TestPaths:
         assert model.layout_plan.row("d1/kernel").axes == (None, "model")
         assert model.layout_plan.row("d2/bias").axes == ("model",)
 
+    def test_rules_for_outputs_may_use_the_full_path_too(self):
+        for rule in ("d1/output", "sequential/d1/output"):
+            with on("data=2,model=4", {rule: ("data", "model")}).scope():
+                model = sequential()
+                model.compile("sgd", loss=LOSS)
+                text = model.lower_train_step(*blobs(8)).as_text()
+            assert '[{"data"}, {"model"}]' in text
+
     def test_members_may_have_names_of_methods(self):
         names = ["train", "call", "fit", "items", "set_attributes", "weights"]
         model = kd.Sequential([kd.Input((4,)), *(layers.Dense(4, name=name) for name in names)])
@@ -535,6 +543,14 @@ class TestUnusualModels:
         layer.build((None, 4))
         layer.set_weights([np.ones((4, 3)), np.zeros(3)])
         assert layer.built and np.allclose(layer(np.ones((1, 4))), 4.0)
+
+    def test_attributes_of_a_built_model_do_not_change_in_vain(self):
+        model = sequential()
+        with pytest.raises(ModelError, match="`activation` of layer 'd1' cannot change any more"):
+            model.get_layer("d1").activation = None
+        with pytest.raises(ModelError, match=r"(?s)`kernel` of layer 'd1' cannot change.*assign"):
+            model.get_layer("d1").kernel = np.zeros((FEATURES, HIDDEN))
+        model.note = "free"
 
     def test_sublayers_made_in_build_can_be_frozen(self):
         class Builds(layers.Layer):
