@@ -389,21 +389,15 @@ class Layer(_Outside, Configurable, nnx.Module):
         """The symbolic output of the first call."""
         return symbolic.first_node(self).outputs
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor as plain values; layouts as lists of axes.
-
-        Raises:
-            ConfigError: one cannot be written down.
-        """
+    def _config_arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor, with layouts as lists of axes, and what has changed since."""
         arguments = {
-            name: axes_of(value) if name.endswith("_layout") else value for name, value in self._arguments.items()
-        }
-        arguments = {
-            name: value for name, value in arguments.items() if not (name.endswith("_layout") and value is None)
+            name: axes_of(value) if name.endswith("_layout") else value
+            for name, value in self._arguments.items()
+            if value is not None or not name.endswith("_layout")
         }
         own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype}
-        arguments |= {name: value for name, value in own.items() if takes_keyword(type(self), name)}
-        return Configurable.get_config(_Named(arguments))  # type: ignore[arg-type]
+        return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and _home(self) is not None:
@@ -510,7 +504,7 @@ class Layer(_Outside, Configurable, nnx.Module):
     def _check_settable(self, name: str, value: Any) -> None:
         """Check that an attribute of a layer in a model may change: the compiled steps know what it was at birth."""
         weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)
-        if weight or (name in vars(self) and vars(self)[name] is not value and vars(self)[name] != value):
+        if weight or (name in vars(self) and not np.array_equal(vars(self)[name], value)):
             raise ModelError(
                 f"`{name}` of layer {self.name!r} cannot change any more: its model is built",
                 given=f"{name} = {shorten(value)}",
@@ -567,13 +561,6 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
             object.__setattr__(self, "_made", None)
 
     return counted
-
-
-class _Named:
-    """Arguments, as `Configurable.get_config` reads them."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self._arguments = arguments
 
 
 _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")

@@ -84,11 +84,6 @@ def keras_name(variable: Any) -> str | None:
     return variable.get_metadata().get("keras_name")
 
 
-def explicit_layout(variable: Any) -> Any:
-    """The layout that a layer was given for a variable, such as `kernel_layout=`; None for none."""
-    return variable.get_metadata().get("layout")
-
-
 def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
     """Every variable of a module once, in Keras's order, with the names that lead to it.
 

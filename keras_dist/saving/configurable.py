@@ -31,14 +31,19 @@ class Configurable:
         Raises:
             ConfigError: an argument cannot be written down, or has no name.
         """
-        if unnamed := [name for name in self._arguments if name.startswith("*")]:
+        arguments = self._config_arguments()
+        if unnamed := [name for name in arguments if name.startswith("*")]:
             raise ConfigError(
                 f"{type(self).__name__} was made with arguments that have no name",
-                given=f"{unnamed[0]} = {shorten(self._arguments[unnamed[0]])}",
+                given=f"{unnamed[0]} = {shorten(arguments[unnamed[0]])}",
                 expected="a constructor whose arguments all have names",
                 fix="take one list instead, or override get_config and from_config",
             )
-        return {name: serialize_keras_object(value) for name, value in self._arguments.items()}
+        return {name: serialize_keras_object(value) for name, value in arguments.items()}
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """The arguments that `get_config` writes down."""
+        return self._arguments
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
