@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keras_dist import layers as layers
     from keras_dist import losses as losses
     from keras_dist import metrics as metrics
+    from keras_dist import mixed_precision as mixed_precision
     from keras_dist import models as models
     from keras_dist import optimizers as optimizers
     from keras_dist import random as random
@@ -49,9 +50,12 @@ if TYPE_CHECKING:
     from keras_dist.initializers import Initializer as Initializer
     from keras_dist.layers import Input as Input
     from keras_dist.layers import InputSpec as InputSpec
+    from keras_dist.layers import KerasTensor as KerasTensor
     from keras_dist.layers import Layer as Layer
+    from keras_dist.layers import Variable as Variable
     from keras_dist.losses import Loss as Loss
     from keras_dist.metrics import Metric as Metric
+    from keras_dist.mixed_precision import DTypePolicy as DTypePolicy
     from keras_dist.models import Model as Model
     from keras_dist.models import Sequential as Sequential
     from keras_dist.optimizers import Optimizer as Optimizer
@@ -76,6 +80,7 @@ _PACKAGES = (
     "layers",
     "losses",
     "metrics",
+    "mixed_precision",
     "models",
     "optimizers",
     "random",
@@ -86,6 +91,7 @@ _PACKAGES = (
     "visualization",
 )
 _PACKAGE_OF = {
+    "DTypePolicy": "mixed_precision",
     "DataParallel": "distribution",
     "DeviceMesh": "distribution",
     "Distribution": "distribution",
@@ -96,6 +102,7 @@ _PACKAGE_OF = {
     "Initializer": "initializers",
     "Input": "layers",
     "InputSpec": "layers",
+    "KerasTensor": "layers",
     "Layer": "layers",
     "Loss": "losses",
     "Metric": "metrics",
@@ -105,6 +112,7 @@ _PACKAGE_OF = {
     "Regularizer": "regularizers",
     "Sequential": "models",
     "TensorLayout": "distribution",
+    "Variable": "layers",
     "check_equivalence": "training",
     "distribute_tensor": "distribution",
     "distribution_from_config": "assembly",

@@ -9,11 +9,16 @@ import jax
 import jax.core
 import jax.extend.core
 import numpy as np
+from flax import errors as flax_errors
 from flax import nnx
-from jax._src import xla_bridge
+from flax.nnx import reprlib
+from jax._src import dtypes, xla_bridge
 from jax.interpreters import partial_eval
 
 from keras_dist import _paths
+
+TraceError = flax_errors.TraceContextError
+"""What Flax raises when a compiled function changes a module that was made outside of it."""
 
 
 def backend_started() -> bool:
@@ -52,6 +57,15 @@ def itemsize(dtype: Any) -> int:
 def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
     """A callable that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
     return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
+
+
+def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:
+    """Raise `refuse(value)` where an object of this class is given to a primitive of JAX."""
+
+    def handler(value: Any) -> None:
+        raise refuse(value)
+
+    dtypes.canonicalize_value_handlers[cls] = handler
 
 
 def without_eager_sharding() -> Any:
@@ -95,6 +109,11 @@ def restore_order(module: Any, order: Mapping[tuple[Any, ...], Sequence[str]]) -
             attributes = dict(vars(node))
             vars(node).clear()
             vars(node).update({name: attributes[name] for name in order[path] if name in attributes} | attributes)
+
+
+def shown_as(text: str) -> Any:
+    """What a module's `__nnx_repr__` yields for Flax to show it as `text`."""
+    return reprlib.Object(type=text, start="", end="")
 
 
 def adopt_traced_buffers(module: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -25,6 +25,14 @@ def takes_keyword(cls: type, name: str) -> bool:
     """Whether the constructor of `cls` takes an argument of this name, be it among any others."""
     parameters = inspect.signature(cls.__init__).parameters
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments, by name, that `function` takes."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def in_keras_order(function: Callable[..., Any]) -> Callable[..., Any]:

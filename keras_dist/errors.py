@@ -102,6 +102,10 @@ class EquivalenceError(KerasDistError, AssertionError):
     """Two distributions do not give the same model."""
 
 
+class RecompileWarning(UserWarning):
+    """A step was compiled once more, for batches of yet another shape."""
+
+
 class LayoutWarning(UserWarning):
     """Layout rules had no effect. One warning for each plan lists all of them."""
 

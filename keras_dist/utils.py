@@ -1,5 +1,7 @@
 """What Keras users look for under `utils`; re-exports only."""
 
+from keras_dist.data import normalize, pad_sequences, to_categorical
+from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
     CustomObjectScope,
@@ -19,7 +21,12 @@ __all__ = [
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "get_source_inputs",
+    "is_keras_tensor",
+    "normalize",
+    "pad_sequences",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",
+    "to_categorical",
 ]

@@ -7,6 +7,7 @@ from keras_dist.callbacks.early_stopping import EarlyStopping
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.lambda_callback import LambdaCallback
 from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
+from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from keras_dist.callbacks.tensorboard import TensorBoard
@@ -20,6 +21,7 @@ __all__ = [
     "History",
     "LambdaCallback",
     "LearningRateScheduler",
+    "ModelCheckpoint",
     "ProgbarLogger",
     "ReduceLROnPlateau",
     "TensorBoard",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, Literal
 
 Logs = Mapping[str, float]
 """Loss and metrics by name; values are fetched from the device when they are read, so reading them costs time."""
 
 EpochLogs = MutableMapping[str, float]
 """The logs of an epoch. What a callback adds to them, the callbacks after it see, and the history."""
+
+Mode = Literal["train", "test", "predict"]
 
 
 class Callback:
@@ -19,8 +21,12 @@ class Callback:
         model: the model in use; set before the first hook.
         params: `epochs`, `steps` and `verbose` of the call.
 
+    An execution is one step or, where the loop groups them, several: a batch hook before it gets the number of its
+    first batch, one after it that of its last. Between executions `model.variables` have their current values, and may
+    be assigned.
+
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
-    step has been dispatched, which may be before it has run; reading `logs` waits for it.
+    execution has been dispatched, which may be before it has run; reading `logs` waits for it.
 
     Source: `keras.callbacks.Callback`.
     """
@@ -36,6 +42,16 @@ class Callback:
     def set_params(self, params: dict[str, Any]) -> None:
         """Called once with the parameters of the call."""
         self.params = params
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """Whether the batch hooks must be called for each single batch; else the loop may group steps between them.
+
+        By default whether the class has batch hooks of its own. One that is content with every few batches says no.
+
+        Args:
+            mode: of which hooks.
+        """
+        return watches(self, mode)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch."""
@@ -56,11 +72,11 @@ class Callback:
         """The name of `on_train_batch_end` in older code."""
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before a step of training."""
+        """Before an execution of training, with its first batch."""
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After a step of training was dispatched, with the means of the epoch so far."""
+        """After an execution of training was dispatched, with its last batch and the means of the epoch so far."""
         self.on_batch_end(batch, logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
@@ -70,10 +86,10 @@ class Callback:
         """After an evaluation, with its logs."""
 
     def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before a batch of an evaluation."""
+        """Before an execution of an evaluation, with its first batch."""
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After a batch of an evaluation was dispatched."""
+        """After an execution of an evaluation was dispatched, with its last batch."""
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Before a prediction."""
@@ -82,7 +98,16 @@ class Callback:
         """After a prediction."""
 
     def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before a batch of a prediction."""
+        """Before an execution of a prediction, with its first batch."""
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After a batch of a prediction was dispatched."""
+        """After an execution of a prediction was dispatched, with its last batch."""
+
+
+def watches(callback: Any, mode: Mode) -> bool:
+    """Whether a callback has batch hooks of its own."""
+    hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
+    if mode == "train":
+        hooks += ["on_batch_begin", "on_batch_end"]
+    # compared by function: `LambdaCallback` keeps its hooks on the instance
+    return any(getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook] for hook in hooks)

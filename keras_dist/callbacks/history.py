@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.training.meter import Timing
 from keras_dist.visualization import plot_history
 
 
@@ -15,6 +16,7 @@ class History(Callback):
     Attributes:
         history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
         epoch: the epochs, as numbers.
+        timing: how fast the steps went; None until `fit` returns.
 
     Source: `keras.callbacks.History`.
     """
@@ -23,11 +25,11 @@ class History(Callback):
         super().__init__()
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
+        self.timing: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Count epochs anew; the values of another training, if it was the same object, stay."""
         self.epoch = []
-        self.history = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the logs of an epoch."""

@@ -10,7 +10,9 @@ import numpy as np
 
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.metrics import Metric
 from keras_dist.optimizers.ranges import check_number
+from keras_dist.training.measures import CompileMetrics
 
 _MODES = ("auto", "min", "max")
 
@@ -95,7 +97,7 @@ class MonitorCallback(Callback):
         name = self.monitor.removeprefix("val_")
         if name == "loss":
             return False
-        metrics = self.model.metrics
+        metrics = [one for metric in self.model.metrics for one in _parts(metric)]
         # with several outputs a metric is logged as `<output>_<name>`
         found = [m for m in metrics if m.name == name] or [m for m in metrics if name.endswith(f"_{m.name}")]
         directions = {metric._direction for metric in found}
@@ -107,3 +109,7 @@ class MonitorCallback(Callback):
                 fix="pass mode='max' if higher values are better, or mode='min'",
             )
         return directions == {"up"}
+
+
+def _parts(metric: Metric) -> list[Metric]:
+    return metric.metrics if isinstance(metric, CompileMetrics) else [metric]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.callback import Callback, Logs, Mode
+from keras_dist.callbacks.first_process import is_first_process
 
 _BAR_WIDTH = 20
-_SECONDS_BETWEEN_UPDATES = 0.25
+_SECONDS_BETWEEN_UPDATES = 0.1
 
 
 class ProgbarLogger(Callback):
-    """Shows a bar with loss and metrics: moving on a terminal, one line for each epoch elsewhere.
+    """Shows how far training is: steps, the time that is left, steps per second, loss and metrics.
+
+    With `verbose=1` a moving bar on a terminal, a line for each epoch elsewhere; with `verbose=2` a line everywhere;
+    with `verbose=0` nothing. The bar reads logs ten times a second at most, and those of the execution before the
+    newest, so that no step waits for it. Where there are several processes, the first one shows it.
 
     Args:
         file: where to write; standard output by default.
@@ -30,9 +36,22 @@ class ProgbarLogger(Callback):
         self._console = Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
         self._task: Any = None
-        self._started = self._updated = 0.0
-        self._last: Logs | None = None
         self._in_training = False
+        self._verbose = 1
+        self._seen = 0
+        self._started = self._updated = 0.0
+        self._first: tuple[int, float] | None = None
+        self._last: Logs | None = None
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """No: it shows how far the loop has come when it is called."""
+        return False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Note how much is to be shown, and of how many steps and epochs."""
+        super().set_params(params)
+        verbose = params.get("verbose", 1)
+        self._verbose = 1 if verbose == "auto" else int(verbose)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Remember that evaluations from now on are validations."""
@@ -45,7 +64,8 @@ class ProgbarLogger(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begin a bar."""
-        self._console.print(f"Epoch {epoch + 1}/{self.params['epochs']}")
+        if self.params["epochs"] > 1:
+            self._print(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
@@ -85,41 +105,66 @@ class ProgbarLogger(Callback):
 
     def _start(self) -> None:
         self._stop()
+        self._seen = 0
         self._started = self._updated = time.monotonic()
-        self._last = None
-        if self._console.is_terminal:
-            columns = (
+        self._first = self._last = None
+        if self._verbose == 1 and self._console.is_interactive and is_first_process():
+            self._progress = Progress(
                 MofNCompleteColumn(),
                 BarColumn(_BAR_WIDTH),
-                TimeElapsedColumn(),
+                TimeRemainingColumn(compact=True),
                 TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
             )
-            self._progress = Progress(*columns, console=self._console, transient=True)
             self._task = self._progress.add_task("", total=self.params["steps"])
+            # when training fails nobody calls `_stop`, and the terminal must have its cursor again
+            self._stop_progress = weakref.finalize(self, self._progress.stop)
             self._progress.start()
 
     def _advance(self, batch: int, logs: Logs | None) -> None:
         now = time.monotonic()
+        self._seen = batch + 1
+        if self._first is None:
+            self._first = (self._seen, now)
         if self._progress is not None and now - self._updated >= _SECONDS_BETWEEN_UPDATES:
-            # the logs of the step before: waiting for the newest would hold up the next
-            self._progress.update(self._task, completed=batch + 1, description=_values(self._last))
+            # the logs of the execution before: waiting for the newest would hold up the next
+            self._progress.update(self._task, completed=self._seen, description=self._told(now, self._last))
             self._updated = now
         self._last = logs
 
     def _finish(self, logs: Logs | None) -> None:
         self._stop()
-        steps = self.params["steps"]
-        seconds = time.monotonic() - self._started
-        milliseconds = 1000 * seconds / max(steps, 1)
-        bar = "━" * _BAR_WIDTH
-        line = f"{steps}/{steps} {bar} {seconds:.1f}s {milliseconds:.0f}ms/step"
-        self._console.print(f"{line} - {_values(logs)}" if logs else line)
+        if not self._verbose:
+            return
+        now = time.monotonic()
+        total = self.params["steps"]
+        steps = f"{self._seen}/{self._seen if total is None else total}"
+        bar = "-" if self._verbose == 2 else "━" * _BAR_WIDTH
+        self._print(f"{steps} {bar} {now - self._started:.0f}s - {self._told(now, logs)}")
+
+    def _told(self, now: float, logs: Logs | None) -> str:
+        """Steps per second, loss and metrics."""
+        return " - ".join([f"{self._steps_per_second(now):.1f} steps/s", *_values(logs)])
+
+    def _steps_per_second(self, now: float) -> float:
+        """Without the first execution, for which all is compiled, as soon as there is another."""
+        steps, since = self._first or (0, self._started)
+        if self._seen <= steps:
+            steps, since = 0, self._started
+        return (self._seen - steps) / max(now - since, 1e-9)
+
+    def _print(self, line: str) -> None:
+        if self._verbose and is_first_process():
+            self._console.print(line)
 
     def _stop(self) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            self._stop_progress()
             self._progress = None
 
 
-def _values(logs: Logs | None) -> str:
-    return " - ".join(f"{name}: {np.mean(value):.4f}" for name, value in (logs or {}).items())
+def _values(logs: Logs | None) -> list[str]:
+    """What the logs say, with the digits that Keras gives it."""
+    means = {name: float(np.mean(value)) for name, value in (logs or {}).items()}
+    return [f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items()]

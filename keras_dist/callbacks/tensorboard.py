@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist._extras import import_extra
 from keras_dist.callbacks.arguments import check_count
-from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.errors import ModelError, shorten
@@ -37,6 +37,8 @@ class TensorBoard(Callback):
         update_freq: `"epoch"`, or every how many batches the logs are written, too; `"batch"` for each. Writing waits
             for the step.
         profile_batch: which steps are profiled: a number, counted from 1, or the first and the last one; 0 for none.
+            Where several steps are one execution, whole ones are: from the first that begins in the window, or after
+            it, to that which reaches its last step.
         embeddings_freq: refused.
         embeddings_metadata: refused.
 
@@ -73,15 +75,20 @@ class TensorBoard(Callback):
         self._first_profiled, self._last_profiled = _checked_window(profile_batch)
         self._make_writer = import_extra("tensorboardX", "tensorboard", "TensorBoard").SummaryWriter
         self._writers: dict[str, Any] = {}
-        self._is_training = self._is_profiling = False
+        self._is_training = self._is_profiling = self._has_profiled = False
         self._steps = self._steps_before_epoch = 0
         self._epoch_began = 0.0
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """Whether logs are written, or steps profiled, by number."""
+        return mode == "train" and bool(self.update_freq or self._first_profiled)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Write the layout table."""
         self._close()
-        self._steps = 0
+        self._steps = self._steps_before_epoch = 0
         self._is_training = True
+        self._has_profiled = False
         if self.write_graph and is_first_process():
             table = "\n".join(f"    {line}" for line in str(self.model.layout_plan).splitlines())
             self._writer(_TRAIN).add_text("layout", table, 0)
@@ -117,14 +124,18 @@ class TensorBoard(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Start the profile when it is time."""
-        self._steps += 1
-        if self._steps == self._first_profiled and is_first_process():
+        step = self._steps_before_epoch + batch + 1
+        is_time = 0 < self._first_profiled <= step and not self._has_profiled
+        if is_time and is_first_process():
+            self._has_profiled = True
             jax.profiler.start_trace(os.path.join(self.log_dir, _TRAIN))
             self._is_profiling = True
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Write the logs, and end the profile, when it is time."""
-        if self.update_freq and self._steps % self.update_freq == 0 and is_first_process():
+        before, self._steps = self._steps, self._steps_before_epoch + batch + 1
+        is_time = self.update_freq and before // self.update_freq < self._steps // self.update_freq
+        if is_time and is_first_process():
             self._write(_TRAIN, "batch_{}", logs or {}, self._steps)
         if self._is_profiling and self._steps >= self._last_profiled:
             dict(logs or {})  # waits for the step

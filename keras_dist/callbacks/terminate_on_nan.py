@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
-import jax.numpy as jnp
-
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.callbacks.first_process import print_message
+from keras_dist.training.finite import FiniteFlags
+
+
+@dataclasses.dataclass(frozen=True)
+class _Execution:
+    """One or more steps, run together, whose loss is still to be read.
+
+    Attributes:
+        first: its first batch.
+        last: its last one.
+        flags: which variables were finite before it, on the devices.
+        logs: after it.
+    """
+
+    first: int
+    last: int
+    flags: Any
+    logs: Logs
+
+    @property
+    def batches(self) -> str:
+        """Which batches it took."""
+        return f"batch {self.last}" if self.first == self.last else f"batches {self.first} to {self.last}"
 
 
 class TerminateOnNaN(Callback):
-    """Ends training when the loss is NaN or infinite, and says at which batch and which variables are not finite.
+    """Ends training when the loss is NaN or infinite, and says what was first: a batch, or which variables.
 
-    It reads the loss of every batch, so that no step is dispatched before the one before it is done.
+    The loss of a step is read when the next one has been dispatched, so that the devices never wait: training ends one
+    step after it, or with the epoch. To tell what was first the devices look at the variables before each step, in one
+    pass over them.
 
     Args:
         raise_error: whether to raise an error at once, instead of ending training in order.
@@ -22,33 +46,67 @@ class TerminateOnNaN(Callback):
     Raises:
         RuntimeError: in training, with `raise_error=True`.
 
+    Example:
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1, name="d1")])
+        >>> model.compile("sgd", loss="mse")
+        >>> x, y = np.full((8, 3), np.nan), np.ones((8, 1))
+        >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[kd.callbacks.TerminateOnNaN()])
+        Batch 0: Invalid loss, terminating training. All variables were finite before that: look at the rows.
+
     Source: `keras.callbacks.TerminateOnNaN`.
     """
 
     def __init__(self, raise_error: bool = False) -> None:
         super().__init__()
         self.raise_error = raise_error
+        self._finite: FiniteFlags | None = None
+        self._unread: _Execution | None = None
+        self._begun: tuple[int, Any] = (0, None)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        self._finite = FiniteFlags(self.model._born().cell)
+        self._unread = None
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Have the devices look at the variables."""
+        if self._finite is not None:
+            self._begun = (batch, self._finite.dispatch())
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Look at the loss."""
-        loss: Any = (logs or {}).get("loss")
-        if loss is None or math.isfinite(loss):
+        """Read the loss before this one."""
+        first, flags = self._begun
+        self._read()
+        if self._finite is not None and logs is not None and "loss" in logs:
+            self._unread = _Execution(first, batch, flags, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Read the last loss."""
+        self._read()
+
+    def _read(self) -> None:
+        execution, self._unread = self._unread, None
+        if execution is None or self._finite is None:
             return
-        where = _not_finite(self.model)
+        loss = execution.logs["loss"]
+        if math.isfinite(loss):
+            return
+        where = _told(self._finite.not_finite(execution.flags))
+        self._finite = None  # it is said once
         if self.raise_error:
             raise RuntimeError(
-                f"NaN or Inf loss encountered at batch {batch}. Loss value: {loss}. "
+                f"NaN or Inf loss encountered at {execution.batches}. Loss value: {loss}. "
                 f"Terminating training immediately. {where}"
             )
-        print_message(f"Batch {batch}: Invalid loss, terminating training. {where}")
+        print_message(f"{execution.batches.capitalize()}: Invalid loss, terminating training. {where}")
         self.model.stop_training = True
 
 
-def _not_finite(model: Any) -> str:
-    """Which variables are not finite after the step."""
-    numbers = [variable for variable in model.variables if jnp.issubdtype(variable.dtype, jnp.inexact)]
-    paths = [variable.path for variable in numbers if not jnp.isfinite(variable.value).all()]
+def _told(paths: list[str]) -> str:
+    """What was not finite first: these variables or, if there are none, the loss."""
     if not paths:
-        return "All variables are finite after it: the loss of this batch is not; look at its rows."
-    others = f" and {len(paths) - 1} of {len(numbers) - 1} others" if len(paths) > 1 else ""
-    return f"After it the variable {paths[0]!r}{others} had values that are not finite."
+        return "All variables were finite before that: look at the rows."
+    others = f" and {len(paths) - 1} others" if len(paths) > 1 else ""
+    return f"The variable {paths[0]!r}{others} had values that are not finite before that."

@@ -15,22 +15,26 @@ from keras_dist.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of a data set, gathered into fresh memory.
+    """Rows of a data set, gathered into fresh memory: one batch, or several of one length as a stack.
 
     Attributes:
-        arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...); y and sample_weight may be None.
+        arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...), in a stack (batches, padded rows, ...); y and
+            sample_weight may be None.
         rows: how many of the rows are real; the others repeat the last one.
         name: of the data set, as errors call it, such as `"validation "`.
+        stacked: how many batches the stack holds; None for a lone batch.
     """
 
     arrays: tuple[Any, Any, Any]
     rows: int
     name: str = ""
+    stacked: int | None = None
 
     def describe(self) -> str:
         """The arrays with the shapes that a step sees."""
+        first = 1 if self.stacked is None else 2
         leaves = [
-            f"{_name(f'{self.name}{argument}', path)} {leaf.dtype}{(self.rows, *leaf.shape[1:])}"
+            f"{_name(f'{self.name}{argument}', path)} {leaf.dtype}{(self.rows, *leaf.shape[first:])}"
             for argument, tree in zip(("x", "y", "sample_weight"), self.arrays, strict=True)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         ]
@@ -57,6 +61,7 @@ class ArraySource:
             for argument, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
         )
         self.length = _common_length(self._arrays, name)
+        self._leaves, self._tree = jax.tree.flatten(self._arrays)
 
     @property
     def x(self) -> Any:
@@ -80,39 +85,110 @@ class ArraySource:
             fix="pass y separately: (x, y)" if pair else "pass y, or a loss (y_true, y_pred) that does without it",
         )
 
-    def batches(self, batch_size: int, multiple_of: int, shuffle_key: tuple[int, ...] | None = None) -> Iterator[Batch]:
+    @property
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` as numpy arrays, possibly the caller's own."""
+        return self._arrays
+
+    def split(self, at: int) -> tuple[ArraySource, ArraySource]:
+        """The examples before row `at`, and those from there on, as validation data."""
+        first, last = (
+            jax.tree.map(lambda leaf, part=part: leaf[part], self._arrays) for part in (slice(at), slice(at, None))
+        )
+        return ArraySource(*first, name=self.name), ArraySource(*last, name="validation ")
+
+    def batches(
+        self,
+        batch_size: int,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        stack: int = 1,
+        span: range | None = None,
+    ) -> Iterator[Batch]:
         """The examples in batches; each of them exactly once.
 
         Args:
             batch_size: rows in all batches but the last.
             multiple_of: batches are padded up to a multiple of this many rows.
             shuffle_key: integers that fix a permutation of the examples; None for their own order.
+            stack: how many batches of `batch_size` rows come as one stack, as long as there are so many.
+            span: which of the batches; None for all.
         """
+        for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span):
+            wanted = rows.padded[rows.wanted.start : rows.wanted.stop]
+            stacks = len(wanted) // stack if stack > 1 else 0
+            for index in range(stacks):
+                yield self._gather(wanted[index * stack : (index + 1) * stack], rows.real, stack)
+            for padded in wanted[stacks * stack :]:
+                yield self._gather(padded, rows.real)
+
+    def row_numbers(
+        self,
+        batch_size: int,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        span: range | None = None,
+    ) -> list[RowNumbers]:
+        """Which rows make the batches, in order: first all full ones, then the shorter one, if there is one.
+
+        Args:
+            batch_size: rows in all batches but the last.
+            multiple_of: batches are padded up to a multiple of this many rows.
+            shuffle_key: integers that fix a permutation of the examples; None for their own order.
+            span: which of the batches are wanted; None for all.
+        """
+        span = range(self.length) if span is None else span
         order = np.arange(self.length)
         if shuffle_key is not None:
             np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
-        for start in range(0, self.length, batch_size):
-            rows = order[start : start + batch_size]
-            yield self._gather(rows, multiple_of)
+        full = self.length - self.length % batch_size
+        parts = (order[:full].reshape(-1, batch_size), order[full:].reshape(1, -1))
+        found, before = [], 0
+        for part in parts:
+            wanted = range(len(part))[max(span.start - before, 0) : max(span.stop - before, 0)]
+            if part.size and wanted:
+                found.append(RowNumbers(_padded(part, multiple_of), part.shape[1], wanted))
+            before += len(part)
+        return found
 
     def whole(self, multiple_of: int) -> Batch:
         """All examples as one batch."""
-        return self._gather(np.arange(self.length), multiple_of)
+        (rows,) = self.row_numbers(self.length, multiple_of)
+        return self._gather(rows.padded[0], rows.real)
 
-    def _gather(self, rows: np.ndarray, multiple_of: int) -> Batch:
-        padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % multiple_of)])
-        # fancy indexing copies, so that nobody can change the rows of a step in flight
-        return Batch(jax.tree.map(lambda array: array[padded], self._arrays), len(rows), self.name)
+    def _gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
+        # `take` copies, so that nobody can change the rows of a step in flight
+        gathered = [array.take(padded, axis=0) for array in self._leaves]
+        return Batch(self._tree.unflatten(gathered), rows, self.name, stacked)
 
 
-def check_batch_size(batch_size: Any, argument: str = "batch_size") -> int:
-    """`batch_size`, the value of `argument`, or Keras's default of 32 for None.
+@dataclasses.dataclass(frozen=True)
+class RowNumbers:
+    """Which rows make some batches of one length.
+
+    Attributes:
+        padded: numbers of rows (batches, padded rows); the last real one is repeated.
+        real: how many rows of each batch are real.
+        wanted: which of the batches are.
+    """
+
+    padded: np.ndarray
+    real: int
+    wanted: range
+
+
+def _padded(rows: np.ndarray, multiple_of: int) -> np.ndarray:
+    return np.concatenate([rows, np.repeat(rows[:, -1:], -rows.shape[1] % multiple_of, axis=1)], axis=1)
+
+
+def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
+    """`batch_size`, the value of `argument`, or for None the default; Keras's is 32.
 
     Raises:
         DataError: it is not a positive integer.
     """
     if batch_size is None:
-        return 32
+        return default
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise DataError(
             f"`{argument}` is not a number of rows",

@@ -1,6 +1,6 @@
 """The current distribution: a process-wide default, overridden inside `Distribution.scope()`.
 
-This is the only ambient state in keras_dist. The default is seen by every thread and notebook cell; an override lives
+The default is seen by every thread and notebook cell; an override lives
 in a `ContextVar`, so that scopes in different threads and tasks do not disturb each other.
 """
 

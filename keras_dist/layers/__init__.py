@@ -90,6 +90,7 @@ from keras_dist.layers.separable_convolution import (
 from keras_dist.layers.simple_rnn import SimpleRNN, SimpleRNNCell
 from keras_dist.layers.spectral_normalization import SpectralNormalization
 from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
+from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.time_distributed import TimeDistributed
 from keras_dist.layers.transposed_convolution import (
     Conv1DTranspose,
@@ -101,6 +102,7 @@ from keras_dist.layers.transposed_convolution import (
 )
 from keras_dist.layers.unit_normalization import UnitNormalization
 from keras_dist.layers.up_sampling import UpSampling1D, UpSampling2D, UpSampling3D
+from keras_dist.layers.variable import Variable
 from keras_dist.layers.wrapper import Wrapper
 
 __all__ = [
@@ -176,6 +178,7 @@ __all__ = [
     "Input",
     "InputLayer",
     "InputSpec",
+    "KerasTensor",
     "LSTMCell",
     "Lambda",
     "Layer",
@@ -220,6 +223,7 @@ __all__ = [
     "UpSampling1D",
     "UpSampling2D",
     "UpSampling3D",
+    "Variable",
     "Wrapper",
     "ZeroPadding1D",
     "ZeroPadding2D",

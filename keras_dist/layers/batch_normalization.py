@@ -102,17 +102,21 @@ class BatchNormalization(Layer):
         (axis,) = check_axes_exist("axis", (self.axis,), input_shape, self.name)
         shape = (input_shape[axis],)
         if self.scale:
-            self.gamma = self.add_weight(shape, name="gamma")
+            self.gamma = self.add_weight(shape, autocast=False, name="gamma")
         if self.center:
-            self.beta = self.add_weight(shape, name="beta")
-        self.moving_mean = self.add_weight(shape, name="moving_mean", trainable=False)
-        self.moving_variance = self.add_weight(shape, name="moving_variance", trainable=False)
+            self.beta = self.add_weight(shape, autocast=False, name="beta")
+        self.moving_mean = self.add_weight(shape, name="moving_mean", trainable=False, autocast=False)
+        self.moving_variance = self.add_weight(shape, name="moving_variance", trainable=False, autocast=False)
         if self.renorm:
             mean = {"initializer": self.moving_mean_initializer, "layout": self.moving_mean_layout}
             deviation = {"initializer": self._first_deviation, "layout": self.moving_variance_layout}
-            self.moving_stddev = self.add_weight(shape, name="moving_stddev", trainable=False, **deviation)
-            self.renorm_mean = self.add_weight(shape, name="renorm_mean", trainable=False, **mean)
-            self.renorm_stddev = self.add_weight(shape, name="renorm_stddev", trainable=False, **deviation)
+            self.moving_stddev = self.add_weight(
+                shape, name="moving_stddev", trainable=False, autocast=False, **deviation
+            )
+            self.renorm_mean = self.add_weight(shape, name="renorm_mean", trainable=False, autocast=False, **mean)
+            self.renorm_stddev = self.add_weight(
+                shape, name="renorm_stddev", trainable=False, autocast=False, **deviation
+            )
         self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: input_shape[axis]})
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:

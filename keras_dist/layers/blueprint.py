@@ -15,14 +15,25 @@ from keras_dist.distribution.variables import leaf_parts
 def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
     """A copy of a module, to be changed in the trace that is running, and the arrays that the module has already.
 
-    In the copy these are zeros: their values need not go through the trace. Attributes keep their order.
+    In the copy these are zeros: their values need not go through the trace. Attributes keep their order, and layers
+    know in which call of symbolic tensors they were built first.
     """
     graphdef, state = nnx.split(module)
     known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
     with _jax.without_eager_sharding():
         copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
     _jax.restore_order(copy, _jax.attribute_order(module))
+    _hand_over_calls(module, copy)
     return copy, known
+
+
+def _hand_over_calls(module: Any, copy: Any) -> None:
+    """Tell the layers of a copy how those of the module were called first."""
+    copies = dict(nnx.iter_graph(copy))
+    for path, node in nnx.iter_graph(module):
+        calls = getattr(node, "_nodes", None) if isinstance(node, nnx.Module) else None
+        if calls and path in copies:
+            object.__setattr__(copies[path], "_first_call", calls[0])
 
 
 def _placeholder(array: Any) -> Any:

@@ -11,20 +11,61 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
 
 @functools.cache
 def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """The parameters of `cls.call`, without `self`."""
-    parameters = dict(inspect.signature(cls.call).parameters)  # type: ignore[attr-defined]
-    parameters.pop("self", None)
-    return parameters
+    """The parameters of `cls.call`, without the first one, which is the layer whatever its name."""
+    parameters = inspect.signature(cls.call).parameters  # type: ignore[attr-defined]
+    is_bound = isinstance(inspect.getattr_static(cls, "call"), staticmethod | classmethod)
+    named = list(parameters.items())
+    takes_layer = not is_bound and bool(named) and named[0][1].kind is not inspect.Parameter.VAR_POSITIONAL
+    return dict(named[1:] if takes_layer else named)
 
 
 def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
     """Whether there is a `**kwargs` among the parameters."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def check_complete(
+    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
+) -> None:
+    """Check that a call gives a value to each parameter that has no default.
+
+    Raises:
+        ModelError: it does not; names the layer and what is missing.
+    """
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p.name for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
+    if needed:
+        raise ModelError(
+            f"the call of layer {layer!r} lacks {', '.join(map(repr, needed))}",
+            given=f"{len(args)} argument(s)" + "".join(f", {name}" for name in kwargs),
+            expected=f"a value for each of {', '.join(p.name for p in named if p.default is p.empty)}",
+            fix=f"layer({', '.join(p.name if p.default is p.empty else f'{p.name}=...' for p in named[:4])})",
+        )
+
+
+def check_numbers(
+    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
+) -> None:
+    """Check that the arrays of a call hold numbers.
+
+    Raises:
+        ModelError: one does not; names the layer and the argument.
+    """
+    for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
+        for array in jax.tree.leaves(value):
+            if isinstance(array, np.ndarray) and array.dtype.kind in "OSUTMm":
+                raise ModelError(
+                    f"`{name}` of layer {layer!r} holds no numbers",
+                    given=f"an array of shape {array.shape}, dtype {array.dtype}",
+                    expected="numbers or booleans",
+                    fix="turn it into numbers first: words and categories into integers, for layers.Embedding",
+                )
 
 
 def value_given(

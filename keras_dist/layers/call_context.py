@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from keras_dist.errors import ModelError
+
 
 @dataclasses.dataclass
 class CallContext:
@@ -21,12 +23,18 @@ class CallContext:
         masks: tensor and mask, by the id of the tensor, since arrays take no attributes. The tensor is kept so that no
             other one gets its id.
         compiled_loss: `(batch, y_pred) -> scalar`, the loss that `compile` chose, while a loss is computed.
+        created: the weights that were created, with their first values.
+        caller: the name of the layer whose `call` runs; None outside of one, and while a layer builds.
+        weights_dtype: what float weights are read as in it; None for as they are.
     """
 
     training: bool | None = None
     losses: list[Any] = dataclasses.field(default_factory=list)
     masks: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     compiled_loss: Callable[[Any, Any], Any] | None = None
+    caller: str | None = None
+    created: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    weights_dtype: str | None = None
 
     def mask_of(self, tensors: Any) -> Any:
         """The mask of a tensor, or None; of a pytree of tensors a pytree of masks."""
@@ -69,3 +77,53 @@ def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[Cal
         yield context
     finally:
         _current.reset(token)
+
+
+def caller() -> str | None:
+    """The name of the layer whose `call` runs; None outside of one, and while a layer builds."""
+    context = current()
+    return None if context is None else context.caller
+
+
+@contextlib.contextmanager
+def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None]:
+    """Inside, the `call` of the layer of this name runs, and reads float weights as this; of none, a layer builds."""
+    context = current()
+    if context is None:
+        yield
+        return
+    around = context.caller, context.weights_dtype
+    context.caller, context.weights_dtype = name, weights_dtype
+    try:
+        yield
+    finally:
+        context.caller, context.weights_dtype = around
+
+
+def weights_dtype() -> str | None:
+    """What float weights are read as in the `call` that runs; None for as they are."""
+    context = current()
+    return None if context is None else context.weights_dtype
+
+
+def note_created(variable: Any, value: Any) -> None:
+    """Note a new weight and its first value."""
+    context = current()
+    if context is not None:
+        context.created.append((variable, value))
+
+
+def refuse_in_call(what: str) -> None:
+    """Check that no layer's `call` runs: what it creates would be made anew in each call, and be lost.
+
+    Raises:
+        ModelError: one does.
+    """
+    name = caller()
+    if name is not None:
+        raise ModelError(
+            f"layer {name!r} creates {what} inside of call",
+            given="weights or sublayers that call makes: they would be made anew in each call, and never trained",
+            expected="all weights and sublayers from __init__ or build on",
+            fix="create it in build(self, input_shape) or __init__, and keep it: self.kernel = self.add_weight(...)",
+        )

@@ -81,9 +81,9 @@ class GroupNormalization(Layer):
                 fix="change groups, or axis; groups=-1 puts each channel into a group of its own",
             )
         if self.scale:
-            self.gamma = self.add_weight((channels,), name="gamma")
+            self.gamma = self.add_weight((channels,), autocast=False, name="gamma")
         if self.center:
-            self.beta = self.add_weight((channels,), name="beta")
+            self.beta = self.add_weight((channels,), autocast=False, name="beta")
         self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: channels})
 
     def call(self, inputs: Any) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from keras_dist import activations
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.recurrent_cell import Noise, RecurrentCell, check_no_cudnn, project
-from keras_dist.layers.rnn import RNN
+from keras_dist.layers.recurrent_layer import RecurrentLayer, of_cell
 
 
 class GRUCell(RecurrentCell):
@@ -135,7 +135,7 @@ class GRUCell(RecurrentCell):
         return (2, 3 * self.units) if self.reset_after else (3 * self.units,)
 
 
-class GRU(RNN):
+class GRU(RecurrentLayer):
     """A recurrent layer whose state is its output. Weights are found under `gru_cell/kernel` and so on.
 
     Args:
@@ -174,6 +174,9 @@ class GRU(RNN):
 
     Source: `keras.layers.GRU`.
     """
+
+    recurrent_activation = of_cell("recurrent_activation")
+    reset_after = of_cell("reset_after")
 
     def __init__(
         self,
@@ -246,8 +249,3 @@ class GRU(RNN):
         )
         self.input_spec = InputSpec(ndim=3)
         self.use_cudnn = check_no_cudnn(use_cudnn, self.name)
-
-    @property
-    def units(self) -> int:
-        """Size of the output."""
-        return self.cell.units

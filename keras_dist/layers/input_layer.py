@@ -46,7 +46,7 @@ class InputLayer(Layer):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, dtype=dtype, **kwargs)
+        super().__init__(name=name, dtype="float32" if dtype is None else dtype, **kwargs)
         if sparse or ragged or input_tensor is not None:
             raise ModelError(
                 f"Input {self.name!r} cannot be sparse, ragged or an existing tensor",
@@ -60,7 +60,7 @@ class InputLayer(Layer):
         self.optional = optional
         self.built = True
         node = Node(self, (), {})
-        node.outputs = KerasTensor(self.batch_shape, self.dtype, self.name, node)
+        node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         object.__setattr__(self, "_nodes", [node])
 
     def call(self) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 
 
 class InputSpec:
@@ -87,16 +87,23 @@ def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
     if specs is None:
         return
     wanted = [specs] if isinstance(specs, InputSpec) else jax.tree.leaves(specs, is_leaf=_is_spec)
-    found: list[Any] = [inputs] if isinstance(specs, InputSpec) else _in_order(specs, inputs)
+    found = jax.tree.leaves(inputs, is_leaf=_is_none) if isinstance(specs, InputSpec) else _in_order(specs, inputs)
     if len(wanted) != len(found):
         raise ModelError(
             f"layer {layer_name!r} got another number of inputs than it takes",
             given=f"{len(found)} input(s)",
             expected=f"{len(wanted)} input(s)",
-            fix="pass the inputs as one list",
+            fix="pass the inputs as one list" if len(wanted) > 1 else "join them first: layers.Concatenate()(inputs)",
         )
     for index, (spec, value) in enumerate(zip(wanted, found, strict=True)):
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None and isinstance(specs, InputSpec) and not spec.optional:
+            raise ModelError(
+                f"the input of layer {layer_name!r} is no array",
+                given=f"{shorten(value)} of type {type(value).__name__}",
+                expected="an array, or a symbolic tensor",
+                fix="np.asarray(inputs), with the batch as the first dim",
+            )
         if shape is None:
             continue  # an optional input, or a nested one
         expected = spec.problem(shape, dtype)
@@ -114,6 +121,10 @@ def _in_order(specs: Any, inputs: Any) -> list[Any]:
     if isinstance(specs, Mapping) and isinstance(inputs, Mapping):
         return [inputs.get(name) for name in sorted(specs)]
     return list(inputs) if isinstance(inputs, list | tuple) else jax.tree.leaves(inputs)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
 
 
 def _is_spec(value: Any) -> bool:

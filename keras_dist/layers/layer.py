@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,13 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import constraints, initializers, random, regularizers
+from keras_dist import _jax, constraints, initializers, random, regularizers
+from keras_dist._operators import value_of
 from keras_dist._signatures import takes_keyword
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
-from keras_dist.layers.attributes import axes_of, check_dtype, check_name, contain, take_input_shape, to_snake_case
+from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
 from keras_dist.layers.call_arguments import (
     call_parameters,
+    check_complete,
+    check_numbers,
     shapes_of,
     takes_any,
     tensor_arguments,
@@ -26,17 +30,32 @@ from keras_dist.layers.call_arguments import (
     value_given,
 )
 from keras_dist.layers.input_spec import check_inputs
-from keras_dist.layers.weights import OwnWeight, Statistic, check_initial_value, check_shape, penalties, walk
+from keras_dist.layers.owner import Owner
+from keras_dist.layers.precision import Precision, policy_of
+from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.weights import own_variables, walk
 from keras_dist.saving import Configurable
 
 
 class _Outside:
     """What a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
 
-    __slots__ = ("_arguments", "_born_for", "_choices", "_home", "_made", "_nodes", "_session", "_symbols")
+    __slots__ = (
+        "_added",
+        "_arguments",
+        "_born_for",
+        "_choices",
+        "_first_call",
+        "_home",
+        "_is_passing",
+        "_made",
+        "_nodes",
+        "_session",
+        "_symbols",
+    )
 
 
-class Layer(_Outside, Configurable, nnx.Module):
+class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -48,8 +67,9 @@ class Layer(_Outside, Configurable, nnx.Module):
     Args:
         activity_regularizer: a function of the output that is added to the loss.
         trainable: whether its weights are trained. Changed later, it counts from the next `compile`.
-        dtype: element type of weights and arithmetic; float32 by default.
-        autocast: whether inputs of other floating types are cast to it.
+        dtype: element type of weights and arithmetic, or a `mixed_precision.DTypePolicy` or its name, for one of each;
+            by default the current policy.
+        autocast: whether inputs of other floating types, and weights while `call` runs, are cast to `compute_dtype`.
         name: by default the name of the class, `dense`; a model numbers the names that it meets twice, `dense_1`.
         **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
 
@@ -96,7 +116,9 @@ class Layer(_Outside, Configurable, nnx.Module):
         self._base_name = to_snake_case(type(self).__name__) if name is None else None  # None: it was given one
         self._name = self._base_name or check_name(name)
         self._trainable = bool(trainable)
-        self._dtype = check_dtype(dtype, self._name)
+        self._trainable_was_set = False
+        object.__setattr__(self, "_is_passing", call_context.caller() is not None)
+        self._dtype_policy = policy_of(dtype, self._name)
         self.autocast = autocast
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._own_input_shape = take_input_shape(kwargs)
@@ -113,16 +135,10 @@ class Layer(_Outside, Configurable, nnx.Module):
         return self._name
 
     @property
-    def dtype(self) -> str:
-        """Element type of its weights."""
-        return self._dtype
-
-    variable_dtype = dtype
-
-    @property
-    def compute_dtype(self) -> str:
-        """Element type of its arithmetic."""
-        return self._dtype
+    def path(self) -> str | None:
+        """The names that lead to it in its model, outside of one its name; None before it is built."""
+        home = _home(self)
+        return (home.prefix if home is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
@@ -135,14 +151,13 @@ class Layer(_Outside, Configurable, nnx.Module):
 
     @property
     def trainable(self) -> bool:
-        """Whether its weights are trained. Setting it sets all sublayers; it counts from the next `compile`."""
+        """Whether its weights are trained. Setting it sets all sublayers; steps follow from the next `compile` on."""
         return self._trainable
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
-        for layer in self._sublayers():
-            layer._trainable = bool(value)
+        for layer in self._owners():
+            layer._trainable, layer._trainable_was_set = bool(value), True
 
     def build(self, input_shape: Any) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
@@ -163,11 +178,14 @@ class Layer(_Outside, Configurable, nnx.Module):
             ModelError: the inputs do not fit, or a weight cannot be created.
         """
         self._check_initialised()
+        check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         if symbolic.is_any_symbolic((args, kwargs)):
             return symbolic.connect(self, args, kwargs)
         home = _home(self)
         if home is not None:
             return home.call(args, kwargs)
+        if call_context.current() is None:
+            self.forget_losses()
         with call_context.entered(kwargs.get("training")) as context:
             return self._run(args, kwargs, context)
 
@@ -228,7 +246,7 @@ class Layer(_Outside, Configurable, nnx.Module):
         name: str | None = None,
         *,
         layout: Any = None,
-    ) -> nnx.Variable:
+    ) -> Variable:
         """A new weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
         Args:
@@ -237,7 +255,7 @@ class Layer(_Outside, Configurable, nnx.Module):
                 `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
             dtype: its element type; by default that of the layer.
             trainable: whether gradients train it.
-            autocast: as in Keras; not used.
+            autocast: whether `call` reads it in the element type that the layer computes in.
             regularizer: a function of its value that is added to the loss.
             constraint: a function of its value, applied after each update.
             aggregation: as in Keras; not used, since arrays are global.
@@ -246,31 +264,48 @@ class Layer(_Outside, Configurable, nnx.Module):
             layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
 
         Raises:
-            ModelError: the shape is none, or the initializer gives another one.
+            ModelError: the shape is none, the initializer gives another one, or a layer's `call` runs.
         """
-        del autocast, aggregation, overwrite_with_gradient
+        del overwrite_with_gradient
         label = name or "weight"
-        dims = check_shape(() if shape is None else shape, label, self.name)
+        call_context.refuse_in_call(f"weight {label!r} of layer {self.name!r}")
         dtype = jnp.dtype(dtype or self.variable_dtype)
         described = vars(self)
         if initializer is None:
             default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
             initializer = described.get(f"{name}_initializer", default)
-        draw = initializers.get(initializer)
-        value = draw(dims, dtype, key=random.next_key())
-        check_initial_value(value, dims, label, self.name, initializer)
-        kind = nnx.Param if trainable else Statistic
-        variable = kind(
-            jnp.asarray(value, dtype),
-            keras_name=name,
+        variable = Variable(
+            drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}"),
+            trainable=trainable,
+            autocast=autocast,
+            aggregation=aggregation,
+            name=name,
             layout=described.get(f"{name}_layout") if layout is None else layout,
+        )
+        variable.set_metadata(
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
+        self._number(variable)
         made = getattr(self, "_made", None)
         if made is not None:
             made.append((label, variable))
         return variable
+
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        regularizer: Any = None,
+        constraint: Any = None,
+        name: str | None = None,
+    ) -> Variable:
+        """As `add_weight`."""
+        options = {"regularizer": regularizer, "constraint": constraint, "name": name}
+        return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
     def add_loss(self, loss: Any) -> None:
         """Add a scalar, or each of several, to the loss of the call that is running.
@@ -286,90 +321,9 @@ class Layer(_Outside, Configurable, nnx.Module):
                 expected="add_loss inside of call()",
                 fix="for a function of a weight use its regularizer: add_weight(..., regularizer=...)",
             )
-        context.losses.extend(jax.tree.leaves(loss))
-
-    @property
-    def losses(self) -> list[Any]:
-        """What its regularizers give for the trained weights, and, while a call runs, what was added to the loss."""
-        home = _home(self)
-        if home is not None:
-            return home.penalties()
-        context = call_context.current()
-        return [*(context.losses if context is not None else ()), *penalties(self)]
-
-    @property
-    def weights(self) -> list[Any]:
-        """Handles on its weights, the trained ones first, then on those of its sublayers."""
-        home = _home(self)
-        if home is not None:
-            return home.weights()
-        if not self._is_built and not any(True for _ in walk(self)):
-            return []
-        return [
-            OwnWeight("/".join(map(str, parts)), variable, self._trainable and isinstance(variable, nnx.Param))
-            for parts, variable in walk(self)
-            if not isinstance(variable, nnx.RngState)
-        ]
-
-    @property
-    def variables(self) -> list[Any]:
-        """As `weights`; the states of random generators are not listed."""
-        return self.weights
-
-    @property
-    def trainable_weights(self) -> list[Any]:
-        """Handles on the weights that are trained."""
-        return [weight for weight in self.weights if weight.trainable]
-
-    @property
-    def non_trainable_weights(self) -> list[Any]:
-        """Handles on the weights that are not trained."""
-        return [weight for weight in self.weights if not weight.trainable]
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """As `trainable_weights`."""
-        return [weight for weight in self.variables if weight.trainable]
-
-    @property
-    def non_trainable_variables(self) -> list[Any]:
-        """As `non_trainable_weights`."""
-        return [weight for weight in self.variables if not weight.trainable]
-
-    def get_weights(self) -> list[np.ndarray]:
-        """The values of `weights`, on the host."""
-        return [weight.numpy() for weight in self.weights]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set the values of `weights`, in their order.
-
-        Raises:
-            ModelError: there are more or fewer, or a shape differs; nothing is set then.
-        """
-        handles = self.weights
-        values = list(weights)
-        given = [np.shape(value) for value in values]
-        expected = [handle.shape for handle in handles]
-        if given != expected:
-            wrong = [handle.path for handle, shape in zip(handles, given, strict=False) if handle.shape != shape]
-            raise ModelError(
-                f"set_weights of layer {self.name!r}: the values do not fit" + (f" {wrong[:5]}" if wrong else ""),
-                given=f"{len(given)} values of shapes {shorten(given)}",
-                expected=f"{len(expected)} values of shapes {shorten(expected)}" if expected else "a built layer",
-                fix="pass what get_weights() of the same layer gives" if expected else "call or build it first",
-            )
-        for handle, value in zip(handles, values, strict=True):
-            handle.assign(value)
-
-    def count_params(self) -> int:
-        """The number of elements of all weights.
-
-        Raises:
-            ModelError: the layer is not built.
-        """
-        if not self.built:
-            raise self._not_built("count_params")
-        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+        terms = jax.tree.leaves(loss)
+        context.losses.extend(terms)
+        object.__setattr__(self, "_added", [*(getattr(self, "_added", None) or ()), *terms])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the output for inputs of this shape, the batch included; None for any size."""
@@ -396,13 +350,16 @@ class Layer(_Outside, Configurable, nnx.Module):
             for name, value in self._arguments.items()
             if value is not None or not name.endswith("_layout")
         }
-        own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype}
+        own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype_policy.name}
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and _home(self) is not None:
             self._check_settable(name, value)
         value = contain(value)
+        for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
+            if isinstance(variable, Variable):
+                self._number(variable)
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)
@@ -414,23 +371,38 @@ class Layer(_Outside, Configurable, nnx.Module):
         home = _home(self)
         if home is not None:
             return home.attribute(name)
+        if not name.startswith("_") and symbolic.build_as_called(self):
+            return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if not vars(self).get("_is_built"):
+        if not vars(self).get("_is_built") and self._is_made_by_building(name):
             label = vars(self).get("_name", type(self).__name__)
             message += (
                 f"; layer {label!r} is not built: its weights exist from the time on when it is called on an array, "
             )
             message += "or is in a model that knows its input"
+        elif not name.startswith("_"):
+            message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
         raise AttributeError(message)
+
+    def _is_made_by_building(self, name: str) -> bool:
+        """Whether a weight of this name was described, or `build` mentions such an attribute."""
+        builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
+        return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
+    __str__ = __repr__
+
+    def __nnx_repr__(self) -> Iterator[Any]:
+        yield _jax.shown_as(repr(self))  # in lists and dicts
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
         parameters = call_parameters(type(self))
+        check_complete(parameters, args, kwargs, self.name)
         args, kwargs = jax.tree.map(functools.partial(_as_input, self, context), (args, kwargs))
         tensors = tensor_arguments(parameters, args, kwargs)
-        first = next(iter(tensors.values()), None)
+        first = next(iter(tensors.values()), args[0] if args else None)
         check_inputs(self.input_spec, first, self.name)
         self._build_once(tensors)
         if "training" in parameters and list(parameters).index("training") >= len(args):
@@ -442,12 +414,15 @@ class Layer(_Outside, Configurable, nnx.Module):
             wanted = "mask" if len(tensors) == 1 else f"{name}_mask"
             if wanted in parameters and value_given(parameters, args, kwargs, wanted, None) is None:
                 kwargs[wanted] = mask if _any(mask) else None
-        outputs = self.call(*args, **kwargs)
+        with call_context.calling(self.name, self._weights_dtype(context.weights_dtype)):
+            outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:
             for output in jax.tree.leaves(outputs):
                 rows = output.shape[0] if output.ndim else 1
-                context.losses.append(self.activity_regularizer(output) / rows)
+                self.add_loss(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
+        if not self.supports_masking and _any(previous):
+            warnings.warn(_mask_is_lost(self), stacklevel=2)
         if self.supports_masking and (_any(previous) or type(self).compute_mask is not Layer.compute_mask):
             context.set_mask(outputs, self.compute_mask(first, previous))
         return outputs
@@ -467,8 +442,10 @@ class Layer(_Outside, Configurable, nnx.Module):
             self._finish_building()
 
     def _finish_building(self) -> None:
-        for value in list(vars(self).values()):
+        for name, value in list(vars(self).items()):
             if isinstance(value, random.SeedGenerator):
+                if getattr(self, "_is_passing", False):
+                    call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
                 _ = value.state  # born with the layer, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
@@ -478,6 +455,13 @@ class Layer(_Outside, Configurable, nnx.Module):
         super().__init_subclass__(**kwargs)
         if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
+
+    def _number(self, variable: Variable) -> None:
+        """Note the place of a weight among the layer's own, if it has none yet."""
+        if variable.get_metadata("number") is None:
+            taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
+            taken += [other.get_metadata("number") for _, other in getattr(self, "_made", None) or ()]
+            variable.set_metadata("number", 1 + max(taken, default=0))
 
     def _check_weights_are_kept(self) -> None:
         kept = {id(variable) for _, variable in walk(self)}
@@ -503,6 +487,8 @@ class Layer(_Outside, Configurable, nnx.Module):
 
     def _check_settable(self, name: str, value: Any) -> None:
         """Check that an attribute of a layer in a model may change: the compiled steps know what it was at birth."""
+        if isinstance(getattr(type(self), name, None), property):
+            return
         weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)
         if weight or (name in vars(self) and not np.array_equal(vars(self)[name], value)):
             raise ModelError(
@@ -521,14 +507,6 @@ class Layer(_Outside, Configurable, nnx.Module):
                 fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
             )
 
-    def _not_built(self, what: str) -> ModelError:
-        return ModelError(
-            f"{what}: layer {self.name!r} is not built",
-            given="a layer that has seen no input",
-            expected="a layer in a model that knows its input, or one that has been called",
-            fix="start the model with Input(shape), call the layer on an array, or model.build(input_shape)",
-        )
-
     def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
         known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]
         known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
@@ -540,10 +518,6 @@ class Layer(_Outside, Configurable, nnx.Module):
             fix="correct the name, or leave it out",
         )
 
-    def _sublayers(self) -> list[Layer]:
-        """All layers below this one, each once."""
-        return [node for _, node in nnx.iter_graph(self) if isinstance(node, Layer) and node is not self]
-
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
     """`build`, after which the layer is built. What calls `super().build()` is so once, at the end."""
@@ -554,9 +528,12 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
             build(self, *args, **kwargs)
             return
         object.__setattr__(self, "_made", [])
+        # what a call has made may create no weights, also not in its build
+        around = call_context.caller() if getattr(self, "_is_passing", False) else None
         try:
-            build(self, *args, **kwargs)
-            self._finish_building()
+            with call_context.calling(around):
+                build(self, *args, **kwargs)
+                self._finish_building()
         finally:
             object.__setattr__(self, "_made", None)
 
@@ -576,13 +553,22 @@ def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> An
     """An array as the layer computes with it; anything else as it is."""
     if isinstance(value, np.ndarray | np.generic):
         value = jnp.asarray(value)
-    if not isinstance(value, jax.Array) or not layer.autocast:
+    value = value_of(value)
+    if not isinstance(value, jax.Array) or not layer._casts_inputs:
         return value
-    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype == jnp.dtype(layer.compute_dtype):
+    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype == jnp.dtype(layer.input_dtype):
         return value
-    cast = value.astype(layer.compute_dtype)
+    cast = value.astype(layer.input_dtype)
     context.set_mask(cast, context.mask_of(value))
     return cast
+
+
+def _mask_is_lost(layer: Layer) -> str:
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) gets a mask and does not support masking: the layers after it "
+        "do not see the mask. Set supports_masking = True in its __init__, if the mask of the input is also one of the "
+        "output, and define compute_mask, if it is another"
+    )
 
 
 def _any(masks: Any) -> bool:

@@ -77,9 +77,9 @@ class LayerNormalization(Layer):
         axes = check_axes_exist("axis", self.axis, input_shape, self.name)
         shape = tuple(input_shape[axis] for axis in axes)
         if self.scale:
-            self.gamma = self.add_weight(shape, name="gamma")
+            self.gamma = self.add_weight(shape, autocast=False, name="gamma")
         if self.center:
-            self.beta = self.add_weight(shape, name="beta")
+            self.beta = self.add_weight(shape, autocast=False, name="beta")
 
     def call(self, inputs: Any) -> Any:
         """The inputs, normalized."""

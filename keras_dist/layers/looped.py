@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.errors import TraceContextError
 
+from keras_dist import _jax
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
@@ -27,7 +27,9 @@ def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) ->
     with call_context.entered(training, anew=True) as context:
         try:
             outputs = layer(*args, **kwargs)
-        except TraceContextError as error:
+        except (_jax.TraceError, ModelError) as error:
+            if not isinstance(error.__cause__ or error, _jax.TraceError):
+                raise
             raise ModelError(
                 f"layer {layer.name!r} changes a variable inside of a loop over time",
                 given=str(error).splitlines()[0],

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from keras_dist import activations
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.recurrent_cell import Noise, RecurrentCell, check_no_cudnn, project
-from keras_dist.layers.rnn import RNN
+from keras_dist.layers.recurrent_layer import RecurrentLayer, of_cell
 
 
 class LSTMCell(RecurrentCell):
@@ -128,7 +128,7 @@ class LSTMCell(RecurrentCell):
         return with_open_forget_gate if self.unit_forget_bias else None
 
 
-class LSTM(RNN):
+class LSTM(RecurrentLayer):
     """A recurrent layer with a memory beside its output. Weights are found under `lstm_cell/kernel` and so on.
 
     Args:
@@ -167,6 +167,9 @@ class LSTM(RNN):
 
     Source: `keras.layers.LSTM`.
     """
+
+    recurrent_activation = of_cell("recurrent_activation")
+    unit_forget_bias = of_cell("unit_forget_bias")
 
     def __init__(
         self,
@@ -239,8 +242,3 @@ class LSTM(RNN):
         )
         self.input_spec = InputSpec(ndim=3)
         self.use_cudnn = check_no_cudnn(use_cudnn, self.name)
-
-    @property
-    def units(self) -> int:
-        """Size of the output."""
-        return self.cell.units

@@ -16,6 +16,9 @@ from keras_dist.layers.spatial import SpatialLayer
 class Pooling(SpatialLayer):
     """The base of the layers that reduce windows of each channel to one number.
 
+    Attributes:
+        pool_mode: `"max"` or `"average"`.
+
     Args:
         pool_size: size of the window in each spatial dim; one integer stands for all of them.
         strides: how far the window moves; likewise. None for `pool_size`.
@@ -29,6 +32,8 @@ class Pooling(SpatialLayer):
     Raises:
         ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
+
+    pool_mode: str
 
     def __init__(
         self,
@@ -53,6 +58,8 @@ class Pooling(SpatialLayer):
 class MaxPooling(Pooling):
     """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`."""
 
+    pool_mode = "max"
+
     def __init__(
         self,
         pool_size: int | Sequence[int] = 2,
@@ -76,6 +83,8 @@ class AveragePooling(Pooling):
 
     Steps beyond the borders, as `padding="same"` has them, do not count.
     """
+
+    pool_mode = "average"
 
     def call(self, inputs: Any) -> Any:
         """The mean of each window, floating."""

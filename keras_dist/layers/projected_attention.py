@@ -140,7 +140,7 @@ class ProjectedAttention(Layer):
         members["value"] = self._projection(rank, 1, (self.shared_heads, self.value_size))
         layouts = {"kernel_layout": self.output_kernel_layout, "bias_layout": self.output_bias_layout}
         members["attention_output"] = self._projection(rank + 1, 2, output_dims, **layouts)
-        members["dropout"] = Dropout(self.dropout, seed=self.seed, dtype=self.dtype)
+        members["dropout"] = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
         self._members = members
 
     def call(
@@ -269,7 +269,7 @@ class ProjectedAttention(Layer):
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
         free = inputs[: rank - bound]
-        return EinsumDense(
+        projection = EinsumDense(
             f"{inputs},{inputs[rank - bound :]}{outputs}->{free}{outputs}",
             output_shape=(*[None] * (len(free) - 1), *output_dims),
             bias_axes=outputs if self.use_bias else None,
@@ -283,10 +283,12 @@ class ProjectedAttention(Layer):
                 "bias_constraint": self.bias_constraint,
                 "kernel_layout": self.kernel_layout,
                 "bias_layout": self.bias_layout,
-                "dtype": self.dtype,
+                "dtype": self.dtype_policy,
                 **options,
             },
         )
+        projection.supports_masking = True  # the masks have their say in the scores
+        return projection
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         ranks = {len(query_shape), len(value_shape), len(key_shape)}

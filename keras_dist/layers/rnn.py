@@ -57,7 +57,7 @@ class RNN(Layer):
     ) -> None:
         super().__init__(**kwargs)
         is_list = isinstance(cell, list | tuple)
-        cell = StackedRNNCells(cell, dtype=self.dtype) if is_list else check_cell(cell, self.name)
+        cell = StackedRNNCells(cell, dtype=self.dtype_policy) if is_list else check_cell(cell, self.name)
         if stateful:
             raise ModelError(
                 f"layer {self.name!r} cannot keep its states from one batch to the next",

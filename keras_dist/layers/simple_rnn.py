@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.recurrent_cell import Noise, RecurrentCell, project
-from keras_dist.layers.rnn import RNN
+from keras_dist.layers.recurrent_layer import RecurrentLayer
 
 
 class SimpleRNNCell(RecurrentCell):
@@ -102,7 +102,7 @@ class SimpleRNNCell(RecurrentCell):
         return outputs, [outputs]
 
 
-class SimpleRNN(RNN):
+class SimpleRNN(RecurrentLayer):
     """A recurrent layer whose state is its output. Weights are found under `simple_rnn_cell/kernel` and so on.
 
     Args:
@@ -201,8 +201,3 @@ class SimpleRNN(RNN):
             **kwargs,
         )
         self.input_spec = InputSpec(ndim=3)
-
-    @property
-    def units(self) -> int:
-        """Size of the output."""
-        return self.cell.units

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError
 from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.layer import Layer
 from keras_dist.layers.looped import build_before
+from keras_dist.layers.wrapper import Wrapper
 
 _LARGEST_FACTOR = 1e7
 """What a vector of zeros is multiplied by."""
 
 
-class SpectralNormalization(Layer):
+class SpectralNormalization(Wrapper):
     """A layer whose kernel is divided by its largest singular value, as estimated by the power method.
 
     Adds the weight `vector_u` (1, last dim of the kernel), which training moves. The layer's own weights are found
@@ -40,17 +40,8 @@ class SpectralNormalization(Layer):
     """
 
     def __init__(self, layer: Any, power_iterations: int = 1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if not isinstance(layer, Layer):
-            raise self._no_kernel(f"{shorten(layer)} of type {type(layer).__name__}")
+        super().__init__(layer, **kwargs)
         self.power_iterations = check_size("power_iterations", power_iterations, self.name)
-        self._members = {layer.name: layer}
-        self._layer_name = layer.name
-
-    @property
-    def layer(self) -> Any:
-        """The layer."""
-        return self._members[self._layer_name]
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create the weights of the layer, and `vector_u`.
@@ -61,14 +52,19 @@ class SpectralNormalization(Layer):
         build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[1:]), self.compute_dtype))
         kernel = self._kernel()
         self.vector_u = self.add_weight(
-            (1, kernel.shape[-1]), TruncatedNormal(stddev=0.02), kernel.dtype, trainable=False, name="vector_u"
+            (1, kernel.shape[-1]),
+            TruncatedNormal(stddev=0.02),
+            kernel.dtype,
+            trainable=False,
+            autocast=False,
+            name="vector_u",
         )
         self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         """What the layer gives with the divided kernel."""
         variable = self._kernel()
-        kernel = variable[...]
+        kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
         matrix, right = kernel.reshape(-1, kernel.shape[-1]), self.vector_u[...]
         for _ in range(self.power_iterations if training else 1):
             left = _normalized(right @ matrix.T)
@@ -88,12 +84,9 @@ class SpectralNormalization(Layer):
         for name in ("kernel", "embeddings"):
             if isinstance(variable := vars(self.layer).get(name), nnx.Variable):
                 return variable
-        raise self._no_kernel(repr(self.layer))
-
-    def _no_kernel(self, given: str) -> ModelError:
-        return ModelError(
+        raise ModelError(
             f"`layer` of layer {self.name!r} has no kernel",
-            given=given,
+            given=repr(self.layer),
             expected="a layer with a weight `kernel` or `embeddings`",
             fix="for example SpectralNormalization(Dense(10))",
         )

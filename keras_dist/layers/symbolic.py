@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -11,14 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import random
+from keras_dist import _jax, random
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context
+from keras_dist.layers import call_context, stand_ins
 from keras_dist.layers.blueprint import fresh_copy
-
-_STAND_INS = (3360, 6720)
-"""Two sizes for dims of unknown size: large enough for strides and pools, and divisible by what reshapes divide by.
-Nothing of these sizes is ever allocated. The dims of an output that differ between them are unknown, too."""
 
 _counter = itertools.count()
 
@@ -32,21 +29,28 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "greater_equal": operator.ge,
     "less": operator.lt,
     "less_equal": operator.le,
+    "logical_and": jnp.logical_and,
+    "logical_not": jnp.logical_not,
+    "logical_or": jnp.logical_or,
+    "logical_xor": jnp.logical_xor,
     "matmul": operator.matmul,
     "mod": operator.mod,
     "mul": operator.mul,
     "neg": operator.neg,
     "not_equal": operator.ne,
     "pow": operator.pow,
+    "reshape": jnp.reshape,
+    "round": jnp.round,
+    "squeeze": jnp.squeeze,
     "sub": operator.sub,
     "truediv": operator.truediv,
 }
-"""What Python's operators do on symbolic tensors, by name."""
+"""What Python's operators, and the methods of symbolic tensors, do on arrays, by name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """One of Python's operators as a step of a model.
+    """One of Python's operators, or of the methods of symbolic tensors, as a step of a model.
 
     Attributes:
         name: one of `OPERATIONS`.
@@ -84,6 +88,12 @@ class Node:
         """Its first argument; its output when it has none, as of an `InputLayer`."""
         return self.args[0] if self.args else self.outputs
 
+    def output(self, shape: Sequence[int | None], dtype: Any, name: str) -> KerasTensor:
+        """A symbolic tensor that this call computes."""
+        tensor = KerasTensor(shape, dtype, name=name)
+        tensor.node = self
+        return tensor
+
     @property
     def parents(self) -> list[KerasTensor]:
         """The symbolic tensors it was called with."""
@@ -93,57 +103,119 @@ class Node:
 class KerasTensor:
     """The shape and element type of an array that a model will compute.
 
-    Attributes:
+    Args:
         shape: its dims; None for any size.
-        dtype: its element type, by name.
+        dtype: its element type.
+        sparse: as in Keras; only False.
+        ragged: as in Keras; only False.
+        record_history: as in Keras; not used.
         name: how errors call it.
-        node: the call that computes it.
+
+    Attributes:
+        name: how errors call it.
+        node: the call that computes it; None for one that was made by hand.
+        mask: the shape and element type of its mask; None where it has none.
+
+    Raises:
+        ModelError: it is to be sparse or ragged.
 
     Source: `keras.KerasTensor`.
     """
 
+    sparse = ragged = False
+
     def __init__(
-        self, shape: Sequence[int | None], dtype: Any = "float32", name: str | None = None, node: Node | None = None
+        self,
+        shape: Sequence[int | None],
+        dtype: Any = "float32",
+        sparse: bool = False,
+        ragged: bool = False,
+        record_history: bool = True,
+        name: str | None = None,
     ) -> None:
-        self.shape = tuple(None if size is None else int(size) for size in shape)
-        self.dtype = jnp.dtype(dtype).name
+        del record_history
+        if sparse or ragged:
+            raise ModelError(
+                "KerasTensor cannot be sparse or ragged",
+                given=f"sparse={sparse}, ragged={ragged}",
+                expected="dense arrays of one shape",
+                fix="leave these arguments out",
+            )
+        self._shape = tuple(None if size is None else int(size) for size in shape)
+        self._dtype = jnp.dtype(dtype).name
         self.name = name or "keras_tensor"
-        self.node = node
+        self.node: Node | None = None
+        self.mask: KerasTensor | None = None
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Its dims; None for any size."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """Its element type, by name."""
+        return self._dtype
 
     @property
     def ndim(self) -> int:
         """Its number of dims."""
         return len(self.shape)
 
+    def reshape(self, newshape: Any) -> Any:
+        """Its values in another shape, the batch included; one dim may be -1."""
+        return Operation("reshape")(self, newshape)
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> Any:
+        """Its values without these dims of size 1; by default without all of them."""
+        return Operation("squeeze")(self, axis)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return Operation("round")(self, ndigits or 0)
+
     def __repr__(self) -> str:
         return f"<KerasTensor shape={self.shape}, dtype={self.dtype}, name={self.name}>"
 
     def __bool__(self) -> bool:
-        raise self._no_value("bool()")
+        raise self._no_value("a symbolic KerasTensor cannot be used as a boolean", "bool()")
 
     def __iter__(self) -> Any:
-        raise self._no_value("iterating over it")
+        raise self._no_value("iterating over a symbolic KerasTensor is not supported", "iter()")
+
+    def __int__(self) -> int:
+        raise self._no_value("a KerasTensor has no value that could become an int", "int()")
+
+    def __float__(self) -> float:
+        raise self._no_value("a KerasTensor has no value that could become a float", "float()")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        raise self._no_value("numpy")
+        raise self._no_value("a KerasTensor has no values that could become a NumPy array", "numpy")
 
     @property
     def __jax_array__(self) -> Any:
         # JAX asks whether there is one, before it says in its own words that it cannot use this
-        raise self._no_value("a function of jax")
+        raise self._no_jax_array()
 
-    def _no_value(self, what: str) -> ModelError:
+    def _no_jax_array(self) -> ModelError:
+        return self._no_value("a KerasTensor cannot be used as input to a JAX function", "a function of jax")
+
+    def _no_value(self, summary: str, what: str) -> ModelError:
         return ModelError(
-            "a symbolic tensor has no values",
+            f"{summary}: it stands for an array that a model will compute",
             given=f"{what} on {self!r}",
             expected="layers, and Python's operators",
-            fix="wrap the function: layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)",
+            fix="wrap the function in a layer: layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)",
         )
 
 
+_jax.refuse_as_array(KerasTensor, KerasTensor._no_jax_array)
+
+
 def _install_operators() -> None:
-    binary = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
-    compared = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
+    binary = {name: name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")}
+    binary |= {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+    compared = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
+    unary = {"neg": "neg", "abs": "abs", "invert": "logical_not", "getitem": "getitem"}
 
     def method(name: str, swapped: bool = False) -> Callable[..., Any]:
         def apply(*args: Any) -> Any:
@@ -151,16 +223,31 @@ def _install_operators() -> None:
 
         return apply
 
-    for name in binary:
-        setattr(KerasTensor, f"__{name}__", method(name))
-        setattr(KerasTensor, f"__r{name}__", method(name, swapped=True))
-    for python, name in compared.items():
+    for python, name in binary.items():
+        setattr(KerasTensor, f"__r{python}__", method(name, swapped=True))
+    for python, name in (binary | compared | unary).items():
         setattr(KerasTensor, f"__{python}__", method(name))
-    for name in ("neg", "abs", "getitem"):
-        setattr(KerasTensor, f"__{name}__", method(name))
 
 
 _install_operators()
+
+
+def is_keras_tensor(x: Any) -> bool:
+    """Whether `x` is a symbolic tensor, such as `Input` gives.
+
+    Source: `keras.utils.is_keras_tensor`.
+    """
+    return isinstance(x, KerasTensor)
+
+
+def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
+    """The symbolic inputs that a tensor is computed from, each once; itself, if it is one.
+
+    Source: `keras.utils.get_source_inputs`.
+    """
+    parents = [] if tensor.node is None else tensor.node.parents
+    found = [source for parent in parents for source in get_source_inputs(parent)]
+    return list({id(source): source for source in found}.values()) if parents else [tensor]
 
 
 def is_any_symbolic(tree: Any) -> bool:
@@ -175,9 +262,9 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         ModelError: the layer does not take such inputs.
     """
     node = Node(operation, args, kwargs)
-    described = infer(operation, args, kwargs)
-    name = f"{operation.name}/output"
-    node.outputs = jax.tree.map(lambda leaf: KerasTensor(leaf.shape, leaf.dtype, name, node), described)
+    node.outputs = infer(operation, args, kwargs)
+    for tensor in jax.tree.leaves(node.outputs):
+        tensor.node, tensor.name = node, f"{operation.name}/output"
     if not isinstance(operation, Operation):
         nodes = getattr(operation, "_nodes", None)
         object.__setattr__(operation, "_nodes", [*(nodes or []), node])
@@ -185,18 +272,42 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def infer(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The symbolic outputs, connected with nothing, of a layer or operation for symbolic inputs."""
-    first = _abstract_call(operation, args, kwargs, _STAND_INS[0])
-    tensors = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, KerasTensor)]
-    if all(size is not None for tensor in tensors for size in tensor.shape):
-        second = first
-    else:
-        second = _abstract_call(operation, args, kwargs, _STAND_INS[1])
-    return jax.tree.map(
-        lambda a, b: KerasTensor([m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)], a.dtype),
-        first,
-        second,
-    )
+    """The symbolic outputs, connected with nothing, of a layer or operation for symbolic inputs; with their masks."""
+    call, tensors = _abstract_call(operation, args, kwargs)
+    first = second = _traced(operation, call, tensors, stand_ins.SIZES[0])
+    if any(size is None for tensor in tensors for size in tensor.shape):
+        second = _traced(operation, call, tensors, stand_ins.SIZES[1])
+    outputs, masks = jax.tree.map(_between, first, second)
+    for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
+        tensor.mask = mask
+    return outputs
+
+
+def build_as_called(layer: Any) -> bool:
+    """Build a layer of a copy as its first call on symbolic tensors would have: another layer asks for its weights.
+
+    Returns:
+        Whether there was such a call, and the layer has not been built by it yet.
+    """
+    node = getattr(layer, "_first_call", None)
+    is_being_built = getattr(layer, "_made", None) is not None
+    if node is None or not node.parents or is_being_built or layer.built:
+        return False
+    object.__setattr__(layer, "_first_call", None)
+
+    def zeros(leaf: Any) -> Any:
+        if not isinstance(leaf, KerasTensor):
+            return leaf
+        return jnp.zeros([stand_ins.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
+
+    tensors, treedef = jax.tree.flatten((node.args, node.kwargs))
+    values = [zeros(tensor) for tensor in tensors]
+    args, kwargs = treedef.unflatten(values)
+    with call_context.entered(False, anew=True) as context:
+        for tensor, value in zip(tensors, values, strict=True):
+            context.set_mask(value, zeros(_mask_of(tensor)))
+        layer(*args, **kwargs)
+    return True
 
 
 def output_shape(layer: Any, input_shape: Any) -> Any:
@@ -222,40 +333,50 @@ def first_node(layer: Any) -> Node:
     return nodes[0]
 
 
-def _abstract_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: int) -> Any:
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-    symbolic = [index for index, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
-
-    def call(values: list[Any]) -> Any:
-        filled = list(leaves)
-        for index, value in zip(symbolic, values, strict=True):
-            filled[index] = value
-        arguments, options = treedef.unflatten(filled)
-        if isinstance(operation, Operation):
-            return operation(*arguments)
-        copy, _ = fresh_copy(operation)
-        with random.key_stream(0), call_context.entered(anew=True):
-            return copy(*arguments, **options)
-
+def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[KerasTensor], size: int) -> Any:
+    """The shapes that a call gives."""
     try:
-        return jax.eval_shape(call, [stand_in_for(leaves[index], stand_in) for index in symbolic])
+        return stand_ins.trace(functools.partial(jax.eval_shape, call), tensors, size)
     except ModelError:
         raise
     except Exception as error:
-        shapes = [leaves[index].shape for index in symbolic]
-        error.add_note(f"in {shorten(operation)} called on {shapes}")
+        error.add_note(f"in {shorten(operation)} called on {[tensor.shape for tensor in tensors]}")
         raise
 
 
-def other_stand_in_for(tensor: KerasTensor) -> jax.ShapeDtypeStruct:
-    """As `stand_in_for`, with another size: what differs between the two depends on a dim of unknown size."""
-    return stand_in_for(tensor, _STAND_INS[1])
+def _abstract_call(
+    operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[list[Any]], Any], list[KerasTensor]]:
+    """The call as a function of arrays, which gives the outputs and a list of their masks; and what the arrays are.
+
+    The arrays stand for the symbolic tensors among the arguments, then for the masks that these have.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    symbolic = [index for index, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
+    masked = [index for index in symbolic if _mask_of(leaves[index]) is not None]
+
+    def call(values: list[Any]) -> Any:
+        filled = list(leaves)
+        for index, value in zip(symbolic, values, strict=False):
+            filled[index] = value
+        arguments, options = treedef.unflatten(filled)
+        called = operation if isinstance(operation, Operation) else fresh_copy(operation)[0]
+        with random.key_stream(0), call_context.entered(anew=True) as context:
+            for index, mask in zip(masked, values[len(symbolic) :], strict=True):
+                context.set_mask(filled[index], mask)
+            outputs = called(*arguments, **options)
+            return outputs, [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
+
+    return call, [*(leaves[index] for index in symbolic), *(leaves[index].mask for index in masked)]
 
 
-def stand_in_for(tensor: KerasTensor, size: int = _STAND_INS[0]) -> jax.ShapeDtypeStruct:
-    """A shape like that of `tensor`, with `size` for the dims of unknown size."""
-    shape = tuple(size if dim is None else dim for dim in tensor.shape)
-    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(tensor.dtype))
+def _mask_of(leaf: Any) -> KerasTensor | None:
+    return leaf.mask if isinstance(leaf, KerasTensor) else None
+
+
+def _between(first: Any, second: Any) -> KerasTensor:
+    """What two traces of a call have in common."""
+    return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)
 
 
 def _is_shape(value: Any) -> bool:

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.layer import Layer
 from keras_dist.layers.looped import add_losses, build_before, call_inside
 from keras_dist.layers.weights import walk
+from keras_dist.layers.wrapper import Wrapper
 
 
-class TimeDistributed(Layer):
+class TimeDistributed(Wrapper):
     """A layer, called on each position of a sequence with the same weights.
 
     All positions are computed at once. A layer that draws random numbers or keeps statistics is called on one after the
@@ -35,23 +35,9 @@ class TimeDistributed(Layer):
     """
 
     def __init__(self, layer: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if not isinstance(layer, Layer):
-            raise ModelError(
-                f"`layer` of layer {self.name!r} is no layer",
-                given=f"{shorten(layer)} of type {type(layer).__name__}",
-                expected="a Layer",
-                fix="for example TimeDistributed(Dense(10))",
-            )
-        self._members = {layer.name: layer}
-        self._layer_name = layer.name
+        super().__init__(layer, **kwargs)
         self.input_spec = InputSpec(min_ndim=3)
         self.supports_masking = True
-
-    @property
-    def layer(self) -> Any:
-        """The layer."""
-        return self._members[self._layer_name]
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create the weights of the layer, for inputs without the dim of time."""

@@ -1,4 +1,4 @@
-"""The weights of a layer: how they are made, and in which order they are listed."""
+"""The weights of a layer: in which order they are listed, which are trained, and handles on them."""
 
 from __future__ import annotations
 
@@ -7,76 +7,63 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from keras_dist import _paths
-from keras_dist.errors import ModelError, shorten
+from keras_dist._operators import Operators, as_pytree
+from keras_dist.layers.variable import Variable, checked_value
+
+Owners = tuple[Any, ...]
+"""The layers around a weight, the innermost first."""
 
 
-class Statistic(nnx.Variable):
-    """A weight that is not trained by gradients, such as a moving mean."""
-
-
-class OwnWeight:
+@as_pytree
+class OwnWeight(Operators):
     """A handle on a weight that a layer owns itself, because it is in no model yet.
 
     Attributes:
         path: the names that lead to it from the layer, such as `kernel`.
         name: what `add_weight` called it.
-        shape: its dims.
-        dtype: its element type.
-        trainable: whether gradients train it.
         layout: None: it lives where JAX puts arrays.
     """
 
     layout = None
 
-    def __init__(self, path: str, variable: nnx.Variable, trainable: bool) -> None:
+    def __init__(self, path: str, variable: nnx.Variable, owners: Owners) -> None:
         self._variable = variable
+        self._owners = owners
         self.path = path
         self.name = keras_name(variable) or path.rpartition("/")[2]
-        self.trainable = trainable
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Its dims."""
         return self._variable.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Its element type."""
         return self._variable.dtype
 
     @property
-    def value(self) -> jax.Array:
-        """Its current value."""
+    def trainable(self) -> bool:
+        """Whether gradients train it: what its layer says now."""
+        return isinstance(self._variable, nnx.Param) and say_trainable(self._owners)
+
+    def _read(self) -> jax.Array:
         return self._variable[...]
 
-    def numpy(self) -> np.ndarray:
-        """Its current value on the host."""
-        return np.asarray(self._variable[...])
-
-    def assign(self, value: Any) -> None:
-        """Set its value.
+    def assign(self, value: Any) -> jax.Array:
+        """Set its value; gives the new one.
 
         Raises:
-            ModelError: the shape differs.
+            ModelError: the shape differs, or it is no array that the dtype can hold.
         """
-        if np.shape(value) != self.shape:
-            raise ModelError(
-                f"cannot assign to {self.path!r}: the shape differs",
-                given=f"shape {np.shape(value)}",
-                expected=f"shape {self.shape}",
-                fix="reshape the value, or assign to another variable",
-            )
-        self._variable[...] = jnp.array(value, self.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+        self._variable[...] = jnp.array(checked_value(value, self), self.dtype)
+        return self.value
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}>"
+        return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.value}>"
 
 
 def keras_name(variable: Any) -> str | None:
@@ -84,28 +71,69 @@ def keras_name(variable: Any) -> str | None:
     return variable.get_metadata().get("keras_name")
 
 
+def tell_paths(module: Any) -> None:
+    """Let the weights of a module know the names that lead to them."""
+    for parts, variable in walk(module):
+        if isinstance(variable, Variable):
+            variable.set_metadata("keras_path", _paths.join(parts))
+
+
+def say_trainable(owners: Owners) -> bool:
+    """Whether a weight is trained that these layers are around, as far as they have a say.
+
+    The innermost whose `trainable` was set decides: setting it sets all layers inside, so that it was the last word.
+    """
+    for layer in owners:
+        if not layer._trainable:
+            return False
+        if layer._trainable_was_set:
+            break
+    return True
+
+
 def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
     """Every variable of a module once, in Keras's order, with the names that lead to it.
 
-    First a layer's own weights, those that are trained before the others, then its sublayers, all in the order in which
-    they were assigned; then the same for each sublayer.
+    First a layer's own weights, those that are trained before the others, in the order in which they were created; then
+    the same for each sublayer, in the order of assignment.
     """
-    yield from _walk(module, (), set())
+    for parts, variable, _ in walk_owned(module):
+        yield parts, variable
 
 
-def _walk(node: Any, parts: _paths.Parts, seen: set[int]) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
+def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
+    """As `walk`, with the layers around each variable, the innermost first."""
+    yield from _walk(module, (), (), set())
+
+
+def _walk(
+    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int]
+) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    children = children_of(node)
-    variables = [(name, value) for name, value in children if isinstance(value, nnx.Variable)]
-    for name, value in sorted(variables, key=lambda item: not isinstance(item[1], nnx.Param)):
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield _paths.visible((*parts, name)), value
-    for name, value in children:
+    if hasattr(node, "_trainable"):
+        owners = (node, *owners)
+    for inner, variable in sorted(own_variables(node), key=lambda item: _rank(item[1])):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield _paths.visible((*parts, *inner)), variable, owners
+    for name, value in children_of(node):
         if not isinstance(value, nnx.Variable):
-            yield from _walk(value, (*parts, name), seen)
+            yield from _walk(value, (*parts, name), owners, seen)
+
+
+def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
+    """The variables that a module holds, also in lists and dicts, in the order of assignment."""
+    for name, value in children_of(node):
+        if isinstance(value, nnx.Variable):
+            yield (name,), value
+        elif isinstance(value, nnx.List | nnx.Dict):
+            yield from (((name, *inner), variable) for inner, variable in own_variables(value))
+
+
+def _rank(variable: nnx.Variable) -> tuple[bool, int]:
+    return not isinstance(variable, nnx.Param), variable.get_metadata().get("number") or 0
 
 
 def children_of(node: Any) -> list[tuple[str | int, Any]]:
@@ -116,45 +144,11 @@ def children_of(node: Any) -> list[tuple[str | int, Any]]:
 
 def penalties(module: Any) -> list[Any]:
     """What the regularizers of the trained weights give, a scalar each."""
-    frozen: set[int] = set()
-    for _, node in nnx.iter_graph(module):
-        if getattr(node, "_trainable", True) is False:
-            frozen |= {id(variable) for _, variable in walk(node)}
+    if not getattr(module, "_trainable", True):
+        return []
     found = []
-    for _, variable in walk(module):
+    for _, variable, owners in walk_owned(module):
         regularizer = variable.get_metadata().get("regularizer")
-        if regularizer is not None and isinstance(variable, nnx.Param) and id(variable) not in frozen:
+        if regularizer is not None and isinstance(variable, nnx.Param) and say_trainable(owners):
             found.append(regularizer(variable[...]))
     return found
-
-
-def check_initial_value(value: Any, shape: tuple[int, ...], weight: str, layer: str, initializer: Any) -> None:
-    """Check what an initializer returned.
-
-    Raises:
-        ModelError: it is no array of this shape.
-    """
-    if jnp.shape(value) != shape:
-        raise ModelError(
-            f"the initializer of {weight!r} in layer {layer!r} gave another shape",
-            given=f"shape {jnp.shape(value)} from {shorten(initializer)}",
-            expected=f"shape {shape}",
-            fix="return an array of the shape that the initializer is called with",
-        )
-
-
-def check_shape(shape: Any, weight: str, layer: str) -> tuple[int, ...]:
-    """`shape` as a tuple of positive integers.
-
-    Raises:
-        ModelError: it is none.
-    """
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    if any(not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1 for size in dims):
-        raise ModelError(
-            f"weight {weight!r} of layer {layer!r} cannot have this shape",
-            given=f"shape {shorten(shape)}",
-            expected="integers of at least 1",
-            fix="give the dims that follow from the input a fixed size: for example Input((28, 28, 1))",
-        )
-    return tuple(int(size) for size in dims)

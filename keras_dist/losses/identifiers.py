@@ -19,7 +19,7 @@ from keras_dist.losses import (
 )
 from keras_dist.losses.loss import Loss
 from keras_dist.losses.wrapper import LossFunctionWrapper
-from keras_dist.saving import deserialize_keras_object, resolve, serialize_keras_object
+from keras_dist.saving import custom_object_scope, resolve, serialize_keras_object
 
 _CLASSES: dict[Callable[..., Any], type[Loss]] = {
     binary.binary_crossentropy: binary.BinaryCrossentropy,
@@ -63,37 +63,51 @@ _NAMES: dict[str, Any] = {
 }
 
 
-def get(identifier: Any) -> Loss:
-    """The loss that `identifier` means.
+def get(identifier: Any) -> Any:
+    """The function or `Loss` that `identifier` means.
 
     Args:
-        identifier: a name such as `"mse"` or `"MeanSquaredError"`, a config, a function of this package, a `Loss` or
-            such a class; or any other callable `(y_true, y_pred) -> values or scalar`, which may do without targets.
+        identifier: the name of a function, such as `"mse"`, which gives the function; the name of a class, such as
+            `"MeanSquaredError"`, or such a class, which give an object; a config; a callable or None, which come back
+            as they are.
+
+    Raises:
+        UnknownNameError: no loss has this name.
+        ConfigError: a config mentions an unknown class, or a class needs arguments.
+        ModelError: it is none of these.
+
+    Example:
+        >>> from keras_dist import losses
+        >>> losses.get("mse") is losses.mean_squared_error
+        True
+        >>> losses.get({"class_name": "Huber", "config": {"delta": 2.0}}).delta
+        2.0
+
+    Source: `keras.losses.get`.
+    """
+    found = None if identifier is None else resolve(identifier, _NAMES, "loss", _ACCEPTED)
+    if identifier is not None and not callable(found):
+        raise _no_loss(found)
+    return found
+
+
+def as_loss(identifier: Any) -> Loss:
+    """What `get` finds as a `Loss`.
+
+    Args:
+        identifier: as of `get`; any other callable `(y_true, y_pred) -> values or scalar` may do without targets.
             Functions of `(logits, labels)` and the like, as optax has them, get their arguments in that order.
 
     Raises:
         UnknownNameError: no loss has this name.
         ConfigError: a config mentions an unknown class, or a class needs arguments.
         ModelError: it is none of these, or cannot be called with these parameters.
-
-    Example:
-        >>> get("mse").name
-        'mean_squared_error'
-        >>> get({"class_name": "Huber", "config": {"delta": 2.0}}).delta
-        2.0
-
-    Source: `keras.losses.get`.
     """
-    found = resolve(identifier, _NAMES, "loss", "a callable (y_true, y_pred) -> values")
+    found = get(identifier)
     if isinstance(found, Loss):
         return found
-    if not callable(found):
-        raise ModelError(
-            "`loss` is neither a name nor a callable",
-            given=f"{shorten(found)} of type {type(found).__name__}",
-            expected="a name, a config, a Loss, or a callable (y_true, y_pred) -> values",
-            fix='for example loss="mse"',
-        )
+    if found is None:
+        raise _no_loss(found)
     own = next((cls for function, cls in _CLASSES.items() if function is found), None)
     return LossFunctionWrapper(in_keras_order(found)) if own is None else own()
 
@@ -110,15 +124,29 @@ def serialize(loss: Any) -> dict[str, Any]:
 
 
 def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The `Loss` or function that `serialize` has written down.
+    """The `Loss` or function that `serialize` has written down, here or in Keras.
 
     Args:
-        name: the config.
+        name: the config; or whatever else `get` takes.
         custom_objects: classes and functions by name, beside the registered ones.
 
     Raises:
+        UnknownNameError: no loss has this name.
         ConfigError: the config mentions what is not known.
 
     Source: `keras.losses.deserialize`.
     """
-    return deserialize_keras_object(name, custom_objects, module_objects=_NAMES)
+    with custom_object_scope(custom_objects):
+        return get(name)
+
+
+_ACCEPTED = "a callable (y_true, y_pred) -> values"
+
+
+def _no_loss(found: Any) -> ModelError:
+    return ModelError(
+        "`loss` is neither a name nor a callable",
+        given=f"{shorten(found)} of type {type(found).__name__}",
+        expected=f"a name, a config, a Loss, or {_ACCEPTED}",
+        fix='for example loss="mse"',
+    )

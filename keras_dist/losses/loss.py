@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_rows, from_numbers
-from keras_dist.losses.reduction import check_reduction, check_values, reduce_values
+from keras_dist.losses.reduction import check_reduction, check_values, divisor_of, reduce_values
 from keras_dist.saving import Configurable
 
 
@@ -80,10 +80,24 @@ class Loss(Configurable):
             ModelError: shapes do not fit, or the loss returns no value for each example.
         """
         with jax.named_scope(self.name):
-            y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
-            values = self._values(y_true, y_pred)
-            masks = [m for m in (mask, self._counts(y_true, values)) if m is not None]
+            values, masks = self._unreduced(y_true, y_pred, mask)
             return reduce_values(values, sample_weight, masks, self.reduction)
+
+    def divisor(self, y_true: Any, y_pred: Any, sample_weight: Any = None, mask: Any = None) -> Any:
+        """What the loss of a batch was divided by: the number of values, or the sum of weights; 1 for a sum.
+
+        A loss that is one number counts as the mean over the rows of `y_pred`. Arguments are as those of a call.
+        """
+        values, masks = self._unreduced(y_true, y_pred, mask)
+        if values.ndim == 0 and self.reduction != "sum":
+            return float(len(jax.tree.leaves(y_pred)[0]))
+        return divisor_of(values, sample_weight, masks, self.reduction)
+
+    def _unreduced(self, y_true: Any, y_pred: Any, mask: Any) -> tuple[jax.Array, list[Any]]:
+        """The values, and which of them count."""
+        y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
+        values = self._values(y_true, y_pred)
+        return values, [m for m in (mask, self._counts(y_true, values)) if m is not None]
 
     def _cast(self, tree: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype), tree)

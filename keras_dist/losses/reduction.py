@@ -102,6 +102,23 @@ def reduce_values(
     return jnp.sum(values) / max(values.size, 1)
 
 
+def divisor_of(
+    values: jax.Array, sample_weight: Any = None, masks: Sequence[Any] = (), reduction: str | None = "mean"
+) -> Any:
+    """What `reduce_values` divides the sum of weighted values by, where that follows from the batch; else 1.
+
+    Batches whose losses count as much as this says have the loss of one batch of all their rows.
+    """
+    weights = [_fit("mask", mask, values).astype(bool).astype(jnp.float32) for mask in masks]
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        weights.append(_fit("sample_weight", sample_weight, values).astype(jnp.float32))
+    elif reduction == "mean_with_sample_weight" or reduction in _MEANS:
+        weights.append(jnp.ones(values.shape, jnp.float32))
+    else:
+        return 1.0
+    return jnp.sum(functools.reduce(jnp.multiply, weights))
+
+
 def _fit(name: str, given: Any, values: jax.Array) -> jax.Array:
     """`given` with as many dims as `values`, to broadcast against them."""
     array = jnp.asarray(given)

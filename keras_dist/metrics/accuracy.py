@@ -167,6 +167,7 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None) -> None:
         super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
+        self.k = k
 
 
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
@@ -191,6 +192,8 @@ class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
         from_sorted_ids: bool = False,
     ) -> None:
         super().__init__(sparse_top_k_categorical_accuracy, name, dtype, k=k, from_sorted_ids=from_sorted_ids)
+        self.k = k
+        self.from_sorted_ids = from_sorted_ids
 
 
 def _in_top_k(classes: jax.Array, scores: jax.Array, k: int) -> jax.Array:

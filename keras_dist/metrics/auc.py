@@ -63,6 +63,7 @@ class AUC(Metric):
             self.thresholds = [-EPSILON, *sorted(thresholds), 1 + EPSILON]
         self.num_thresholds = len(self.thresholds)
         self.multi_label = multi_label
+        self.num_labels = num_labels
         self.label_weights = None if label_weights is None else np.asarray(label_weights, self.dtype)
         self.from_logits = from_logits
         if num_labels and not multi_label:

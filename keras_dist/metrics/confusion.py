@@ -83,6 +83,7 @@ class _Condition(ConfusionMetric):
         self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: Any = None
     ) -> None:
         super().__init__(parse_thresholds(thresholds), [self._count], name, dtype)
+        self.init_thresholds = thresholds
 
     def result(self) -> Any:
         """The sum of weights so far: a scalar, or one for each threshold."""
@@ -175,6 +176,7 @@ class Precision(ConfusionMetric):
         names = ("true_positives", "false_positives")
         parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
         super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
+        self.init_thresholds = thresholds
 
     def result(self) -> Any:
         """The precision so far: a scalar, or one for each threshold."""
@@ -208,6 +210,7 @@ class Recall(ConfusionMetric):
         names = ("true_positives", "false_negatives")
         parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
         super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
+        self.init_thresholds = thresholds
 
     def result(self) -> Any:
         """The recall so far: a scalar, or one for each threshold."""
@@ -308,6 +311,7 @@ def selected(
         )
     y_pred = y_pred.astype(jnp.float32)
     if top_k is not None:
+        _check_classes(name, top_k, y_pred)
         best = jax.lax.top_k(y_pred, top_k)[1]
         is_best = jnp.any(best[..., None] == jnp.arange(y_pred.shape[-1]), axis=-2)
         y_pred = jnp.where(is_best, y_pred, _NEVER)
@@ -321,6 +325,16 @@ def selected(
             )
         y_true, y_pred = y_true[..., class_id, None], y_pred[..., class_id, None]
     return y_true, y_pred
+
+
+def _check_classes(name: str, top_k: int, y_pred: jax.Array) -> None:
+    if y_pred.ndim == 0 or top_k > y_pred.shape[-1]:
+        raise ModelError(
+            f"{name}: `top_k` is larger than the number of classes",
+            given=f"top_k={top_k}, predictions of shape {y_pred.shape}",
+            expected="at least top_k scores in each row",
+            fix="choose a smaller top_k, or leave it out for a threshold",
+        )
 
 
 def _is_even(thresholds: Sequence[float]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist.errors import ModelError, shorten
@@ -43,6 +44,7 @@ class FBetaScore(Metric):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.average = check_choice("average", average, (None, "micro", "weighted", "macro"))
+        self.axis = None if average == "micro" else 0
         self.beta = _positive("beta", beta)
         self.threshold = None if threshold is None else _positive("threshold", threshold, most=1.0)
         self._built = False
@@ -67,11 +69,22 @@ class FBetaScore(Metric):
         else:
             is_positive = y_pred > self.threshold
         true, positive = y_true.astype(self.dtype), is_positive.astype(self.dtype)
-        weight = 1 if sample_weight is None else jnp.asarray(sample_weight, self.dtype).reshape(-1, 1)
+        weight = 1 if sample_weight is None else self._weights(sample_weight, len(y_pred))
         axis = None if self.average == "micro" else 0
         found = (positive * true, positive * (1 - true), (1 - positive) * true, true)
         for variable, values in zip(self.variables, found, strict=True):
             variable.assign_add(jnp.sum(values * weight, axis=axis))
+
+    def _weights(self, sample_weight: Any, rows: int) -> jax.Array:
+        weight = jnp.asarray(sample_weight, self.dtype)
+        if weight.shape not in ((), (1,), (rows,), (rows, 1)):
+            raise ModelError(
+                f"{type(self).__name__}: `sample_weight` does not fit the predictions",
+                given=f"sample_weight of shape {weight.shape}, {rows} rows of predictions",
+                expected=f"a weight for each row: shape ({rows},)",
+                fix="reduce the weights to one for each example",
+            )
+        return weight.reshape(-1, 1)
 
     def result(self) -> Any:
         """The score so far: a scalar, or one for each class; 0 of nothing."""

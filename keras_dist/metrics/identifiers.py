@@ -89,17 +89,43 @@ _BY_SHAPES = {
 _NAMES: dict[str, Any] = {
     **{name: cls for cls in _CLASSES for name in (cls.__name__, snake_case(cls.__name__))},
     **{name: cls for alias, cls in _ALIASES.items() for name in (alias, alias.upper())},
-    **dict.fromkeys(_BY_SHAPES),
 }
 
 
-def get(identifier: Any) -> Metric:
-    """The metric that a name, a config or a callable means; a metric as it is.
+def get(identifier: Any) -> Any:
+    """The `Metric` or function that `identifier` means.
 
     Args:
-        identifier: a name as in Keras, such as `"mse"` or `"AUC"`, which is what the metric will be logged as;
-            `"accuracy"` and `"crossentropy"` choose by the shapes. Or a callable `(y_true, y_pred) -> values`, whose
-            mean is taken.
+        identifier: a name, such as `"mse"` or `"AUC"`, a class or a config, which give an object; a callable or None,
+            which come back as they are.
+
+    Raises:
+        UnknownNameError: no metric has this name.
+        ConfigError: it is a class that needs arguments, or a config that cannot be read.
+        ModelError: it is none of these.
+
+    Example:
+        >>> from keras_dist import metrics
+        >>> metrics.get("mse")
+        <MeanSquaredError name=mean_squared_error>
+
+    Source: `keras.metrics.get`.
+    """
+    if identifier is None:
+        return None
+    is_foreign = isinstance(identifier, type) and not issubclass(identifier, Metric)
+    found = None if is_foreign else saving.resolve(identifier, _NAMES, "metric", _ACCEPTED)
+    if not (isinstance(found, Metric) or callable(found)):
+        raise _no_metric(identifier)
+    return found
+
+
+def as_metric(identifier: Any) -> Metric:
+    """What `compile` measures by.
+
+    Args:
+        identifier: as of `get`. A name is what the metric will be logged as; `"accuracy"` and `"crossentropy"` choose
+            by the shapes. Of a callable `(y_true, y_pred) -> values` the mean is taken.
 
     Raises:
         UnknownNameError: no metric has this name.
@@ -111,21 +137,15 @@ def get(identifier: Any) -> Metric:
         metric = reduction.MeanMetricWrapper(function, identifier)
         metric._direction = direction
         return metric
-    is_class = isinstance(identifier, type) and not issubclass(identifier, Metric)
-    found = None if is_class else saving.resolve(identifier, _NAMES, "metric", "a callable (y_true, y_pred) -> values")
+    found = get(identifier)
     if isinstance(found, Metric):
         if isinstance(identifier, str):
             found.name = identifier
         return found
-    if callable(found) and takes(found, None, None):
-        name = getattr(found, "name", None) or getattr(found, "__name__", None)
-        return reduction.MeanMetricWrapper(in_keras_order(found), name or snake_case(type(found).__name__))
-    raise ModelError(
-        "a metric is neither a name nor a callable (y_true, y_pred)",
-        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
-        expected="a name, a Metric, or a callable (y_true, y_pred) -> values",
-        fix='for example metrics=["accuracy"]',
-    )
+    if found is None or not takes(found, None, None):
+        raise _no_metric(identifier)
+    name = getattr(found, "name", None) or getattr(found, "__name__", None)
+    return reduction.MeanMetricWrapper(in_keras_order(found), name or snake_case(type(found).__name__))
 
 
 def serialize(metric: Any) -> dict[str, Any]:
@@ -143,15 +163,17 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     """The `Metric` or function that `serialize` has written down, here or in Keras.
 
     Args:
-        config: what `serialize` gave.
+        config: what `serialize` gave; or whatever else `get` takes.
         custom_objects: classes and functions by name, beside the registered ones.
 
     Raises:
+        UnknownNameError: no metric has this name.
         ConfigError: the config mentions what is not known.
 
     Source: `keras.metrics.deserialize`.
     """
-    return saving.deserialize_keras_object(config, custom_objects, module_objects=_NAMES)
+    with saving.custom_object_scope(custom_objects):
+        return get(config)
 
 
 def get_all(identifiers: Any) -> list[Metric]:
@@ -162,7 +184,7 @@ def get_all(identifiers: Any) -> list[Metric]:
         ModelError: one is neither a name nor a callable, or is called 'loss'.
     """
     several = identifiers if isinstance(identifiers, list | tuple) else [identifiers]
-    found = [get(identifier) for identifier in several if identifier is not None]
+    found = [as_metric(identifier) for identifier in several if identifier is not None]
     for metric in found:
         if metric.name == "loss":
             raise ModelError(
@@ -172,3 +194,15 @@ def get_all(identifiers: Any) -> list[Metric]:
                 fix='keras_dist.metrics.MeanMetricWrapper(fn, name="another_loss")',
             )
     return found
+
+
+_ACCEPTED = "a callable (y_true, y_pred) -> values"
+
+
+def _no_metric(identifier: Any) -> ModelError:
+    return ModelError(
+        "a metric is neither a name nor a callable (y_true, y_pred)",
+        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
+        expected=f"a name, a Metric, or {_ACCEPTED}",
+        fix='for example metrics=["accuracy"]',
+    )

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON
+from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 
 
@@ -65,9 +67,13 @@ class IoU(Metric):
         self.total_cm = self.add_variable(shape, dtype=self.dtype, name="total_confusion_matrix")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch of class indices, or of one-hot rows and scores; classes out of range do not count."""
+        """Add a batch of class indices, or of one-hot rows and scores; classes out of range do not count.
+
+        Weights have a shape that the predictions begin with, or are one flat array with a weight for each.
+        """
         true = jnp.asarray(y_true if self.sparse_y_true else jnp.argmax(jnp.asarray(y_true), axis=self.axis))
         found = jnp.asarray(y_pred if self.sparse_y_pred else jnp.argmax(jnp.asarray(y_pred), axis=self.axis))
+        weight = self._weights(sample_weight, found)
         true, found = true.astype(jnp.int32).reshape(-1), found.astype(jnp.int32).reshape(-1)
         if true.shape != found.shape:
             raise ModelError(
@@ -76,11 +82,10 @@ class IoU(Metric):
                 expected="as many of each",
                 fix="for one-hot targets pass sparse_y_true=False, for scores sparse_y_pred=False",
             )
-        weight = self._weights(sample_weight, true.shape)
         counts = (true >= 0) & (true < self.num_classes) & (found >= 0) & (found < self.num_classes)
         if self.ignore_class is not None:
             counts &= true != self.ignore_class
-        weight = jnp.where(counts, weight, 0)
+        weight = jnp.where(counts, weight.reshape(-1), 0)
         self.total_cm.assign(self._added(jnp.where(counts, true, 0), jnp.where(counts, found, 0), weight))
 
     def result(self) -> Any:
@@ -96,9 +101,11 @@ class IoU(Metric):
     def _added(self, true: Any, found: Any, weight: Any) -> Any:
         return jnp.asarray(self.total_cm.value).at[true, found].add(weight)
 
-    def _weights(self, sample_weight: Any, shape: tuple[int, ...]) -> Any:
+    def _weights(self, sample_weight: Any, found: jax.Array) -> jax.Array:
+        """A weight for each prediction."""
+        ones = jnp.ones(found.shape, self.dtype)
         if sample_weight is None:
-            return jnp.ones(shape, self.dtype)
+            return ones
         weight = jnp.asarray(sample_weight)
         if jnp.issubdtype(weight.dtype, jnp.floating) and jnp.issubdtype(jnp.dtype(self.dtype), jnp.integer):
             warnings.warn(
@@ -106,8 +113,7 @@ class IoU(Metric):
                 f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.',
                 stacklevel=3,
             )
-        weight = weight.astype(self.dtype)
-        return jnp.broadcast_to(weight.reshape(-1) if weight.ndim > 1 else weight, shape)
+        return weight.astype(self.dtype) if weight.shape == (found.size,) else spread(weight, ones)
 
 
 class BinaryIoU(IoU):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.variable import MetricVariable, replaced, value_of
 from keras_dist.saving import Configurable
@@ -140,6 +141,10 @@ class Metric(Configurable, metaclass=_TakesMesh):
         """Take a batch into the state; for metrics of models `(y_true, y_pred, sample_weight=None)`."""
         raise NotImplementedError(f"{type(self).__name__}.update_state")
 
+    def weighs(self, y_true: Any, y_pred: Any) -> bool:
+        """Whether `update_state` takes a weight for each prediction in these."""
+        return takes(self.update_state, y_true, y_pred, None)
+
     def result(self) -> Any:
         """The value so far: a scalar, an array, or a dict of these by name."""
         raise NotImplementedError(f"{type(self).__name__}.result")
@@ -178,6 +183,11 @@ class Metric(Configurable, metaclass=_TakesMesh):
         with replaced({}):
             self.reset_state()
             return [variable.value for variable in self.variables]
+
+    def hold(self, metric_variables: Sequence[jax.Array]) -> None:
+        """Give the variables these values. They are fetched from the devices when they are read."""
+        for variable, value in zip(self.variables, metric_variables, strict=True):
+            variable.hold(value)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"

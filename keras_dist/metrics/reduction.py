@@ -104,6 +104,10 @@ class MeanMetricWrapper(Mean):
             sample_weight = rows[0]
         super().update_state(values, sample_weight)
 
+    def weighs(self, y_true: Any, y_pred: Any) -> bool:
+        """Whether the function gives more than one number, which each example would share."""
+        return super().weighs(y_true, y_pred) and jnp.ndim(self._fn(y_true, y_pred, **self._fn_kwargs)) > 0
+
 
 def weighted_by_example(
     values: Any, sample_weight: Any, reduce: Callable[..., jax.Array], dtype: Any

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,11 +53,21 @@ class MetricVariable:
         self.shape = value.shape
         self.dtype = value.dtype
         self._value: Any = value
+        self._held: Any = None
 
     @property
     def value(self) -> Any:
         """The current array."""
-        return _replaced.get({}).get(self, self._value)
+        values = _replaced.get({})
+        if self in values:
+            return values[self]
+        if self._held is not None:
+            self._value, self._held = np.asarray(self._held), None
+        return self._value
+
+    def hold(self, value: jax.Array) -> None:
+        """Put an array of its shape and dtype in the place of the current one; reading it fetches it to the host."""
+        self._held = value
 
     @property
     def ndim(self) -> int:
@@ -85,7 +96,7 @@ class MetricVariable:
             array = jnp.broadcast_to(array, self.shape)
         values = _replaced.get(None)
         if values is None:
-            self._value = array
+            self._value, self._held = array, None
         else:
             values[self] = array
 

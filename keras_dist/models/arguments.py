@@ -2,13 +2,131 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from keras_dist._signatures import takes
-from keras_dist.data.arrays import ArraySource
+from keras_dist.data.arrays import ArraySource, check_batch_size
+from keras_dist.data.batching import Batching, Validation
+from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.training.compiled import StepOptions
+
+
+def batching(
+    source: ArraySource, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
+) -> Batching:
+    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all.
+
+    Raises:
+        DataError: the batch size is not a positive integer.
+        ModelError: the number of steps is neither one nor None.
+    """
+    if steps is not None:
+        steps = check_steps(steps_argument, steps)
+    default = 32 if steps is None else -(-source.length // steps)
+    return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
+
+
+def training_sources(
+    arrays: tuple[Any, Any, Any], class_weight: Any, validation_split: Any, validation_data: Any
+) -> tuple[ArraySource, ArraySource | None]:
+    """The examples to train on, and those to validate with.
+
+    Raises:
+        DataError: an argument cannot be used.
+    """
+    check_split(validation_split)
+    source, validation = ArraySource(*arrays), None
+    if validation_data is not None:
+        validation = validation_source(validation_data)
+    elif validation_split:
+        source, validation = split_source(source, validation_split)
+    return weighted_by_class(source, class_weight), validation
+
+
+def weighted_by_class(source: ArraySource, class_weight: Any) -> ArraySource:
+    """The source with the weights of classes as weights of examples; itself without any.
+
+    Raises:
+        DataError: examples have weights already, or there is not one class for each.
+    """
+    if class_weight is None:
+        return source
+    x, y, sample_weight = source.arrays
+    if sample_weight is not None:
+        raise DataError(
+            "`class_weight` and `sample_weight` cannot be given at the same time",
+            given=f"class_weight={shorten(class_weight)}, and a sample_weight",
+            expected="one of them",
+            fix="multiply sample_weight by the weight of each example's class",
+        )
+    return ArraySource(x, y, weights_of_classes(y, class_weight), source.name)
+
+
+def split_source(source: ArraySource, validation_split: float) -> tuple[ArraySource, ArraySource]:
+    """The first rows, and the last ones, which are that part of all.
+
+    Raises:
+        DataError: one of them would be empty.
+    """
+    at = math.floor(source.length * (1.0 - validation_split))
+    if at in (0, source.length):
+        raise DataError(
+            "`validation_split` leaves no rows to train on" if at == 0 else "`validation_split` takes no rows",
+            given=f"validation_split={validation_split} of {source.length} rows",
+            expected="at least one row for training and one for validation",
+            fix="another part, or more examples",
+        )
+    return source.split(at)
+
+
+def check_split(validation_split: Any) -> None:
+    """Check that `validation_split` is a part of a whole.
+
+    Raises:
+        DataError: it is not.
+    """
+    if isinstance(validation_split, int | float | np.floating) and 0 <= validation_split < 1:
+        return
+    raise DataError(
+        "`validation_split` is not a part of the examples",
+        given=f"validation_split={shorten(validation_split)}",
+        expected="a number from 0 to less than 1",
+        fix="for example validation_split=0.2",
+    )
+
+
+def validation(source: ArraySource | None, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
+    """What is evaluated after which epochs; None without examples.
+
+    Raises:
+        DataError: the batch size cannot be used.
+        ModelError: the number of steps or the frequency cannot.
+    """
+    freq = check_freq(freq)
+    if source is None:
+        return None
+    return Validation(batching(source, batch_size, steps, "validation_batch_size", "validation_steps"), freq)
+
+
+def check_freq(validation_freq: Any) -> int | list[int]:
+    """`validation_freq`, if it is a number of epochs or a list of epochs.
+
+    Raises:
+        ModelError: it is not.
+    """
+    epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
+    if all(isinstance(epoch, int | np.integer) and not isinstance(epoch, bool) and epoch >= 1 for epoch in epochs):
+        return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
+    raise ModelError(
+        "`validation_freq` tells no epochs",
+        given=f"validation_freq={shorten(validation_freq)}",
+        expected="an integer of at least 1, or a list of epochs that are counted from 1",
+        fix="validation_freq=2 validates after every other epoch, [1, 10] after the first and the tenth",
+    )
 
 
 def validation_source(validation_data: Any) -> ArraySource:
@@ -56,6 +174,37 @@ def check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
             expected=f"one of {', '.join(map(repr, options))}",
             fix=f"for example {argument}={options[-1]!r}",
         )
+
+
+def step_options(run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any) -> StepOptions:
+    """How the steps run.
+
+    Raises:
+        ModelError: an argument is none of its options.
+    """
+    check_option("run_eagerly", run_eagerly, (True, False))
+    check_option("jit_compile", jit_compile, (True, False, "auto"))
+    check_option("donate", donate, (False, True))
+    steps = None
+    if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
+        steps = check_steps("steps_per_execution", steps_per_execution, "or 'auto'")
+    return StepOptions(steps, jit=not run_eagerly and jit_compile is not False, donate=bool(donate))
+
+
+def check_steps(argument: str, value: Any, alternative: str = "or None") -> int:
+    """`value`, the value of `argument`, if it is a number of steps.
+
+    Raises:
+        ModelError: it is not an integer of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ModelError(
+            f"`{argument}` is not a number of steps",
+            given=f"{argument}={shorten(value)}",
+            expected=f"an integer of at least 1, {alternative}",
+            fix=f"for example {argument}=10, or leave it out",
+        )
+    return int(value)
 
 
 def check_width(argument: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from keras_dist.saving import custom_object_scope, deserialize_keras_object, ser
 _GRAPH = {"layers", "input_layers", "output_layers"}
 
 
-_ONLY_IN_KERAS = ("auto_scale_loss", "jit_compile", "run_eagerly", "steps_per_execution")
+_ONLY_IN_KERAS = ("jit_compile", "run_eagerly", "steps_per_execution")
 """What Keras writes beside the rest, and what does not change the numbers."""
 
 

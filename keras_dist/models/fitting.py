@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from keras_dist import optimizers, random
-from keras_dist.callbacks import Callback, CallbackList, History, ProgbarLogger
-from keras_dist.data.arrays import ArraySource, check_batch_size
+from keras_dist.callbacks import Callback, CallbackList, History
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batching import Batching
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Metric
-from keras_dist.models.arguments import check_callable, check_option, epoch_range, validation_source
+from keras_dist.mixed_precision import DTypePolicy, with_loss_scale
+from keras_dist.models.arguments import (
+    batching,
+    check_callable,
+    check_option,
+    epoch_range,
+    step_options,
+    training_sources,
+    validation,
+    weighted_by_class,
+)
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.session import Choices, Session
+from keras_dist.training.measures import Measures
 from keras_dist.training.objective import resolve_objective
+from keras_dist.training.outputs import Outputs
+from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import TrainStep
 
 
 class Fitting:
     """Compile, fit, evaluate and predict. Subclasses say when the weights are born."""
 
+    output: Any
     output_names: list[str] | None
     _may_add_losses: bool
+    dtype_policy: DTypePolicy
 
     def _born(self, x: Any = None) -> Session:
         """The session of the model; its weights are born now, if need be, for inputs like `x`."""
@@ -52,8 +68,14 @@ class Fitting:
         loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | Literal["auto"] = "auto",
+        jit_compile: bool | Literal["auto"] = "auto",
+        auto_scale_loss: bool = True,
         *,
         train_step: TrainStep | None = None,
+        donate: bool = True,
+        remat: str | None = None,
     ) -> None:
         """Choose how the model is trained. Optimizer slots are born here, sharded as their parameters.
 
@@ -71,9 +93,22 @@ class Fitting:
                 each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
                 examples count alike.
             weighted_metrics: likewise, but examples count by their `sample_weight`.
+            run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
+            steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
+                called between these. By default so many as take about a tenth of a second, and only one where a
+                callback looks at single batches; small arrays are kept on the devices while fit runs, and must not
+                change meanwhile. The results are the same, bit for bit.
+            jit_compile: False means the same as `run_eagerly=True`.
+            auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
+                `LossScaleOptimizer`.
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
+            donate: whether a step may reuse the memory of the state before it. Without, twice the memory is needed.
+            remat: what the way back computes again instead of keeping it: "full" for everything; the name of a policy
+                in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
+                layers that keep only their inputs. The numbers are the same. A `train_step` of your own decides itself
+                by `jax.checkpoint`.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -88,8 +123,15 @@ class Fitting:
             "loss_weights": loss_weights,
             "metrics": metrics,
             "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly,
+            "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile,
+            "auto_scale_loss": auto_scale_loss,
             "train_step": train_step,
+            "donate": donate,
+            "remat": remat,
         }
+        options = step_options(run_eagerly, steps_per_execution, jit_compile, donate)
         for name in ("test_step", "predict_step", "compute_metrics", "make_train_function"):
             if hasattr(type(self), name):
                 raise ModelError(
@@ -106,24 +148,71 @@ class Fitting:
                 expected="a loss, or a train_step of your own",
                 fix='for example model.compile("adam", loss="mse")',
             )
+        if loss is None and train_step is not None and (metrics or weighted_metrics):
+            raise ModelError(
+                "compile: nothing would update the metrics",
+                given="metrics, and a train_step without a loss",
+                expected="a loss, which evaluate measures, too; or a train_step that logs what it measures",
+                fix='compile(..., loss="mse"), or leave out metrics and return them in the logs of train_step',
+            )
         if train_step is not None:
             check_callable("train_step", train_step, "state, batch, rngs")
         objective = None
         if loss is not None or train_step is None:
-            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, self.output_names)
-        if not isinstance(optimizer, Mapping):
+            names = None if self.output_names is None else Outputs(self.output, self.output_names).names
+            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, names)
+        check_option("auto_scale_loss", auto_scale_loss, (False, True))
+        if not isinstance(optimizer, Mapping) or optimizers.is_config(optimizer):
             optimizer = optimizers.get(optimizer)
-        self._choose(Choices(optimizer, objective, train_step, arguments))
+        if auto_scale_loss:
+            optimizer = with_loss_scale(optimizer, self.dtype_policy)
+        measured = None
+        if objective is not None and (metrics is not None or weighted_metrics is not None):
+            measured = objective.all_metrics
+        measures, rematerialised = Measures(measured), resolve_remat(remat)
+        self._choose(Choices(optimizer, objective, train_step, arguments, measures, options, rematerialised))
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics that `compile` chose; their state is in the compiled steps.
+        """The metric objects: the mean of the loss, what `compile` chose as one, the means of each output's loss.
+
+        They tell of the last epoch of training, or of the evaluation if that came later; none before `compile`.
+        Reading a value waits for the last step.
+
+        Source: `keras.Model.metrics`.
+        """
+        choices: Choices | None = getattr(self, "_choices", None)
+        return [] if choices is None else choices.measures.all
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of `metrics`.
+
+        Source: `keras.Model.metrics_names`.
+        """
+        return [metric.name for metric in self.metrics]
+
+    def reset_metrics(self) -> None:
+        """Let all `metrics` forget what they have seen. Runs of fit and evaluate begin anew without it.
+
+        Source: `keras.Model.reset_metrics`.
+        """
+        for metric in self.metrics:
+            metric.reset_state()
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The values of all `metrics`, by the names they are logged as.
 
         Raises:
-            ModelError: the model is not compiled.
+            ModelError: the model has metrics and was neither trained nor evaluated.
+
+        Source: `keras.Model.get_metrics_result`.
         """
-        objective = self._compiled("metrics").compiled("metrics").objective
-        return [] if objective is None else jax.tree.leaves([objective.metrics, objective.weighted_metrics])
+        found: dict[str, Any] = {}
+        for metric in self.metrics:
+            result = metric.result()
+            found |= result if isinstance(result, Mapping) else {metric.name: result}
+        return found
 
     def fit(
         self,
@@ -133,12 +222,17 @@ class Fitting:
         epochs: int = 1,
         verbose: Any = "auto",
         callbacks: Iterable[Callback] | Callback | None = None,
-        *,
+        validation_split: float = 0.0,
         validation_data: tuple[Any, ...] | None = None,
         shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
         validation_batch_size: int | None = None,
+        validation_freq: int | list[int] = 1,
+        *,
         seed: int | None = None,
     ) -> History:
         """Train on the examples in `x` and `y`.
@@ -146,57 +240,72 @@ class Fitting:
         Args:
             x: inputs: an array (examples, ...) or a pytree of them.
             y: targets, likewise.
-            batch_size: rows of one step on all devices together; 32 by default. The last batch may be shorter.
+            batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
+                them are all. The last batch may be shorter.
             epochs: the epoch to stop at.
-            verbose: 0 for silence, 1 or "auto" for a progress bar.
+            verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
+            validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
+                are shuffled. Not used beside `validation_data`.
             validation_data: `(x, y)` or `(x, y, sample_weight)`, evaluated after every epoch.
-            shuffle: whether each epoch sees the rows in another order.
-            sample_weight: a weight for each example.
+            shuffle: whether the rows come in another order each time.
+            class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
+                classes that are not in it. It counts in training alone.
+            sample_weight: a weight for each example; for several outputs also a list or dict of them.
             initial_epoch: the epoch to start at.
+            steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
+                examples end it ends early, with a warning.
+            validation_steps: how many batches are evaluated; by default all.
             validation_batch_size: by default `batch_size`.
+            validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
 
         Returns:
-            A `History` with the loss and metrics of each epoch.
+            A `History` with the loss and metrics of each epoch, which is `model.history`, too.
 
         Raises:
-            ModelError: the model is not compiled.
+            ModelError: the model is not compiled, or an argument cannot be used.
             DistributionError: the current distribution is another than the model's.
-            DataError: the data cannot be batched.
+            DataError: the data cannot be batched, split or weighted.
+
+        Source: `keras.Model.fit`.
         """
         session = self._compiled("fit", x)
         session.check_current_distribution("fit")
-        batch_size, epoch_numbers = check_batch_size(batch_size), epoch_range(initial_epoch, epochs)
-        source = ArraySource(x, y, sample_weight)
-        validation = None
-        if validation_data is not None:
-            session.objective("fit(validation_data=...)")
-            validation_size = batch_size if validation_batch_size is None else validation_batch_size
-            validation = (
-                validation_source(validation_data),
-                check_batch_size(validation_size, "validation_batch_size"),
-            )
+        epoch_numbers = epoch_range(initial_epoch, epochs)
+        check_option("shuffle", shuffle, (False, True))
+        source, held_out = training_sources((x, y, sample_weight), class_weight, validation_split, validation_data)
+        examples = batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
+        size = batch_size if validation_batch_size is None else validation_batch_size
+        validated = validation(held_out, size, validation_steps, validation_freq)
+        if validated is not None:
+            session.objective("fit with validation")
         if seed is None:
             shuffle_key = (session.seed, session.fits)
             session.fits += 1
         else:
             shuffle_key = (random.check_seed(seed),)
-        check_option("shuffle", shuffle, (False, True))
-        history = History()
-        hooks = self._hooks(callbacks, verbose, source, batch_size, epochs, history)
+        hooks = self._hooks(callbacks, verbose, examples, epochs, add_history=True)
+        object.__setattr__(self, "_history", hooks.history)
         with session.cell.training():
             session.stop_training = False
-            session.trainer.fit(
-                source,
-                batch_size,
+            hooks.history.timing = session.trainer.fit(
+                examples,
                 epoch_numbers,
                 shuffle_key if shuffle else None,
-                validation,
+                validated,
                 hooks,
                 lambda: session.stop_training,
             )
-        return history
+        return hooks.history
+
+    @property
+    def history(self) -> History | None:
+        """The `History` of the last `fit`, also of one that was interrupted; None before.
+
+        Source: `keras.Model.history`.
+        """
+        return getattr(self, "_history", None)
 
     def evaluate(
         self,
@@ -205,6 +314,7 @@ class Fitting:
         batch_size: int | None = None,
         verbose: Any = "auto",
         sample_weight: Any = None,
+        steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
         return_dict: bool = False,
     ) -> Any:
@@ -213,9 +323,10 @@ class Fitting:
         Args:
             x: inputs: an array (examples, ...) or a pytree of them.
             y: targets, likewise.
-            batch_size: rows of one step; 32 by default.
+            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             sample_weight: a weight for each example.
+            steps: how many batches to look at; by default all.
             callbacks: called in order.
             return_dict: whether to return a dict by name.
 
@@ -223,40 +334,53 @@ class Fitting:
             The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict.
 
         Raises:
-            ModelError: the model is not compiled with a loss.
+            ModelError: the model is not compiled with a loss, or an argument cannot be used.
             DataError: the data cannot be batched.
+
+        Source: `keras.Model.evaluate`.
         """
         session = self._compiled("evaluate", x)
         session.objective("evaluate")
-        source, batch_size = ArraySource(x, y, sample_weight), check_batch_size(batch_size)
-        hooks = self._hooks(callbacks, verbose, source, batch_size)
-        return _keras_result(session.trainer.evaluate(source, batch_size, hooks), return_dict)
+        examples = batching(ArraySource(x, y, sample_weight), batch_size, steps)
+        hooks = self._hooks(callbacks, verbose, examples)
+        return _keras_result(session.trainer.evaluate(examples, hooks), return_dict)
 
     def predict(
         self,
         x: Any,
         batch_size: int | None = None,
         verbose: Any = "auto",
+        steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
     ) -> Any:
         """The outputs for every example, in order, as numpy arrays.
 
         Args:
             x: inputs: an array (examples, ...) or a pytree of them.
-            batch_size: rows of one step; 32 by default.
+            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
+            steps: how many batches to look at; by default all.
             callbacks: called in order.
 
         Raises:
-            ModelError: an output has no row for each example.
+            ModelError: an output has no row for each example, or an argument cannot be used.
             DataError: the data cannot be batched.
+
+        Source: `keras.Model.predict`.
         """
         session = self._born(x)
-        source, batch_size = ArraySource(x), check_batch_size(batch_size)
-        return session.trainer.predict(source, batch_size, self._hooks(callbacks, verbose, source, batch_size))
+        examples = batching(ArraySource(x), batch_size, steps)
+        return session.trainer.predict(examples, self._hooks(callbacks, verbose, examples))
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """One step of training on these rows.
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """One step of training on these rows; see `fit`.
 
         Returns:
             The loss of this batch before the step; with metrics the list `[loss, *metrics]`; or a dict.
@@ -270,8 +394,9 @@ class Fitting:
         """
         session = self._compiled("train_on_batch", x)
         session.check_current_distribution("train_on_batch")
+        source = weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
-            return _keras_result(session.trainer.train_batch(ArraySource(x, y, sample_weight)), return_dict)
+            return _keras_result(session.trainer.train_batch(source), return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Loss and metrics of these rows; see `evaluate`."""
@@ -295,18 +420,13 @@ class Fitting:
         self,
         callbacks: Iterable[Callback] | Callback | None,
         verbose: Any,
-        source: ArraySource,
-        batch_size: int,
+        examples: Batching,
         epochs: int = 1,
-        *own: Callback,
+        add_history: bool = False,
     ) -> CallbackList:
         check_option("verbose", verbose, (0, 1, 2, "auto"))
-        if callbacks is not None and not isinstance(callbacks, Iterable):
-            callbacks = [callbacks]  # one callback; what is none `CallbackList` refuses
-        given = [] if callbacks is None else list(callbacks)
-        bar = [ProgbarLogger()] if verbose else []
-        params = {"epochs": epochs, "steps": -(-source.length // batch_size), "verbose": verbose}
-        return CallbackList([*bar, *given, *own], self, params)
+        params = {"verbose": verbose, "epochs": epochs, "steps": examples.steps_of_epoch}
+        return CallbackList(callbacks, add_history, bool(verbose), self, **params)
 
 
 def _keras_result(values: dict[str, float], return_dict: bool) -> Any:

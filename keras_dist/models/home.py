@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ from keras_dist import _jax, _paths
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.weights import children_of
-from keras_dist.models.session import Session
+from keras_dist.models.naming import is_below
+from keras_dist.models.session import Session, added_losses
 
 
 class Home:
@@ -32,15 +34,22 @@ class Home:
         """Handles on the weights of the layer and its sublayers."""
         return self.session.variables(self.prefix)
 
-    def penalties(self) -> list[Any]:
-        """What the regularizers of the trained weights give."""
-        graph, cell = self.session.cell.graph, self.session.cell
-        handles = {handle.path: handle for handle in self.weights()}
+    def generators(self) -> list[Any]:
+        """Handles on the states of the random generators of the layer and its sublayers."""
+        return self.session.generators(self.prefix)
+
+    def added_losses(self) -> list[Any]:
+        """What the layer and its sublayers added to the loss in the last call."""
         return [
-            regularizer(handles[spec.path].value)
-            for spec, regularizer in zip(graph.specs, graph.regularizers, strict=True)
-            if regularizer is not None and spec.path in handles and cell.is_trained(spec.path)
+            term for path, terms in self.session.added_losses.items() if is_below(path, self.prefix) for term in terms
         ]
+
+    def penalties(self, weights: Sequence[Any]) -> list[Any]:
+        """What the regularizers of these weights give."""
+        graph = self.session.cell.graph
+        regularizers = dict(zip((spec.path for spec in graph.specs), graph.regularizers, strict=True))
+        found = ((regularizers[weight.path], weight) for weight in weights)
+        return [regularizer(weight.value) for regularizer, weight in found if regularizer is not None]
 
     def attribute(self, name: str) -> Any:
         """What building the layer has added to it under this name: a weight, a sublayer, or a plain value.
@@ -56,7 +65,7 @@ class Home:
             return self.session.variable(path)
         if isinstance(value, nnx.List) and any(isinstance(item, nnx.Variable) for item in value):
             return [self.session.variable(f"{path}/{index}") for index in range(len(value))]
-        if isinstance(value, Layer):
+        if isinstance(value, nnx.Module):
             settle(value, value, self.session, path)
         return value
 
@@ -80,10 +89,19 @@ class Home:
                 fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
                 "tensors",
             )
-        layer = self.session.cell.module()
+        layer = self.module()
+        outputs = layer(*args, **kwargs)
+        kept = {path: terms for path, terms in self.session.added_losses.items() if not is_below(path, self.prefix)}
+        found = {_joined(self.prefix, path).rstrip("/"): terms for path, terms in added_losses(layer).items()}
+        self.session.added_losses = {**kept, **found}
+        return outputs
+
+    def module(self) -> Any:
+        """The layer with copies of its current values."""
+        layer = self.session.module()
         for part in filter(None, self.prefix.split("/")):
             layer = _child(layer, part)
-        return layer(*args, **kwargs)
+        return layer
 
 
 _MISSING = object()
@@ -102,8 +120,8 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
         if getattr(layer, "_home", None) is not None:
             return
         object.__setattr__(layer, "_home", Home(session, prefix, node))
-    if layer is node:
-        return
+        if layer is node:
+            return
     for name, child in children_of(layer):
         if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
             delattr(layer, str(name))  # from now on it is the model's

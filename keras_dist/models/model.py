@@ -16,25 +16,24 @@ from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer, call_context
+from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
-from keras_dist.models.birth import frozen_paths, give_birth, set_trainable, trained_flags
+from keras_dist.models.birth import give_birth
 from keras_dist.models.configuring import Configuring
+from keras_dist.models.custom_steps import CustomSteps
 from keras_dist.models.fitting import Fitting
 from keras_dist.models.naming import layers_in, name_members
-from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.program import Program, in_keras_order, members_of, nodes_between, trace_program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
 from keras_dist.models.summary import layer_table, module_table
-from keras_dist.models.variable import checked_value
+from keras_dist.models.weights_file import WeightsFile
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
-from keras_dist.training.optimization import apply_gradients
-from keras_dist.training.state import TrainState
 from keras_dist.training.step import default_call
 
 
-class Model(Fitting, Configuring):
+class Model(CustomSteps, Fitting, Configuring, WeightsFile):
     """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
@@ -210,18 +209,21 @@ class Model(Fitting, Configuring):
 
     @property
     def output_names(self) -> list[str] | None:
-        """The names of the outputs of a functional model; None for others."""
+        """The layers that the outputs of a functional model are of, numbered where one has several; None for others.
+
+        Losses and metrics of outputs that are a dict go by its keys.
+        """
         return list(self._program.output_names) if self._program is not None else None
 
     @property
     def input_shape(self) -> Any:
-        """The shape of the input of a functional model, or their structure."""
-        return jax.tree.map(lambda tensor: tensor.shape, self.input)
+        """The shape of the input of a functional model; a list of them where there are several."""
+        return _one_or_all([tensor.shape for tensor in self.inputs])
 
     @property
     def output_shape(self) -> Any:
-        """The shape of the output of a functional model, or their structure."""
-        return jax.tree.map(lambda tensor: tensor.shape, self.output)
+        """The shape of the output of a functional model; a list of them where there are several."""
+        return _one_or_all([tensor.shape for tensor in self.outputs])
 
     # Calls
 
@@ -256,11 +258,20 @@ class Model(Fitting, Configuring):
             ModelError: the inputs do not fit.
         """
         session = getattr(self, "_session", None)
+        program = vars(self).get("_program")
+        if program is not None and is_any_symbolic((args, kwargs)):
+            return program.structured(super().__call__(*args, **kwargs))
         if is_any_symbolic((args, kwargs)) or call_context.current() is not None or "_is_built" not in vars(self):
             return super().__call__(*args, **kwargs)
         if session is None and getattr(self, "_home", None) is not None:
             return super().__call__(*args, **kwargs)
-        return self._born(args[0]).call(args, kwargs)
+        check_numbers(call_parameters(type(self)), args, kwargs, self.name)
+        return self._born(*args, **kwargs).call(args, kwargs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shapes of the outputs for inputs of this shape, the batch included, in the structure of the outputs."""
+        shapes = super().compute_output_shape(input_shape)
+        return shapes if self._program is None else self._program.structured(shapes)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -299,8 +310,9 @@ class Model(Fitting, Configuring):
 
     @property
     def variables(self) -> list[Any]:
-        """Handles on all variables; of models of layers, as `weights`."""
-        return self._born().variables()
+        """Handles on all variables; of models of layers, `weights` and the states of random generators."""
+        home = getattr(self, "_home", None)
+        return self._born().variables() if home is None else [*home.weights(), *home.generators()]
 
     @property
     def weights(self) -> list[Any]:
@@ -389,102 +401,6 @@ class Model(Fitting, Configuring):
             )
         self._born().redistribute(distribution)
 
-    # State, for loops and steps of one's own
-
-    @property
-    def state(self) -> TrainState:
-        """A copy of the training state, which later training does not change or delete."""
-        return self._born().cell.copy_of_state()
-
-    @property
-    def module(self) -> Any:
-        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._born().cell.module()
-
-    @module.setter
-    def module(self, module: Any) -> None:
-        if not isinstance(module, nnx.Module):
-            raise ModelError(
-                "`model.module` is not a flax.nnx.Module",
-                given=f"{shorten(module)} of type {type(module).__name__}",
-                expected="a module with the variables of this model",
-                fix="change the one that `model.module` gives, and assign it",
-            )
-        cell = self._born().cell
-        values = zip(cell.graph.flatten(*self.split(module)), cell.plan.rows, strict=True)
-        cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
-
-    def merge(self, trainable: Any, rest: Any) -> Any:
-        """The NNX module with values shaped as `state.trainable` and `state.rest`, for use in a `train_step`."""
-        return self._born().cell.graph.merge(trainable, rest)
-
-    def split(self, module: Any) -> tuple[Any, Any]:
-        """`(trainable, rest)` with the values in a module that `merge` made."""
-        return self._born().cell.graph.split(module)
-
-    def stateless_call(
-        self, trainable: Any, rest: Any, *args: Any, return_losses: bool = False, **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """What the model gives with these values, for use in a `train_step`.
-
-        Args:
-            trainable: values shaped as `state.trainable`.
-            rest: values shaped as `state.rest`.
-            *args: arguments of the call.
-            return_losses: whether what layers and regularizers add to the loss is returned, too.
-            **kwargs: further arguments of the call, such as `training`.
-
-        Returns:
-            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
-
-        Source: `keras.Model.stateless_call`.
-        """
-        session = self._born(args[0])
-        outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
-        return (outputs, rest, losses) if return_losses else (outputs, rest)
-
-    def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
-        """`state` after one update, for use in a `train_step`.
-
-        Args:
-            state: values and slots before.
-            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
-            optimizer: the name of one optimizer; by default all are applied.
-
-        Raises:
-            ModelError: there is no such optimizer, or gradients are missing.
-        """
-        return apply_gradients(
-            state, self._compiled("apply_gradients").compiled("apply_gradients").optimizers, grads, optimizer
-        )
-
-    @property
-    def optimizers(self) -> dict[str, OptimizerHandle]:
-        """Handles on the optimizers by name, for their learning rates."""
-        session = self._compiled("optimizers")
-        recipe = session.compiled("optimizers")
-        return {
-            name: OptimizerHandle(name, session.cell, optimizer.transformation)
-            for name, optimizer in recipe.optimizers.items()
-        }
-
-    @property
-    def optimizer(self) -> OptimizerHandle:
-        """The handle on the only optimizer.
-
-        Raises:
-            ModelError: the model is not compiled, or has several optimizers.
-        """
-        handles = self.optimizers
-        if len(handles) != 1:
-            raise ModelError(
-                "the model has several optimizers",
-                given=f"optimizers {list(handles)}",
-                expected="one optimizer",
-                fix=f"model.optimizers[{next(iter(handles))!r}]",
-            )
-        return next(iter(handles.values()))
-
     @property
     def stop_training(self) -> bool:
         """Whether `fit` ends after the current step; a callback sets it."""
@@ -495,6 +411,11 @@ class Model(Fitting, Configuring):
         self._born().stop_training = bool(value)
 
     # How it comes to be
+
+    @property
+    def _casts_inputs(self) -> bool:
+        # a functional model casts them to what its symbolic inputs are
+        return self.autocast and self._program is None
 
     def _connect(self, inputs: Any, outputs: Any) -> None:
         """Note the calls between symbolic inputs and outputs."""
@@ -523,29 +444,32 @@ class Model(Fitting, Configuring):
         nodes = [tensor.node for tensor in self.inputs]
         return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
 
-    def _born(self, x: Any = None) -> Session:
+    def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
         session = getattr(self, "_session", None)
         if session is not None:
             return session
         if self._program is not None:
             return self._give_birth(self.input)
-        if x is None:
+        args = () if x is None else (x, *others)
+        if not jax.tree.leaves((args, options)):
             raise ModelError(
                 f"the weights of model {self.name!r} are not born yet: it has seen no input",
                 given=f"a {type(self).__name__} without Input",
                 expected="a model that knows its input",
                 fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
             )
-        return self._give_birth(jax.tree.map(_tensor_for_batch, x))
+        options.pop("training", None)
+        args, options = jax.tree.map(_tensor_for_batch, (args, options))
+        return self._give_birth(*args, **options)
 
     def _build_for(self, tensors: Any) -> None:
         if getattr(self, "_session", None) is None:
             self._give_birth(tensors)
 
-    def _give_birth(self, tensors: Any) -> Session:
+    def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
         self._check_initialised()
-        session = give_birth(self, tensors, random.current_seed())
-        object.__setattr__(self, "_born_for", tensors)
+        session = give_birth(self, (args, kwargs), random.current_seed())
+        object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)
         self._enter(session)
         choices = getattr(self, "_choices", None)
         if choices is not None:
@@ -570,11 +494,13 @@ class Model(Fitting, Configuring):
 
     def _apply_trainable(self, session: Session) -> None:
         """Train what the layers say now. Nothing happens while they say what they said before."""
-        frozen = frozen_paths(self)
-        if frozen != session.frozen:
-            graph = session.cell.graph
-            session.cell.use(graph.edited(lambda module: set_trainable(module, self), trained_flags(graph, frozen)))
-            session.frozen = frozen
+        trainability, graph = session.trainability, session.cell.graph
+        if trainability is None:
+            return
+        flags, stated = trainability.flags(), trainability.stated()
+        if (flags, stated) != (graph.trained, session.stated):
+            session.cell.use(graph.edited(trainability.tell, flags))
+            session.stated = stated
 
     def _compiled(self, method: str, x: Any = None) -> Session:
         if getattr(self, "_choices", None) is None:
@@ -591,7 +517,13 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
 
 
-def _tensor_for_batch(array: Any) -> KerasTensor:
-    """The symbolic tensor for batches of rows like those of `array`."""
-    dtype = jax.dtypes.canonicalize_dtype(getattr(array, "dtype", np.asarray(array).dtype))
-    return KerasTensor((None, *np.shape(array)[1:]), dtype)
+def _one_or_all(shapes: list[Any]) -> Any:
+    return shapes[0] if len(shapes) == 1 else shapes
+
+
+def _tensor_for_batch(value: Any) -> Any:
+    """The symbolic tensor for batches of rows like those of an array; anything else as it is."""
+    if not hasattr(value, "shape"):
+        return value
+    dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
+    return KerasTensor((None, *value.shape[1:]) if value.shape else (), dtype)

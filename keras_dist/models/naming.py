@@ -7,6 +7,7 @@ from typing import Any
 
 from flax import nnx
 
+from keras_dist import _paths
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.weights import children_of
@@ -61,3 +62,26 @@ def free_name(name: str, taken: Collection[str]) -> str:
     """`name`, or the first of `name_1`, `name_2`, ... that is not taken."""
     candidates = [name, *(f"{name}_{number}" for number in range(1, len(taken) + 1))]
     return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def layers_below(root: Any) -> list[tuple[str, Any]]:
+    """All layers of a model with their paths, itself included, each once and before its sublayers."""
+    found: dict[int, tuple[str, Any]] = {}
+
+    def visit(node: Any, path: str) -> None:
+        if id(node) in found:
+            return
+        found[id(node)] = (path, node)
+        home = getattr(node, "_home", None)
+        made = [] if home is None else home.made_by_building(node)
+        for name, child in [*children_of(node), *made]:
+            if isinstance(child, nnx.Module):
+                visit(child, path if name == _paths.MEMBERS else f"{path}/{name}".lstrip("/"))
+
+    visit(root, "")
+    return [(path, node) for path, node in found.values() if isinstance(node, Layer)]
+
+
+def is_below(path: str, prefix: str) -> bool:
+    """Whether a path is `prefix`, or begins with its parts."""
+    return not prefix or path == prefix or path.startswith(f"{prefix}/")

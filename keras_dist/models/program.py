@@ -48,7 +48,7 @@ class Program:
         outputs: structure of the outputs, likewise.
         specs: the symbolic inputs, in flattening order.
         optional: for each whether it may be None.
-        output_names: a name for each output, in flattening order.
+        output_names: the layer that each output is of, in flattening order.
     """
 
     calls: tuple[Call, ...]
@@ -70,6 +70,9 @@ class Program:
             members: the layers by name.
             inputs: arrays in the structure of the model's inputs, or a list, or a dict by the names of the inputs.
 
+        Returns:
+            Arrays in the structure of the model's outputs; of a list or tuple of one output this one.
+
         Raises:
             ModelError: the inputs do not fit.
         """
@@ -79,7 +82,12 @@ class Program:
             args, kwargs = _filled((call.args, call.kwargs), values)
             outputs = operation(*args, **kwargs)
             values |= zip(_indices(call.outputs), jax.tree.leaves(outputs), strict=True)
-        return _filled(self.outputs, values)
+        outputs = _filled(self.outputs, values)
+        return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
+
+    def structured(self, outputs: Any) -> Any:
+        """What stands for the outputs, in the structure in which they were given, lists of one included."""
+        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
 
     def _arranged(self, inputs: Any) -> list[Any]:
         """The inputs in flattening order, as their specs want them."""
@@ -175,43 +183,65 @@ def nodes_between(inputs: Any, outputs: Any) -> list[Node]:
     Raises:
         ModelError: one of them is no symbolic tensor, or an output does not depend on these inputs alone.
     """
-    for label, tree in (("inputs", inputs), ("outputs", outputs)):
-        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
-        for leaf in leaves if leaves else [tree]:
-            if not isinstance(leaf, KerasTensor):
-                raise ModelError(
-                    f"Model: `{label}` are not symbolic tensors",
-                    given=f"{shorten(leaf)} of type {type(leaf).__name__}",
-                    expected="what Input(shape) gives, and what layers give for it",
-                    fix="inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)",
-                )
-    known = {id(tensor) for tensor in jax.tree.leaves(inputs)}
+    known = {id(tensor) for tensor in _leaves("inputs", inputs)}
     found: dict[int, Node] = {}
-    waiting = [(tensor, tensor) for tensor in jax.tree.leaves(outputs)]
+    waiting = [(tensor, tensor, "") for tensor in _leaves("outputs", outputs)]
     while waiting:
-        tensor, output = waiting.pop()
+        tensor, output, use = waiting.pop()
         node = tensor.node
         if id(tensor) in known or (node is not None and id(node) in found):
             continue
         if node is None or (not node.args and not node.kwargs):
-            raise ModelError(
-                f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
-                given=f"inputs {[leaf.name for leaf in jax.tree.leaves(inputs)]}",
-                expected="every tensor that the outputs depend on among the inputs, or computed from them",
-                fix=f"add {tensor.name!r} to the inputs of the model, or compute the output from its inputs",
-            )
+            raise _disconnected(output, tensor, use, jax.tree.leaves(inputs))
         found[id(node)] = node
-        waiting.extend((parent, output) for parent in node.parents)
+        for number, parent in enumerate(node.parents):
+            waiting.append((parent, output, f", argument {number} of {node.operation.name!r}"))
     return sorted(found.values(), key=lambda node: node.number)
+
+
+def _leaves(argument: str, tree: Any) -> list[KerasTensor]:
+    """The symbolic tensors in `inputs` or `outputs` of a model.
+
+    Raises:
+        ModelError: one of them is none, or the keys of a dict have no order.
+    """
+    try:
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+    except ValueError:
+        raise ModelError(
+            f"Model: the keys of `{argument}` cannot be put in order",
+            given=f"{argument}={shorten(tree)}",
+            expected="a dict whose keys are strings",
+            fix="name inputs and outputs by strings",
+        ) from None
+    for leaf in leaves if leaves else [tree]:
+        if not isinstance(leaf, KerasTensor):
+            raise ModelError(
+                f"Model: `{argument}` are not symbolic tensors",
+                given=f"{shorten(leaf)} of type {type(leaf).__name__}",
+                expected="what Input(shape) gives, and what layers give for it",
+                fix="inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)",
+            )
+    return leaves
+
+
+def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Sequence[KerasTensor]) -> ModelError:
+    given = [f"{leaf.name!r} of shape {leaf.shape}" for leaf in inputs]
+    missing = f"{tensor.name!r} of shape {tensor.shape}"
+    another = ", another one than the input of this name" if missing in given else ""
+    return ModelError(
+        f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
+        given=f"inputs {', '.join(given)}, and an output that depends on {missing}{use}{another}",
+        expected="every tensor that the outputs depend on among the inputs, or computed from them",
+        fix=f"add {tensor.name!r} to the inputs of the model, or compute the output from its inputs",
+    )
 
 
 def _output_names(outputs: Any, names: Mapping[int, str]) -> tuple[str, ...]:
     found = []
-    for path, tensor in jax.tree_util.tree_leaves_with_path(outputs):
-        keys = [str(key.key) for key in path if hasattr(key, "key")]
+    for tensor in jax.tree.leaves(outputs):
         layer = names.get(id(tensor.node.operation)) if tensor.node is not None else None
-        name = keys[-1] if keys else layer or tensor.name.removesuffix("/output")
-        found.append(free_name(name, found))
+        found.append(free_name(layer or tensor.name.removesuffix("/output"), found))
     return tuple(found)
 
 
@@ -259,3 +289,7 @@ def in_keras_order(layers: Sequence[Any], nodes: Sequence[Node], outputs: Any) -
             if parent.node is not None:
                 depths[id(parent.node)] = max(depth + 1, depths.get(id(parent.node), 0))
     return sorted(layers, key=lambda layer: (-of_operations.get(id(layer), 0), met.get(id(layer), 0)))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from flax import nnx
@@ -49,6 +49,13 @@ class Sequential(Model):
         super().__init__(name=name, trainable=trainable, **kwargs)
         self._members = nnx.Dict()
         self._chain: tuple[str, ...] = ()
+        if layers is not None and not isinstance(layers, Iterable):
+            raise ModelError(
+                "Sequential: `layers` is not a list",
+                given=f"{shorten(layers)} of type {type(layers).__name__}",
+                expected="a list of layers",
+                fix=f"Sequential([{getattr(layers, 'name', 'layer')}])",
+            )
         for layer in layers or ():
             self._append(layer)
         if self._program is not None:

@@ -15,13 +15,19 @@ from keras_dist.distribution import devices, scope
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer, call_context
+from keras_dist.models.naming import is_below, layers_below
+from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.cell import StateCell
+from keras_dist.training.compiled import StepOptions
+from keras_dist.training.measures import Measures
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
+from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.trainer import Recipe, Trainer
 
@@ -38,12 +44,18 @@ class Choices:
         objective: loss and metrics; None when the train step needs none.
         train_step: the user's own step, or None for gradient descent on the loss.
         arguments: of `compile`, as they were given.
+        measures: the metric objects, which tell what was measured last.
+        options: how the steps run.
+        remat: what the way back computes again; None for nothing.
     """
 
     optimizer: Any
     objective: Objective | None
     train_step: TrainStep | None
     arguments: Mapping[str, Any]
+    measures: Measures
+    options: StepOptions
+    remat: Remat | None = None
 
 
 class Session:
@@ -56,6 +68,7 @@ class Session:
         seed: fixes initial values, Dropout and the order of rows.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
+        names: what `add_weight` called the variables, by their paths.
 
     Attributes:
         cell: owns the arrays.
@@ -63,7 +76,9 @@ class Session:
         seed: fixes initial values, Dropout and the order of rows.
         trainer: the compiled steps and the loop over them.
         recipe: what `compile` chose; None before.
-        frozen: the paths of the layers that are not trained.
+        trainability: what the layers say about training; None for foreign modules.
+        stated: what each layer said of itself when `compile` looked last.
+        added_losses: what layers added to the loss in the last call, by their paths.
         fits: how often `fit` has been called without a seed.
         stop_training: ends `fit` after the current step.
     """
@@ -76,15 +91,20 @@ class Session:
         seed: int,
         order: Sequence[str] | None = None,
         compute_loss: Callable[..., Any] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.cell = cell
         self.seed = seed
         self.recipe: Recipe | None = None
         self.fits = 0
-        self.frozen: frozenset[str] = frozenset()
+        self.trainability: Trainability | None = None
+        self.stated: tuple[bool, ...] = ()
+        self.added_losses: dict[str, list[Any]] = {}
         self.stop_training = False
         self._call = call
         self._compute_loss = compute_loss
+        self._names = names or {}
+        self._remat: Remat | None = None
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
         self._settle(distribution)
@@ -92,7 +112,8 @@ class Session:
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        self.forward = Forward(self.cell.graph, self._call, distribution, self.seed, self._compute_loss)
+        graph, loss = self.cell.graph, self._compute_loss
+        self.forward = Forward(graph, self._call, distribution, self.seed, loss, self._remat)
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, distribution, self.recipe)
 
@@ -100,12 +121,15 @@ class Session:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
 
         Raises:
-            ModelError: the optimizers do not fit the variables.
+            ModelError: the optimizers do not fit the variables, or `remat` names no layer.
         """
+        if choices.remat is not None:
+            choices.remat.check(self.cell.graph.described())
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
         if self.recipe is None or not _are_same(self.recipe.optimizers, optimizers):
             self.cell.add_slots(optimizers)
-        self.recipe = Recipe(choices.objective, optimizers, choices.train_step)
+        self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
+        self._remat = choices.remat
         self._settle(self.distribution)
 
     def redistribute(self, distribution: Distribution) -> None:
@@ -126,20 +150,24 @@ class Session:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
-        def run(trainable: Any, rest: Any, values: list[Any]) -> tuple[Any, Any]:
+        def run(trainable: Any, rest: Any, values: list[Any]) -> tuple[Any, Any, dict[str, list[Any]]]:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
-            outputs, rest, _ = self.stateless_call(trainable, rest, arguments, {**options, "training": training})
-            return outputs, rest
+            outputs, module, _ = self._run(trainable, rest, arguments, options, training)
+            return outputs, self.cell.graph.split(module)[1], added_losses(module)
 
-        key = (training, treedef, others)
+        stated = None if self.trainability is None else self.trainability.stated()
+        key = (training, treedef, others, stated)
         program = self._programs.setdefault(key, jax.jit(run))
         with self.cell.lock:
             state = self.cell.state
-            outputs, rest = program(state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays])
+            outputs, rest, losses = program(
+                state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays]
+            )
             if training and not any(map(_jax.is_traced, jax.tree.leaves(rest))):
                 self.cell.state = state.replace(rest=jax.device_put(rest, self.cell.state_plan.shardings.rest))
+        self.added_losses = losses
         return outputs
 
     def stateless_call(
@@ -148,14 +176,36 @@ class Session:
         """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
+        outputs, module, added = self._run(trainable, rest, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else added
+        return outputs, self.cell.graph.split(module)[1], losses
+
+    def _run(
+        self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Any, Any, list[Any]]:
+        """What the module gives with these values, itself afterwards, and what was added to the loss."""
         module = self.forward.module(trainable, rest)
+        if self.trainability is not None:
+            self.trainability.tell(module)
         with call_context.entered(training, anew=True) as context:
             if isinstance(module, Layer):
-                outputs, losses = module(*args, **kwargs, training=training), module.losses
+                outputs = module(*args, **kwargs, training=training)
             else:
                 outputs = self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
-                losses = context.losses
-        return outputs, self.cell.graph.split(module)[1], losses
+        return outputs, module, context.losses
+
+    def module(self) -> Any:
+        """The module with copies of the current values; its layers say about training what they say now."""
+        module = self.cell.module()
+        if self.trainability is not None:
+            self.trainability.tell(module)
+        return module
+
+    def is_trainable(self, path: str) -> bool:
+        """Whether the variable known as `path` is trained, as far as layers have a say."""
+        if self.trainability is None:
+            return self.cell.is_trained(path)
+        return self.trainability.is_trainable(self.cell.row(path).path)
 
     def _placed(self, array: Any) -> Any:
         """An array on the model's devices: its rows over the batch axis, if that divides them."""
@@ -173,16 +223,33 @@ class Session:
         Raises:
             KeyError: there is none.
         """
-        return ModelVariable(self.cell.row(path), self.cell)
+        return self._handle(self.cell.row(path))
+
+    def _handle(self, row: Row) -> ModelVariable:
+        return ModelVariable(row, self.cell, self.is_trainable, self._names.get(row.path))
 
     def variables(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the variables below `prefix`, in the order of `model.weights`."""
         rows = [self.cell.row(path) for path in self._order]
-        return [
-            ModelVariable(row, self.cell)
-            for row in rows
-            if any(_is_below(name, prefix) for name in (row.path, *row.aliases))
-        ]
+        return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
+
+    def generators(self, prefix: str = "") -> list[ModelVariable]:
+        """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
+        rows = [row for row in self.cell.plan.rows if row.role == "rng" and row.path not in self._order]
+        return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
+
+    def listed_call(
+        self, values: Mapping[str, Any], rest: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """As `stateless_call`, for values by their paths; afterwards those of the paths in `rest`, in their order."""
+        graph, indices = self.cell.graph, self.cell.index
+        kwargs = dict(kwargs)
+        training = bool(kwargs.pop("training", None))
+        nested = graph.nest([values[row.path] for row in self.cell.plan.rows])
+        outputs, module, added = self._run(*nested, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else added
+        after = graph.flatten(*graph.split(module))
+        return outputs, [after[indices(path)] for path in rest], losses
 
     def compiled(self, method: str) -> Recipe:
         """What `compile` chose.
@@ -259,13 +326,15 @@ def not_compiled(method: str) -> ModelError:
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
     """Whether the optimizers are the same objects, for the same variables."""
     return before.keys() == now.keys() and all(
-        before[name].transformation is now[name].transformation and before[name].parts == now[name].parts
+        before[name].transformation == now[name].transformation and before[name].parts == now[name].parts
         for name in now
     )
 
 
-def _is_below(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith(f"{prefix}/")
+def added_losses(module: Any) -> dict[str, list[Any]]:
+    """What the layers of a module have added to the loss since it was merged, by their paths."""
+    found = {path: getattr(layer, "_added", None) for path, layer in layers_below(module)}
+    return {path: list(terms) for path, terms in found.items() if terms}
 
 
 def _describe(distribution: Distribution) -> str:

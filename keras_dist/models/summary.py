@@ -18,8 +18,7 @@ from keras_dist.distribution.render import add_totals, layout_table, render_axes
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
-from keras_dist.models.birth import is_below, layers_below
-from keras_dist.models.naming import layers_in
+from keras_dist.models.naming import is_below, layers_below, layers_in
 from keras_dist.models.session import Session
 
 
@@ -169,6 +168,7 @@ class _Arrays:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
+        self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
         """The line of a layer, then those of its variables, or of the layers in it."""
@@ -207,8 +207,8 @@ class _Arrays:
         known, state = {row.path for row in weights}, cell.state_plan.rows
         groups: dict[str, list[Row]] = {
             "Total params": weights,
-            "Trainable params": [row for row in weights if cell.is_trained(row.path)],
-            "Non-trainable params": [row for row in weights if not cell.is_trained(row.path)],
+            "Trainable params": [row for row in weights if self._is_trained(row)],
+            "Non-trainable params": [row for row in weights if not self._is_trained(row)],
             "Optimizer params": [row for row in state if row.role == "slot"],
             "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
             "Whole training state": list(state),
@@ -240,7 +240,7 @@ class _Arrays:
         return f"{sum(map(_size, weights)):,}"
 
     def _is_trained(self, row: Row) -> bool:
-        return self._session is not None and self._session.cell.is_trained(row.path)
+        return row.path in self._trained
 
     def _of_row(self, row: Row, depth: int) -> _Line:
         return {

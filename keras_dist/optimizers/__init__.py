@@ -16,9 +16,11 @@ from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
 from keras_dist.optimizers.adam import Adam, AdamW
 from keras_dist.optimizers.adamax import Adamax
+from keras_dist.optimizers.custom_loops import OptimizerVariable
 from keras_dist.optimizers.ftrl import Ftrl
 from keras_dist.optimizers.lamb import Lamb
 from keras_dist.optimizers.lion import Lion
+from keras_dist.optimizers.loss_scale import LossScaleOptimizer, LossScaleState
 from keras_dist.optimizers.muon import Muon
 from keras_dist.optimizers.nadam import Nadam
 from keras_dist.optimizers.optimizer import Optimizer, OptimizerState
@@ -45,15 +47,19 @@ __all__ = [
     "Lamb",
     "LearningRateState",
     "Lion",
+    "LossScaleOptimizer",
+    "LossScaleState",
     "Muon",
     "Nadam",
     "Optimizer",
     "OptimizerState",
+    "OptimizerVariable",
     "RMSprop",
     "ScheduledRateState",
     "checked_rate",
     "deserialize",
     "get",
+    "is_config",
     "scale_by_rate",
     "schedules",
     "serialize",
@@ -63,7 +69,8 @@ __all__ = [
 _NAMES: dict[str, type[Optimizer]] = {
     cls.__name__.lower(): cls
     for cls in (
-        SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop
+        SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, LossScaleOptimizer, Muon,
+        Nadam, RMSprop,
     )
 }  # fmt: skip
 
@@ -104,6 +111,11 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
         expected="a name, an Optimizer, or an optax.GradientTransformation",
         fix='for example optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     )
+
+
+def is_config(identifier: Any) -> bool:
+    """Whether it is a config as `serialize` gives, and not optimizers by name."""
+    return isinstance(identifier, Mapping) and isinstance(identifier.get("class_name"), str)
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:

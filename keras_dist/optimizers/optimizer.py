@@ -13,6 +13,7 @@ import optax
 
 from keras_dist import _paths
 from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.ranges import check_count, check_number
 from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.saving import Configurable
@@ -47,15 +48,17 @@ class OptimizerState(NamedTuple):
         slots: of the transformation.
         average: of the weights, shaped as they are; empty without `use_ema`.
         accumulated: sums of gradients, shaped as the weights; empty without `gradient_accumulation_steps`.
+        batch_weight: how much the batches of these count together, a float32 scalar; likewise.
     """
 
     iterations: Any
     slots: Any
     average: Any
     accumulated: Any
+    batch_weight: Any
 
 
-class Optimizer(Configurable):
+class Optimizer(CustomLoops, Configurable):
     """The base of all optimizers: an optax transformation with the arguments, and the order of operations, of Keras.
 
     A step unscales the gradients, accumulates them, clips, decays the weights, takes the step of `transformation`, and
@@ -63,8 +66,9 @@ class Optimizer(Configurable):
     be used wherever optax takes a transformation.
 
     Args:
-        learning_rate: a number, which `model.optimizer.learning_rate` reads and sets between steps; a schedule; or a
-            callable from the number of steps taken to a rate, made of `jax.numpy`.
+        learning_rate: a number, which `model.optimizer.learning_rate` reads and sets between steps; a schedule; a
+            callable from the number of steps taken to a rate, made of `jax.numpy`; or one without arguments, which
+            is called when a step is compiled.
         weight_decay: every step takes the part `learning_rate * weight_decay` off each weight.
         clipnorm: the largest norm of each variable's gradient.
         clipvalue: the largest absolute value of an entry of a gradient.
@@ -73,8 +77,9 @@ class Optimizer(Configurable):
         ema_momentum: how much of the average each step keeps.
         ema_overwrite_frequency: after how many steps the weights become their average, again and again.
         loss_scale_factor: what the loss is multiplied by before gradients are computed; they are divided by it.
-        gradient_accumulation_steps: how many steps' gradients make one update, of their mean. Schedules count all
-            steps, `ema_overwrite_frequency` counts updates.
+        gradient_accumulation_steps: how many steps' gradients make one update, of their mean. In `fit` each batch
+            counts for what its loss was divided by, so that the update is that of one large batch, also where the last
+            batch is shorter. Schedules count all steps, `ema_overwrite_frequency` counts updates.
         name: by default that of the class in lower case.
         mesh: unused, for code that was written for DTensor: slots live where their parameters live.
 
@@ -99,10 +104,10 @@ class Optimizer(Configurable):
     Attributes:
         needs_params: whether `transformation` cannot do without the weights.
 
-    Differs from Keras: subclasses define `transformation`; the optimizer holds no variables and cannot be changed;
-    a callable `learning_rate` takes the step; limits of 0 for clipping are an error; names are not numbered. Inside of
-    an optax transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the
-    average, and does not scale the loss.
+    Differs from Keras: subclasses define `transformation`; the optimizer cannot be changed, and holds variables for
+    loops of one's own alone, once it is built; a callable `learning_rate` may take the step; negative rates, and limits
+    of 0 for clipping, are an error; names are not numbered. Inside of an optax transformation, `compile` sees neither
+    `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and does not scale the loss.
 
     Source: `keras.optimizers.Optimizer`.
     """
@@ -181,6 +186,7 @@ class Optimizer(Configurable):
             optax.with_extra_args_support(self.transformation()).init(params),
             average=optax.tree.zeros_like(params) if self.use_ema else (),
             accumulated=optax.tree.zeros_like(params) if self.gradient_accumulation_steps else (),
+            batch_weight=jnp.zeros((), jnp.float32) if self.gradient_accumulation_steps else (),
         )
         if callable(self.learning_rate):
             return ScheduledRateState(rate_after(self.learning_rate, iterations), state)
@@ -193,7 +199,8 @@ class Optimizer(Configurable):
             updates: the gradients.
             state: before the step.
             params: the weights; some optimizers do without.
-            **extra: handed on to `transformation`.
+            **extra: handed on to `transformation`, but for `batch_weight`: how much the gradients count among those
+                that are accumulated, 1 by default.
 
         Raises:
             ModelError: the weights are missing.
@@ -201,20 +208,21 @@ class Optimizer(Configurable):
         self._check_params(params)
         rate, before = state
         extra["learning_rate"] = rate
+        weight = extra.pop("batch_weight", 1.0)
         if self.loss_scale_factor is not None:
             updates = jax.tree.map(lambda g: g / self.loss_scale_factor, updates)
         if self.gradient_accumulation_steps is None:
             steps, slots = self._step(updates, before.slots, params, extra)
-            accumulated = before.accumulated
+            accumulated = before.accumulated, before.batch_weight
         else:
-            steps, slots, accumulated = self._accumulate(updates, before, params, extra)
+            steps, slots, *accumulated = self._accumulate(updates, weight, before, params, extra)
         average = before.average
         if self.use_ema:
             steps, average = self._average(steps, before, params)
         iterations = optax.safe_increment(before.iterations)
         if callable(self.learning_rate):
             rate = rate_after(self.learning_rate, iterations)
-        return steps, type(state)(rate, OptimizerState(iterations, slots, average, accumulated))
+        return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
 
     def finalize(self, state: Any, params: Any) -> Any:
         """The weights that training ends with: their average, if one is kept, else `params`.
@@ -229,8 +237,19 @@ class Optimizer(Configurable):
             return params
         return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
 
-    def scale_loss(self, loss: Any) -> Any:
-        """The loss that gradients are to be taken of, for training steps of one's own."""
+    def get_config_at(self, learning_rate: float) -> dict[str, Any]:
+        """The arguments that make the same optimizer at this rate, unless its rate follows a schedule."""
+        config = self.get_config()
+        return config if callable(self.learning_rate) else {**config, "learning_rate": learning_rate}
+
+    def scale_loss(self, loss: Any, state: Any = None) -> Any:
+        """The loss that gradients are to be taken of, for training steps of one's own.
+
+        Args:
+            loss: of the batch.
+            state: of this optimizer, for those that find a scale out.
+        """
+        del state
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 
     def exclude_from_weight_decay(
@@ -309,18 +328,24 @@ class Optimizer(Configurable):
         return jax.tree_util.tree_map_with_path(decayed, params)
 
     def _accumulate(
-        self, grads: Any, before: OptimizerState, params: Any, extra: dict[str, Any]
-    ) -> tuple[Any, Any, Any]:
-        """A step along the mean of the gradients when enough have come, and none until then."""
+        self, grads: Any, weight: Any, before: OptimizerState, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any, Any, Any]:
+        """A step along the weighted mean of the gradients when enough have come, and none until then."""
         count = self.gradient_accumulation_steps or 1
-        sums = optax.tree.add(before.accumulated, grads)
+        sums = jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), before.accumulated, grads)
+        weights = before.batch_weight + weight
 
-        def step() -> tuple[Any, Any, Any]:
-            means = jax.tree.map(lambda total: total / count, sums)
-            return *self._step(means, before.slots, params, extra), optax.tree.zeros_like(sums)
+        def step() -> tuple[Any, Any, Any, Any]:
+            whole = jnp.where(weights == 0, 1, weights)
+            means = jax.tree.map(lambda total: (total / whole).astype(total.dtype), sums)
+            return (
+                *self._step(means, before.slots, params, extra),
+                optax.tree.zeros_like(sums),
+                jnp.zeros_like(weights),
+            )
 
-        def wait() -> tuple[Any, Any, Any]:
-            return optax.tree.zeros_like(sums), before.slots, sums
+        def wait() -> tuple[Any, Any, Any, Any]:
+            return optax.tree.zeros_like(sums), before.slots, sums, weights
 
         return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
 
@@ -355,6 +380,13 @@ class Optimizer(Configurable):
         if not unknown:
             return
         name, value = next(iter(unknown.items()))
+        if name == "decay":
+            raise ModelError(
+                f"{type(self).__name__} has no argument 'decay'",
+                given=f"decay={shorten(value)}",
+                expected="a schedule as `learning_rate`; `weight_decay` is another thing",
+                fix=f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})",
+            )
         parameters = [
             parameter
             for cls in type(self).__mro__

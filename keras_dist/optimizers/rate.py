@@ -14,7 +14,7 @@ from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, shorten
 
 Rate = float | Callable[[Any], Any]
-"""A learning rate, or the rate as a function of the number of steps taken."""
+"""A learning rate, or the rate as a function of the number of steps taken or of nothing."""
 
 
 class LearningRateState(NamedTuple):
@@ -90,7 +90,8 @@ def checked_rate(value: Any) -> np.float32:
         ModelError: it is not a finite number.
     """
     try:
-        rate = np.float32(value) if np.ndim(value) == 0 else np.float32("nan")
+        is_number = np.ndim(value) == 0 and not isinstance(value, bool | str | bytes)
+        rate = np.float32(value) if is_number else np.float32("nan")
     except (TypeError, ValueError):
         rate = np.float32("nan")
     if not np.isfinite(rate):
@@ -104,30 +105,38 @@ def checked_rate(value: Any) -> np.float32:
 
 
 def check_rate(value: Any) -> None:
-    """Nothing, if `value` is a finite number, or callable with a step.
+    """Nothing, if `value` is a finite number that is not negative, or callable with a step or without arguments.
 
     Raises:
         ModelError: it is neither.
     """
     if not callable(value):
-        checked_rate(value)
-    elif isinstance(value, type) or not takes(value, 0):
+        if checked_rate(value) < 0:
+            raise ModelError(
+                "`learning_rate` is negative",
+                given=f"learning_rate={shorten(value)}",
+                expected="a number of at least 0",
+                fix="to climb up a loss, train its negative",
+            )
+    elif isinstance(value, type) or not (takes(value, 0) or takes(value)):
         raise ModelError(
             "`learning_rate` cannot be called with a step",
             given=shorten(value),
-            expected="a number, a schedule, or a callable step -> rate",
+            expected="a number, a schedule, or a callable step -> rate or () -> rate",
             fix="for example learning_rate=lambda step: 0.1 / (1 + step)",
         )
 
 
-def rate_after(schedule: Callable[[Any], Any], step: Any) -> jax.Array:
+def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
     """The rate that `schedule` gives after `step` steps, a float32 scalar.
+
+    One that takes no step is called when a step is traced, as in Keras: compiled steps keep what it gave then.
 
     Raises:
         ModelError: it gives no number, or asks a traced step for its value.
     """
     try:
-        given = schedule(step)
+        given = schedule(step) if takes(schedule, step) else schedule()
     except jax.errors.ConcretizationTypeError as error:
         raise ModelError(
             "the schedule of the learning rate needs the value of `step`, which is traced",

@@ -23,7 +23,7 @@ class SeedGenerator(nnx.Module):
 
     Args:
         seed: an integer, 0 <= seed < 2**32, or None.
-        name: not used.
+        name: by default "seed_generator"; no part of paths.
 
     Raises:
         ModelError: `seed` is not such an integer.
@@ -32,7 +32,7 @@ class SeedGenerator(nnx.Module):
     """
 
     def __init__(self, seed: int | None = None, name: str | None = None) -> None:
-        del name
+        self.name = name or "seed_generator"
         self.seed = None if seed is None else check_seed(seed)
 
     @property
@@ -48,10 +48,24 @@ class SeedGenerator(nnx.Module):
         return self.seed_generator_state
 
     def next(self) -> jax.Array:
-        """The next typed PRNG key."""
-        state = self.state
-        key = wrap_key(state[...])
-        state[...] = state[...] + jnp.array([0, 1], jnp.uint32)
+        """The next typed PRNG key.
+
+        Raises:
+            ModelError: this happens inside a compiled function that does not own the generator: its position would not
+                go on, and each call would draw the same numbers.
+        """
+        try:
+            state = self.state
+            key = wrap_key(state[...])
+            state[...] = state[...] + jnp.array([0, 1], jnp.uint32)
+        except _jax.TraceError as error:
+            raise ModelError(
+                "a SeedGenerator is drawn from inside a compiled function that does not own it",
+                given=f"a generator of seed {self.seed} that was made outside of jax.jit or the like",
+                expected="a generator that goes in and out of the function, as those of layers do in a model",
+                fix="pass a key instead: jax.jit(lambda key: random.normal((2,), seed=key))(generator.next()); "
+                "in a layer write self.seed_generator = SeedGenerator() in __init__",
+            ) from error
         return key
 
     def get_config(self) -> dict[str, int | None]:

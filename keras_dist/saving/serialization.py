@@ -19,8 +19,9 @@ from keras_dist.saving.registry import custom_object_scope, get_registered_name,
 _HOUSE = "keras_dist"
 
 # A config may come from anywhere: of the house it can mention what models are made of, not what reads files.
-_ROOMS_OF_FUNCTIONS = {"activations", "losses", "metrics", "ops"}
-_ROOMS = _ROOMS_OF_FUNCTIONS | {
+_ROOMS_OF_FUNCTIONS = ("activations", "losses", "metrics", "ops")
+_ROOMS = {
+    *_ROOMS_OF_FUNCTIONS,
     "callbacks",
     "constraints",
     "initializers",
@@ -192,6 +193,9 @@ def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any
 
 def _exported(name: str, module: Any) -> Any:
     """The class or function that `module` exports as `name`, if configs may mention it; else None."""
+    if module == "builtins":  # Keras writes so of every function
+        found = (_exported(name, f"{_HOUSE}.{room}") for room in _ROOMS_OF_FUNCTIONS)
+        return next((function for function in found if function is not None and not isinstance(function, type)), None)
     house, *rooms = str(module).split(".")
     if house not in (_HOUSE, "keras") or not set(rooms[:1]) <= _ROOMS or not all(map(_is_public, rooms)):
         return None

@@ -42,12 +42,20 @@ def constrain_inputs(x: Any, distribution: Distribution) -> Any:
 
 def constrain_outputs(module: Any, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
-    root = (module.name,) if isinstance(module, Layer) else ()
-    for parts, node in list(nnx.iter_graph(module)):
-        path = (*_paths.visible(parts), "output")
-        for name in dict.fromkeys((_paths.join(path), _paths.join((*root, *path)))):
-            if isinstance(node, nnx.Module) and distribution.get_tensor_layout(name) is not None:
+    for node, paths in named_submodules(module):
+        for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
+            if distribution.get_tensor_layout(name) is not None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
+
+
+def named_submodules(module: Any) -> list[tuple[nnx.Module, list[str]]]:
+    """The modules in `module`, itself included, each with the paths that rules may know it by."""
+    root = (module.name,) if isinstance(module, Layer) else ()
+    return [
+        (node, list(dict.fromkeys((_paths.join(path), _paths.join((*root, *path))))))
+        for path, node in ((_paths.visible(parts), node) for parts, node in nnx.iter_graph(module))
+        if isinstance(node, nnx.Module)
+    ]
 
 
 def check_tensor_rules(

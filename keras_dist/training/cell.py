@@ -20,6 +20,7 @@ from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.state import TrainState
 
@@ -35,6 +36,7 @@ class StateCell:
         plan: where the variables live.
         state_plan: where everything in the state lives.
         state: the current arrays. Consumed by the next train step: never hand it out.
+        arrays: likewise, as a flat list: what the steps take and give, for trees cost them time.
         lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
             thread dispatches on buffers that another has just donated.
     """
@@ -56,13 +58,22 @@ class StateCell:
     @property
     def state(self) -> TrainState:
         """The current arrays."""
-        if self._links:
-            self._follow_links()
-        return self._state
+        return jax.tree.unflatten(self._treedef, self.arrays)
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._state = state
+        self.arrays, self._treedef = jax.tree.flatten(state)
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The current arrays, flat."""
+        if self._links:
+            self._follow_links()
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: list[Any]) -> None:
+        self._arrays = arrays
         self._version = next(_clock)
 
     def link(self, other: StateCell, indices: Mapping[int, int]) -> None:
@@ -80,17 +91,19 @@ class StateCell:
     def _follow_links(self) -> None:
         """Copy the shared variables that another model has written since they were last copied."""
         links, self._links = self._links, []  # a cell that is being read does not ask who asks
-        with self.lock:
-            for reference, indices in links:
-                other = reference()
-                if other is None:
-                    continue
-                state = other.state
-                if other._version > self._seen.get(other, 0):
-                    theirs = other.graph.flatten(state.trainable, state.rest)
-                    self.write_all({mine: theirs[index] for mine, index in indices.items()})
-                    self._seen[other], other._seen[self] = other._version, self._version
-        self._links = [link for link in links if link[0]() is not None]
+        try:
+            with self.lock:
+                for reference, indices in links:
+                    other = reference()
+                    if other is None:
+                        continue
+                    state = other.state
+                    if other._version > self._seen.get(other, 0):
+                        theirs = other.graph.flatten(state.trainable, state.rest)
+                        self.write_all({mine: theirs[index] for mine, index in indices.items()})
+                        self._seen[other], other._seen[self] = other._version, self._version
+        finally:
+            self._links = [link for link in links if link[0]() is not None]
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -104,24 +117,25 @@ class StateCell:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train, alone of all threads; a callback may train again in the same one.
+        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread.
 
         Raises:
             ModelError: another thread is training.
         """
-        if not self._training.acquire(blocking=False):
-            raise ModelError(
-                "the model is training in another thread",
-                given=f"a second training in thread {threading.current_thread().name!r}",
-                expected="one training at a time: each step consumes the state before it",
-                fix="wait for the first to end, or give each thread a model of its own",
-            )
-        self._trainings += 1
-        try:
-            yield
-        finally:
-            self._trainings -= 1
-            self._training.release()
+        with interrupt_between_steps():
+            if not self._training.acquire(blocking=False):
+                raise ModelError(
+                    "the model is training in another thread",
+                    given=f"a second training in thread {threading.current_thread().name!r}",
+                    expected="one training at a time: each step consumes the state before it",
+                    fix="wait for the first to end, or give each thread a model of its own",
+                )
+            self._trainings += 1
+            try:
+                yield
+            finally:
+                self._trainings -= 1
+                self._training.release()
 
     def row(self, path: str) -> Row:
         """The plan's row of a variable."""

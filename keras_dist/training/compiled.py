@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +15,8 @@ from keras_dist.data.arrays import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError
-from keras_dist.training.activations import input_layout, input_names
+from keras_dist.errors import ModelError, RecompileWarning
+from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
 from keras_dist.training.tallies import Tally, add, tally_of
@@ -23,17 +24,38 @@ from keras_dist.training.tallies import Tally, add, tally_of
 Logs = dict[str, Any]
 """The states of tallies by name, on the device."""
 
+Flat = list[Any]
+"""The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
+
+
+EXPECTED_SHAPES = 2
+"""Of the batches of one data set: full ones, and a shorter last one."""
+
 
 def rows_multiple(x: Any, distribution: Distribution) -> int:
     """The number that the rows of a batch of inputs like `x` must be a multiple of to be placed evenly."""
     mesh = distribution.device_mesh
-    leaves = jax.tree.leaves(x)
-    layouts = [input_layout(name, leaf.shape, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
+    layouts = jax.tree.leaves(data_layouts((x, None, None), distribution))
     return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), _batch_shards(distribution))
 
 
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """How steps run, whatever it is that they compute.
+
+    Attributes:
+        steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
+        jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
+        donate: whether a step may reuse the memory of the state before it.
+    """
+
+    steps_per_execution: int | None = None
+    jit: bool = True
+    donate: bool = True
+
+
 class CompiledSteps:
-    """The compiled programs of a model: one for each kind of step, number of real rows, and shape of batch.
+    """The compiled programs of a model: one for each kind of step and execution, number of real rows, and shape.
 
     A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
     the program, so that every module and loss sees exactly the rows that exist.
@@ -42,32 +64,43 @@ class CompiledSteps:
         plan: plan of the whole `TrainState`.
         forward: the module and its seed.
         distribution: gives the layouts of data.
+        options: how the steps run.
     """
 
-    def __init__(self, plan: LayoutPlan, forward: Forward, distribution: Distribution) -> None:
+    def __init__(
+        self, plan: LayoutPlan, forward: Forward, distribution: Distribution, options: StepOptions | None = None
+    ) -> None:
+        self._options = options or StepOptions()
         self._forward = forward
         self._distribution = distribution
-        self._state_shardings = plan.shardings
+        self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._replicated = _replicated(plan.mesh)
         self._programs: dict[Any, Callable[..., Any]] = {}
+        self._shapes: dict[tuple[str, str], list[str]] = {}
 
-    def train(self, step: TrainStep, state: TrainState, logs: Logs, batch: Batch) -> tuple[TrainState, Logs]:
-        """`state` after `step`, and `logs` with the batch added. Consumes `state`."""
-        program = self._program("train", step, batch, lambda: self._compile_train(step, batch))
-        with _noting(batch):
-            return program(state, logs, batch.arrays)
+    def begin(self) -> None:
+        """A run over a data set begins, which may have shapes of its own, or is over."""
+        self._shapes.clear()
 
-    def test(self, step: Callable[..., Any], state: TrainState, logs: Logs, batch: Batch) -> Logs:
-        """`logs` with the batch added."""
-        program = self._program("test", step, batch, lambda: self._compile_test(step, batch))
-        with _noting(batch):
-            return program(state, logs, batch.arrays)
+    @property
+    def count(self) -> int:
+        """How many programs there are."""
+        return len(self._programs)
 
-    def predict(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> Any:
+    def train(self, step: TrainStep, state: Flat, logs: Logs, execution: Execution) -> Callable[[], tuple[Flat, Logs]]:
+        """What runs the steps: it consumes `state`, and gives the one after them, and `logs` with their batches added.
+
+        All that takes time, and may be interrupted, is done before it is called.
+        """
+        return self._prepared("train", step, execution, (state, logs, execution.operands), self._compile_train)
+
+    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> Logs:
+        """`logs` with the batches added."""
+        return self._prepared("test", step, execution, (state, logs, execution.operands), self._compile_test)()
+
+    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
         """The outputs for the batch, with the padding of the batch."""
-        program = self._program("predict", step, batch, lambda: self._compile_predict(step, batch))
-        with _noting(batch):
-            return program(state, batch.arrays[0])
+        return self._prepared("predict", step, execution, (state, execution.operands[0]), self._compile_predict)()
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
@@ -79,77 +112,114 @@ class CompiledSteps:
             lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution)), state, batch
         )
 
-    def lower_train(self, step: TrainStep, state: Any, logs: Any, batch: Batch) -> Any:
+    def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
-        return self._compile_train(step, batch).lower(state, logs, batch.arrays)
+        program = self._compile_train(step, Single(batch))
+        return (program if self._options.jit else jax.jit(program)).lower(state, logs, batch.arrays)
 
-    def _program(self, kind: str, step: Any, batch: Batch, compile_: Callable[[], Any]) -> Callable[..., Any]:
-        leaves, treedef = jax.tree.flatten(batch.arrays)
-        key = (kind, step, batch.rows, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+    def _prepared(
+        self, mode: str, step: Any, execution: Execution, arguments: tuple[Any, ...], compile_: Callable[..., Any]
+    ) -> Callable[[], Any]:
+        """The program with its arguments, compiled already."""
+        leaves, treedef = jax.tree.flatten(arguments[-1])
+        key = (mode, step, execution.kind, execution.rows, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = compile_()
-        return program
+            try:
+                program = compile_(step, execution)
+                program = program.lower(*arguments).compile() if self._options.jit else program
+            except Exception as error:
+                _note(error, execution)
+                raise
+            self._programs[key] = program
+            self._warn_of_shapes(mode, execution)
+
+        def run() -> Any:
+            try:
+                return program(*arguments)
+            except Exception as error:
+                _note(error, execution)
+                raise
+
+        return run
+
+    def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
+        shapes = self._shapes.setdefault((mode, execution.kind), [])
+        shapes.append(execution.describe())
+        if len(shapes) > EXPECTED_SHAPES:
+            warnings.warn(
+                f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
+                f"  before:   {shapes[-2]}\n"
+                f"  expected: batches of one length, and perhaps a shorter last one\n"
+                f"  fix:      pad or drop what is shorter, so that few lengths remain: each is compiled anew",
+                RecompileWarning,
+                stacklevel=2,
+            )
 
     def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
         return check_train_step(
             state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
         )
 
-    def _compile_train(self, step: TrainStep, batch: Batch) -> Any:
-        rows = batch.rows  # the programs outlive the batch, and must not keep its arrays
+    def _compile_train(self, step: TrainStep, execution: Execution) -> Any:
+        # the programs outlive the execution, and must not keep its arrays
+        run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def train(state: TrainState, logs: Logs, arrays: Any) -> tuple[TrainState, Logs]:
+        def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
+            state, logs = self._state_tree.unflatten(carry[0]), carry[1]
             new, found = self._stepped(step, state, arrays, rows)
-            return new.replace(step=state.step + 1), _accumulate(logs, found, rows)
+            arrays = jax.tree.leaves(new.replace(step=state.step + 1))
+            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), _accumulate(logs, found, rows)
 
-        return jax.jit(
+        def train(state: Flat, logs: Logs, operands: Any) -> tuple[Flat, Logs]:
+            return run(one, (state, logs), operands, distribution)
+
+        return self._jit(
             train,
-            in_shardings=(self._state_shardings, self._replicated, self._batch_shardings(batch)),
-            out_shardings=(self._state_shardings, self._replicated),
-            donate_argnums=0,
+            (self._state_shardings, self._replicated, execution.shardings(distribution)),
+            (self._state_shardings, self._replicated),
+            consumes_state=True,
         )
 
-    def _compile_test(self, step: Callable[..., Any], batch: Batch) -> Any:
-        rows = batch.rows
+    def _compile_test(self, step: Callable[..., Any], execution: Execution) -> Any:
+        run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def test(state: TrainState, logs: Logs, arrays: Any) -> Logs:
-            return _accumulate(logs, step(state, real_rows(arrays, rows, self._distribution)), rows)
+        def test(arrays: Flat, logs: Logs, operands: Any) -> Logs:
+            state = self._state_tree.unflatten(arrays)
 
-        return jax.jit(
-            test,
-            in_shardings=(self._state_shardings, self._replicated, self._batch_shardings(batch)),
-            out_shardings=self._replicated,
-        )
+            def one(logs: Logs, arrays: Any) -> Logs:
+                return _accumulate(logs, step(state, real_rows(arrays, rows, distribution)), rows)
 
-    def _compile_predict(self, step: Callable[..., Any], batch: Batch) -> Any:
-        rows, padded = batch.rows, len(jax.tree.leaves(batch.arrays[0])[0])
+            return run(one, logs, operands, distribution)
 
-        def predict(state: TrainState, x: Any) -> Any:
+        shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
+        return self._jit(test, shardings, self._replicated)
+
+    def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
+        rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
+
+        def predict(arrays: Flat, x: Any) -> Any:
+            state = self._state_tree.unflatten(arrays)
             return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
 
-        return jax.jit(predict, in_shardings=(self._state_shardings, self._batch_shardings(batch)[0]))
+        return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
 
-    def _batch_shardings(self, batch: Batch) -> Any:
-        x, *others = batch.arrays
-        leaves, treedef = jax.tree.flatten(x)
-        names = input_names(x)
-        inputs = [
-            input_layout(name, leaf.shape, self._distribution).backend_layout
-            for name, leaf in zip(names, leaves, strict=True)
-        ]
-        rest = jax.tree.map(lambda leaf: self._distribution.get_data_layout(leaf.shape).backend_layout, others)
-        return (treedef.unflatten(inputs), *rest)
+    def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
+        """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
+        if self._options.jit:
+            donated = (0,) if consumes_state and self._options.donate else ()
+            return jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=donated)
+
+        def run(*arguments: Any) -> Any:
+            results = function(*(jax.device_put(value, place) for value, place in zip(arguments, given, strict=True)))
+            return results if returned is None else jax.device_put(results, returned)
+
+        return run
 
 
-@contextlib.contextmanager
-def _noting(batch: Batch) -> Iterator[None]:
-    """Errors of the module, the loss or JAX say which batch they arose on."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in a step on {batch.describe()}")
-        raise
+def _note(error: Exception, batch: Batch | Execution) -> None:
+    """Let an error of the module, the loss or JAX say on which batch it arose."""
+    error.add_note(f"in a step on {batch.describe()}")
 
 
 def zero_logs(tallies: Mapping[str, Tally], mesh: DeviceMesh) -> Logs:
@@ -164,8 +234,11 @@ def _traced_tallies(found_in: Callable[..., Any], state: TrainState, batch: Batc
         for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
             tallies[name] = tally_of(name, found)
 
-    with _noting(batch):
+    try:
         jax.eval_shape(trace, state, batch.arrays)
+    except Exception as error:
+        _note(error, batch)
+        raise
     return tallies
 
 

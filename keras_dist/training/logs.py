@@ -1,4 +1,4 @@
-"""`LazyLogs`: what callbacks get, fetched from the device when it is read."""
+"""`LazyLogs` and `LazyOutputs`: what callbacks get, fetched from the device when it is read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from keras_dist.training.tallies import Tally
 
@@ -49,3 +50,31 @@ class LazyLogs(Mapping[str, Any]):
                 self._fetched |= tally.read(host[name])
             self._fetched |= self._known
         return self._fetched
+
+
+class LazyOutputs(Mapping[str, Any]):
+    """What callbacks get of a prediction: the `outputs` for its batch. Reading them waits for the step.
+
+    Args:
+        rows: how many of the rows are real.
+        outputs: on the device.
+    """
+
+    def __init__(self, rows: int, outputs: Any) -> None:
+        self._rows, self._outputs = rows, outputs
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "outputs":
+            raise KeyError(name)
+        return real_outputs(self._rows, self._outputs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["outputs"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def real_outputs(rows: int, outputs: Any) -> Any:
+    """The outputs for the rows that are real, on the host."""
+    return jax.tree.map(lambda output: np.asarray(output)[:rows].copy(), outputs)

@@ -8,12 +8,13 @@ from typing import Any, Literal, Protocol
 
 import jax
 
-from keras_dist.data.arrays import Batch
+from keras_dist.training.executions import Execution
+from keras_dist.training.meter import Meter
 
 Mode = Literal["train", "test", "predict"]
 
-MAX_STEPS_IN_FLIGHT = 2
-"""More would deadlock fake CPU devices (see `_environment`), and gain nothing: one step runs while one waits."""
+MAX_IN_FLIGHT = 2
+"""Executions: more would deadlock fake CPU devices (see `_environment`), and gain nothing: one runs, one waits."""
 
 
 class Hooks(Protocol):
@@ -28,11 +29,15 @@ class Hooks(Protocol):
         ...
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Before a batch is dispatched."""
+        """Before an execution is dispatched, whose first batch this is."""
         ...
 
     def batch_end(self, mode: Mode, batch: int, logs: Mapping[str, float] | None) -> None:
-        """After a batch was dispatched; it may still be running."""
+        """After an execution was dispatched, whose last batch this is; it may still be running."""
+        ...
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """Whether one of them looks at single batches: no execution takes more than one step then."""
         ...
 
     def on_epoch_begin(self, epoch: int) -> None:
@@ -46,49 +51,59 @@ class Hooks(Protocol):
 
 def run_steps(
     mode: Mode,
-    batches: Iterable[Batch],
-    dispatch: Callable[[Batch], Any],
+    executions: Iterable[Execution],
+    dispatch: Callable[[Execution], tuple[Any, bool]],
     hooks: Hooks,
     check_interrupt: Callable[[], None],
+    meter: Meter,
     *,
-    as_logs: Callable[[Any], Mapping[str, float] | None] = lambda result: None,
-    collect: Callable[[Batch, Any], None] | None = None,
+    as_logs: Callable[[Execution, Any], Mapping[str, Any]],
+    collect: Callable[[Execution, Any], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Any:
-    """Dispatch every batch, with a bounded number of steps in flight.
+    """Dispatch every execution, with a bounded number of them in flight.
 
     Args:
         mode: which batch hooks are called.
-        batches: what to run over.
-        dispatch: starts one step and returns arrays that are ready when it is done.
-        hooks: called around each step.
-        check_interrupt: raises after a step when Ctrl-C was pressed in it.
-        as_logs: what the hooks get to see of what `dispatch` returned.
-        collect: called with each finished step, in order.
-        should_stop: asked after each step.
+        executions: what to run.
+        dispatch: starts one, and returns arrays that are ready when it is done, and whether it compiled a program.
+        hooks: called around each execution.
+        check_interrupt: raises after an execution when Ctrl-C was pressed in it.
+        meter: told of what happens.
+        as_logs: what the hooks get to see of an execution and the arrays that `dispatch` returned.
+        collect: called with each finished execution, in order.
+        should_stop: asked after each execution.
 
     Returns:
-        What the last `dispatch` returned; None without batches.
+        The arrays that the last `dispatch` returned; None without executions.
     """
-    in_flight: collections.deque[tuple[Batch, Any]] = collections.deque()
+    in_flight: collections.deque[tuple[Execution, Any, Any, float]] = collections.deque()
 
     def finish_oldest() -> None:
-        batch, result = in_flight.popleft()
-        jax.block_until_ready(result)
+        execution, result, signal, started = in_flight.popleft()
+        signal.block_until_ready()
+        meter.finished(started, execution.steps)
         if collect is not None:
-            collect(batch, result)
+            collect(execution, result)
 
     result = None
-    for index, batch in enumerate(batches):
-        if len(in_flight) >= MAX_STEPS_IN_FLIGHT:
+    batch = 0
+    meter.begin()
+    for execution in executions:
+        if len(in_flight) >= MAX_IN_FLIGHT:
             finish_oldest()
-        hooks.batch_begin(mode, index)
-        result = dispatch(batch)
-        in_flight.append((batch, result))
-        hooks.batch_end(mode, index, as_logs(result))
+        hooks.batch_begin(mode, batch)
+        began = meter.look()
+        result, compiled = dispatch(execution)
+        signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
+        in_flight.append((execution, result, signal, meter.dispatched(began, signal, execution, compiled)))
+        batch += execution.steps
+        hooks.batch_end(mode, batch - 1, as_logs(execution, result))
+        meter.look()
         check_interrupt()
         if should_stop():
             break
     while in_flight:
         finish_oldest()
+    meter.end()
     return result

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import losses, metrics
+from keras_dist import metrics
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import Layer
 from keras_dist.losses import Loss
+from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
-from keras_dist.metrics.confusion import spread
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.tallies import Observation
 
@@ -44,12 +45,13 @@ class _Term:
             )
         return value
 
+    def divisor(self, loss: Loss) -> Any:
+        """What the loss was divided by, a scalar."""
+        return loss.divisor(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
+
     def observation(self, metric: Metric, sample_weight: Any) -> Observation:
-        """What a metric sees. A mask takes weight from what does not count."""
-        if self.mask is not None:
-            mask = jnp.asarray(self.mask, jnp.float32)
-            sample_weight = mask if sample_weight is None else mask * spread(sample_weight, mask)
-        return Observation(metric, self.y_true, self.y_pred, sample_weight)
+        """What a metric sees."""
+        return Observation(metric, self.y_true, self.y_pred, sample_weight, self.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,8 +75,12 @@ class Objective:
     @property
     def needs_targets(self) -> bool:
         """Whether there is nothing to measure without `y`."""
-        everything = jax.tree.leaves([self.loss, self.metrics, self.weighted_metrics])
-        return any(measure.needs_targets for measure in everything)
+        return any(measure.needs_targets for measure in [*jax.tree.leaves(self.loss), *self.all_metrics])
+
+    @property
+    def all_metrics(self) -> list[Metric]:
+        """The metrics and the weighted metrics of all outputs."""
+        return jax.tree.leaves([self.metrics, self.weighted_metrics])
 
     def losses(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> dict[str, jax.Array]:
         """The `loss` of a batch, and with several outputs that of each, before its weight; nothing without a loss.
@@ -95,6 +101,16 @@ class Objective:
         each = {f"{term.name}_loss": value for term, value in found} if others else {}
         return {"loss": sum(others, first), **each}
 
+    def batch_weight(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> Any:
+        """How much a batch counts among others that make one large batch: what its loss was divided by.
+
+        Of several losses the mean of what they were divided by, which is exact where one is a multiple of another in
+        all batches. Where nothing but layers adds to the loss, the rows. Arguments are those of `losses`.
+        """
+        terms = self._terms(batch, y_pred, mask)
+        divisors = [term.divisor(term.loss) for term in terms if term.loss is not None]
+        return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
+
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None
     ) -> dict[str, Any]:
@@ -104,8 +120,10 @@ class Objective:
             ModelError: two values would be logged under one name.
         """
         terms = self._terms(batch, y_pred, mask)
-        names = ["loss", *(f"{term.name}_loss" for term in terms)]
-        prefixes = [f"{term.name}_" if len(terms) > 1 else "" for term in terms]
+        order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else [t.name for t in terms]
+        names = ["loss", *(f"{name}_loss" for name in order)]
+        are_several = len(jax.tree.leaves(y_pred)) > 1
+        prefixes = [f"{term.name}_" if are_several and term.name else "" for term in terms]
         found: dict[str, Observation] = {}
         for term, prefix in zip(terms, prefixes, strict=True):
             for metric in term.metrics:
@@ -122,7 +140,7 @@ class Objective:
                 expected="a name of its own for each",
                 fix="give the metric another name",
             )
-        in_order = found if len(terms) == 1 else dict(sorted(found.items()))
+        in_order = dict(sorted(found.items())) if are_several else found
         return {**{name: losses[name] for name in names if name in losses}, **in_order}
 
     def _terms(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any) -> list[_Term]:
@@ -172,10 +190,10 @@ def resolve_objective(
     """What `compile` was given, with names resolved.
 
     Args:
-        loss: what `losses.get` takes, or a list or dict by output of that; None in there for outputs without a loss.
+        loss: what `as_loss` takes, or a list or dict by output of that; None in there for outputs without a loss.
             None alone for models whose layers add all the losses.
         loss_weights: a number, or a list or dict of them.
-        metrics: what `metrics.get` takes, a list of that, or for several outputs a list of lists or a dict by output.
+        metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.
         output_names: names for outputs that are lists, tuples or lone arrays.
 
@@ -183,8 +201,10 @@ def resolve_objective(
         UnknownNameError: a loss or metric is not known.
         ModelError: something cannot be used, or names an output that does not exist.
     """
+    for argument, given in (("loss", loss), ("metrics", metrics), ("weighted_metrics", weighted_metrics)):
+        _check_no_layers(argument, given)
     objective = Objective(
-        _mapped(losses.get, loss),
+        _mapped(as_loss, loss),
         _mapped(_number, loss_weights),
         _resolved_metrics(metrics),
         _resolved_metrics(weighted_metrics),
@@ -204,6 +224,23 @@ def resolve_objective(
             if isinstance(given, Mapping):
                 outputs.assign(argument, given, one_for_all=False)
     return objective
+
+
+def _check_no_layers(argument: str, given: Any) -> None:
+    """Check that there is no layer, which could be called with two arguments like a function of targets."""
+    layers = [leaf for leaf in jax.tree.leaves(given, is_leaf=_is_layer) if _is_layer(leaf)]
+    if layers:
+        kind = "loss" if argument == "loss" else "metric"
+        raise ModelError(
+            f"`{argument}` holds a layer",
+            given=f"{shorten(layers[0])} of type {type(layers[0]).__name__}",
+            expected=f"a {kind}: a name, a {kind.title()}, or a callable (y_true, y_pred) -> values",
+            fix=f"call it in a function: lambda y_true, y_pred: ..., or leave it out of `{argument}`",
+        )
+
+
+def _is_layer(node: Any) -> bool:
+    return isinstance(node, Layer)
 
 
 def _mapped(resolve: Any, given: Any) -> Any:

@@ -51,7 +51,7 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
         ModelError: an entry updates no variable, or two update the same.
     """
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or optimizers.is_config(given):
         return {DEFAULT: Optimizer(optimizers.get(given), frozenset(parts))}
     if not given:
         raise ModelError(
@@ -73,6 +73,7 @@ def apply_gradients(
     *,
     value: Any = None,
     value_fn: Callable[[Any], Any] | None = None,
+    batch_weight: Any = None,
 ) -> TrainState:
     """`state` after one update by the optimizer `name`, or by all of them.
 
@@ -83,6 +84,7 @@ def apply_gradients(
         name: which optimizer; None for all of them.
         value: the loss before, for optimizers that search along a line (lbfgs).
         value_fn: the loss as a function of all trained variables, likewise.
+        batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
 
     Raises:
         ModelError: there is no such optimizer, or gradients are missing.
@@ -105,18 +107,41 @@ def apply_gradients(
                 "grad": part,
                 "value_fn": lambda params, optimizer=optimizer: value_fn(optimizer.put(state.trainable, params)),
             }
+        if batch_weight is not None and isinstance(optimizer.transformation, optimizers.Optimizer):
+            extra["batch_weight"] = batch_weight
         params = optimizer.select(trainable)
         updates, slots[key] = optimizer.transformation.update(part, slots[key], params, **extra)
         trainable = optimizer.put(trainable, optax.apply_updates(params, updates))
     return state.replace(trainable=trainable, slots=slots)
 
 
-def loss_scale(named: Mapping[str, Optimizer]) -> float | None:
-    """What the loss is multiplied by before gradients are taken of it; None for nothing.
+def scale_loss(named: Mapping[str, Optimizer], loss: Any, slots: Mapping[str, Any]) -> Any:
+    """The loss that gradients are to be taken of, so that they do not vanish in half precision.
+
+    Args:
+        named: the model's optimizers, which agree on the scale.
+        loss: of the batch.
+        slots: the optimizers' states, by their names.
+    """
+    name, optimizer = next(iter(named.items()))
+    scaling = optimizer.transformation
+    return scaling.scale_loss(loss, slots[name]) if isinstance(scaling, optimizers.Optimizer) else loss
+
+
+def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
+    """Check that one loss is scaled once, for all optimizers alike.
 
     Raises:
-        ModelError: the optimizers do not agree on it.
+        ModelError: the optimizers do not agree on the scale, or one of several finds its own out.
     """
+    dynamic = [name for name, one in named.items() if isinstance(one.transformation, optimizers.LossScaleOptimizer)]
+    if dynamic and len(named) > 1:
+        raise ModelError(
+            f"optimizer {dynamic[0]!r} scales the loss, which is that of other optimizers, too",
+            given=f"a LossScaleOptimizer among {list(named)}",
+            expected="a LossScaleOptimizer alone",
+            fix="give all of them the same loss_scale_factor instead, and compile(..., auto_scale_loss=False)",
+        )
     scales = {name: getattr(optimizer.transformation, "loss_scale_factor", None) for name, optimizer in named.items()}
     if len(set(scales.values())) > 1:
         raise ModelError(
@@ -125,7 +150,11 @@ def loss_scale(named: Mapping[str, Optimizer]) -> float | None:
             expected="the same loss_scale_factor for all optimizers",
             fix="give all of them one factor, or none",
         )
-    return next(iter(scales.values()), None)
+
+
+def accumulates(named: Mapping[str, Optimizer]) -> bool:
+    """Whether one of the optimizers makes an update of several steps' gradients."""
+    return any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in named.values())
 
 
 def has_final_values(named: Mapping[str, Optimizer]) -> bool:

@@ -47,7 +47,8 @@ class Outputs:
 
         Args:
             argument: how errors call it.
-            value: shaped as the outputs, a dict by output, a list in their order (or only of those needed), or None.
+            value: shaped as the outputs, a dict by output, a list in the order of `names` (or only of those needed;
+                alone where one is needed), or None.
             needed: the outputs that must have one, when there is any.
 
         Raises:
@@ -61,10 +62,11 @@ class Outputs:
         found: dict[str, Any] = {}
         if isinstance(value, Mapping):
             found = dict(zip(leaf_paths(value), leaves, strict=True))
-        elif isinstance(value, list | tuple) and self._is_sequence:
+        else:
+            items = value if isinstance(value, list | tuple) else [value]
             for names in (self.names, list(needed)):
-                if len(names) == len(value):
-                    found = {name: item for name, item in zip(names, value, strict=True) if item is not None}
+                if len(names) == len(items):
+                    found = {name: item for name, item in zip(names, items, strict=True) if item is not None}
                     break
         if not found or not set(found) <= set(self.arrays) or not set(needed) <= set(found):
             raise ModelError(
@@ -112,7 +114,7 @@ class Outputs:
             given=_described_spec(given),
             expected=f"a dict by output, or a list of {len(names)}, for {_listed(names)}"
             if len(names) > 1
-            else f"a single {argument.rstrip('s')}, for the model has one output",
+            else f"a single one of `{argument}`, for the model has one output",
             fix=f"compile(..., {argument}={{{names[0]!r}: ...}})"
             if len(names) > 1
             else f"compile(..., {argument}=...)",

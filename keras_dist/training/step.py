@@ -17,7 +17,14 @@ from keras_dist.layers import call_context
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
-from keras_dist.training.optimization import Optimizer, apply_gradients, loss_scale
+from keras_dist.training.optimization import (
+    Optimizer,
+    accumulates,
+    apply_gradients,
+    check_loss_scales,
+    scale_loss,
+)
+from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.state import TrainState
 from keras_dist.training.tallies import Observation
 
@@ -39,6 +46,7 @@ class Forward:
         seed: fixes the random numbers of every step.
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
+        remat: what the way back computes again in training; None for nothing.
     """
 
     graph: ModuleGraph
@@ -46,6 +54,7 @@ class Forward:
     distribution: Distribution
     seed: int
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
+    remat: Remat | None = None
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
@@ -59,6 +68,8 @@ class Forward:
     ) -> tuple[dict[str, jax.Array], Any, Any, Any]:
         """The losses of a batch, the output, its mask, and `rest` afterwards."""
         module = self.module(trainable, state.rest)
+        if training and self.remat is not None:
+            self.remat.mark(module)
         with call_context.entered(training, anew=True) as context:
             y_pred = self._run(module, state.step, batch[0], training)
             mask = context.mask_of(y_pred)
@@ -95,19 +106,24 @@ def default_call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
 
 def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> TrainStep:
     """One step of gradient descent on the mean loss of a batch."""
-    scale = loss_scale(optimizers)
+    check_loss_scales(optimizers)
 
     def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
         del rngs  # drawn inside, where the gradient is traced
 
         def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, ...]]:
             losses, *others = forward.measure(objective, state, trainable, batch, True)
-            value = losses["loss"]
-            return value if scale is None else value * scale, (losses, *others)
+            return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others)
 
-        (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+        differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
+        (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(differentiated, has_aux=True)(state.trainable)
         new = apply_gradients(
-            state, optimizers, grads, value=losses["loss"], value_fn=lambda trainable: loss_of(trainable)[0]
+            state,
+            optimizers,
+            grads,
+            value=losses["loss"],
+            value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
+            batch_weight=objective.batch_weight(batch, y_pred, mask) if accumulates(optimizers) else None,
         )
         new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
         return new, objective.logs(losses, batch, y_pred, mask)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.metrics import Metric
+from keras_dist.metrics.confusion import spread
+from keras_dist.metrics.plain_state import no_plain_state
 
 
 class OpenMean(NamedTuple):
@@ -21,17 +23,34 @@ class OpenMean(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What a metric gets to see of a batch."""
+    """What a metric gets to see of a batch.
+
+    Attributes:
+        metric: the metric.
+        y_true: targets.
+        y_pred: predictions.
+        sample_weight: their weights, or None.
+        mask: which predictions count, or None for all. Metrics that take no weights see all of them, as in Keras.
+    """
 
     metric: Metric
     y_true: Any
     y_pred: Any
     sample_weight: Any = None
+    mask: Any = None
 
     def added_to(self, variables: tuple[Any, ...]) -> tuple[Any, ...]:
         """The metric's variables afterwards."""
-        weight = () if self.sample_weight is None else (self.sample_weight,)
-        return tuple(self.metric.stateless_update_state(variables, self.y_true, self.y_pred, *weight))
+        weight = self._weight()
+        weights = () if weight is None else (weight,)
+        return tuple(self.metric.stateless_update_state(variables, self.y_true, self.y_pred, *weights))
+
+    def _weight(self) -> Any:
+        """The weights, 0 for what does not count."""
+        if self.mask is None or (self.sample_weight is None and not self.metric.weighs(self.y_true, self.y_pred)):
+            return self.sample_weight
+        mask = jnp.asarray(self.mask, jnp.float32)
+        return mask if self.sample_weight is None else mask * spread(self.sample_weight, mask)
 
 
 class Tally(Protocol):
@@ -94,10 +113,16 @@ class MetricTally:
 
 
 def tally_of(name: str, found: Any) -> Tally:
-    """The tally of what a step found under this name (traced)."""
+    """The tally of what a step found under this name (traced).
+
+    Raises:
+        ModelError: a metric keeps state that is in none of its variables.
+    """
     if not isinstance(found, Observation):
         return MeanTally(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))
+    with no_plain_state(found.metric):
+        found.added_to(variables)
     compute = found.metric.stateless_result
     try:
         result = compute(variables)

@@ -10,16 +10,21 @@ import jax
 import numpy as np
 
 from keras_dist.data.arrays import ArraySource, Batch
+from keras_dist.data.batching import Batching, Validation
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.cell import StateCell
-from keras_dist.training.compiled import CompiledSteps, Logs, rows_multiple, zero_logs
-from keras_dist.training.interrupt import interrupt_between_steps
-from keras_dist.training.logs import LazyLogs
-from keras_dist.training.loop import Hooks, run_steps
+from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, rows_multiple, zero_logs
+from keras_dist.training.executions import Execution, ResidentFeed, Single, StreamFeed, fits_on_devices, stack_of
+from keras_dist.training.interrupt import interrupt_between_steps, shield
+from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
+from keras_dist.training.loop import Hooks, Mode, run_steps
+from keras_dist.training.measures import Measures
+from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, finalize, has_final_values
+from keras_dist.training.pace import Pace
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
 
@@ -32,11 +37,15 @@ class Recipe:
         objective: loss and metrics; None when the train step needs none.
         optimizers: by name.
         train_step: the user's own step, or None for gradient descent on the loss.
+        measures: the metric objects, which tell what was measured last.
+        options: how the steps run.
     """
 
     objective: Objective | None
     optimizers: dict[str, Optimizer]
     train_step: TrainStep | None
+    measures: Measures
+    options: StepOptions
 
 
 class Trainer:
@@ -53,10 +62,13 @@ class Trainer:
         self._cell = cell
         self._forward = forward
         self._distribution = distribution
-        self._compiled = CompiledSteps(cell.state_plan, forward, distribution)
+        self._options = recipe.options if recipe is not None else StepOptions()
+        self._compiled = CompiledSteps(cell.state_plan, forward, distribution, self._options)
         self._predict_step = steps.make_predict_step(forward)
         self._train_tallies: dict[str, Tally] | None = None
         self._test_tallies: dict[str, Tally] | None = None
+        self._paces: dict[Mode, Pace] = {"train": Pace(), "test": Pace()}
+        self._residents: dict[Mode, tuple[int, int]] = {}
         self._tensor_rules_checked = False
         self._train_step: Any = None
         self._test_step: Any = None
@@ -66,75 +78,80 @@ class Trainer:
 
     def fit(
         self,
-        source: ArraySource,
-        batch_size: int,
+        batching: Batching,
         epochs: range,
         shuffle_key: tuple[int, ...] | None,
-        validation: tuple[ArraySource, int] | None,
+        validation: Validation | None,
         hooks: Hooks,
         should_stop: Callable[[], bool],
-    ) -> None:
-        """Train for the epochs.
+    ) -> Timing:
+        """Train for the epochs, and tell how fast it went.
 
         Args:
-            source: the examples.
-            batch_size: rows of one step.
+            batching: the examples.
             epochs: their numbers.
-            shuffle_key: with the epoch's number fixes the order of its rows; None for their own order.
-            validation: examples and batch size for the evaluation after each epoch.
+            shuffle_key: with the number of an epoch fixes the order of the rows from there on, until all had their
+                turn; None for their own order.
+            validation: what is evaluated after which epochs.
             hooks: the callbacks.
             should_stop: asked after each step; ends the epoch and the training.
         """
-        self._check_targets(source)
-        multiple = self._prepare(source)
-        tallies = self._tallies_of_train(source.batches(batch_size, multiple))
+        self._check_targets(batching.source)
+        feed = self._feed("train", batching, hooks, len(epochs))
+        tallies = self._tallies_of_train(self._batches(batching))
+        evaluate = self._evaluation(validation.batching, hooks, len(epochs)) if validation is not None else None
+        meter = Meter(self._paces["train"])
         logs: Mapping[str, float] = {}
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("train")
-            for epoch in epochs:
+            for epoch, span in batching.spans(epochs):
                 hooks.on_epoch_begin(epoch)
-                key = None if shuffle_key is None else (*shuffle_key, epoch)
-                batches = source.batches(batch_size, multiple, key)
+                key = None if shuffle_key is None else (*shuffle_key, span.began)
                 states = run_steps(
                     "train",
-                    batches,
+                    feed.executions(key, span.batches),
                     self._train_dispatch(tallies),
                     hooks,
                     check_interrupt,
-                    as_logs=lambda states: LazyLogs(states, tallies),
+                    meter,
+                    as_logs=lambda execution, states: LazyLogs(states, tallies),
                     should_stop=should_stop,
                 )
+                self._hold(tallies, states)
                 known: dict[str, float] = {}
-                if validation is not None:
-                    found = self._evaluate(*validation, hooks, check_interrupt)
-                    known = {f"val_{name}": value for name, value in found.items()}
+                if validation is not None and evaluate is not None and validation.is_due(epoch):
+                    known = {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
                 logs = LazyLogs(states, tallies, known)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
             self._finalize()
             hooks.end("train", logs)
+        return meter.timing(self._cell.mesh.backend_mesh.local_devices)
 
-    def evaluate(self, source: ArraySource, batch_size: int, hooks: Hooks) -> dict[str, float]:
+    def evaluate(self, batching: Batching, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
         with interrupt_between_steps() as check_interrupt:
-            return dict(self._evaluate(source, batch_size, hooks, check_interrupt))
+            return dict(self._evaluation(batching, hooks, 1)(check_interrupt))
 
-    def predict(self, source: ArraySource, batch_size: int, hooks: Hooks) -> Any:
+    def predict(self, batching: Batching, hooks: Hooks) -> Any:
         """The outputs for the examples, in order, on the host."""
-        multiple = self._prepare(source)
         outputs: list[Any] = []
+        self._compiled.begin()
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
-                source.batches(batch_size, multiple),
-                self._predict,
+                StreamFeed(*self._sizes(batching)).executions(span=batching.once()),
+                self._predict_dispatch,
                 hooks,
                 check_interrupt,
-                collect=lambda batch, result: outputs.append(_real_outputs(batch, result)),
+                Meter(Pace()),
+                as_logs=lambda execution, result: LazyOutputs(execution.rows, result),
+                collect=lambda execution, result: outputs.append(real_outputs(execution.rows, result)),
             )
             hooks.end("predict")
+        self._compiled.begin()
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
     def train_batch(self, source: ArraySource) -> dict[str, float]:
@@ -143,25 +160,29 @@ class Trainer:
         batch = source.whole(self._prepare(source))
         tallies = self._tallies_of_train(iter([batch]))
         with interrupt_between_steps():
-            return dict(LazyLogs(self._train_dispatch(tallies)(batch), tallies))
+            states = self._train_dispatch(tallies)(Single(batch))[0]
+        self._hold(tallies, states)
+        return dict(LazyLogs(states, tallies))
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = source.whole(self._prepare(source))
         tallies = self._tallies_of_test(iter([batch]))
-        return dict(LazyLogs(self._test_dispatch(tallies)(batch), tallies))
+        states = self._test_dispatch(tallies)(Single(batch))[0]
+        self._hold(tallies, states)
+        return dict(LazyLogs(states, tallies))
 
     def predict_batch(self, source: ArraySource) -> Any:
         """The outputs for all rows of `source` as one batch, on the host."""
         batch = source.whole(self._prepare(source))
-        return _real_outputs(batch, self._predict(batch))
+        return real_outputs(batch.rows, self._predict_dispatch(Single(batch))[0])
 
     def lower_train(self, source: ArraySource) -> Any:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
         batch = source.whole(self._prepare(source))
         logs = zero_logs(self._tallies_of_train(iter([batch])), self._cell.mesh)
-        return self._compiled.lower_train(self._train_step, self._cell.state, logs, batch)
+        return self._compiled.lower_train(self._train_step, self._cell.arrays, logs, batch)
 
     def _use(self, recipe: Recipe) -> None:
         if recipe.objective is not None:
@@ -202,15 +223,42 @@ class Trainer:
             self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, next(batches))
         return self._test_tallies
 
-    def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Batch], Logs]:
-        logs = zero_logs(tallies, self._cell.mesh)
+    def _sizes(self, batching: Batching) -> tuple[ArraySource, int, int]:
+        """The source, rows of a step, and the number that they are padded to a multiple of."""
+        return batching.source, batching.batch_size, self._prepare(batching.source)
 
-        def dispatch(batch: Batch) -> Logs:
+    def _batches(self, batching: Batching) -> Iterator[Batch]:
+        source, batch_size, multiple_of = self._sizes(batching)
+        return source.batches(batch_size, multiple_of)
+
+    def _feed(self, mode: Mode, batching: Batching, hooks: Hooks, epochs: int) -> StreamFeed | ResidentFeed:
+        """How batches come to the steps."""
+        self._compiled.begin()
+        sizes = source, batch_size, _ = self._sizes(batching)
+        key = source.length, batch_size
+        if not self._options.jit:
+            return StreamFeed(*sizes)
+        if self._options.steps_per_execution is not None:
+            return StreamFeed(*sizes, self._options.steps_per_execution)
+        if hooks.sees_every_batch(mode):
+            return StreamFeed(*sizes)
+        # programs that gather rows know how many there are: one data set of each kind is enough to compile for
+        if fits_on_devices(source, self._distribution) and self._residents.setdefault(mode, key) == key:
+            return ResidentFeed(*sizes, self._distribution, self._paces[mode])
+        return StreamFeed(*sizes, stack_of(source, batch_size, epochs))
+
+    def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
+        logs = zero_logs(tallies, self._cell.mesh)
+        shielded = shield()
+
+        def dispatch(execution: Execution) -> tuple[Logs, bool]:
             nonlocal logs
-            # the state is consumed: whatever happens next, the cell must have the new one
+            known = self._compiled.count
             with self._cell.lock:
-                self._cell.state, logs = self._compiled.train(self._train_step, self._cell.state, logs, batch)
-            return logs
+                run = self._compiled.train(self._train_step, self._cell.arrays, logs, execution)
+                with shielded:  # the state is consumed: whatever happens, the cell must have the new one
+                    self._cell.arrays, logs = run()
+            return logs, self._compiled.count > known
 
         return dispatch
 
@@ -224,40 +272,49 @@ class Trainer:
             with self._cell.lock:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
-    def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Batch], Logs]:
+    def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
         logs = zero_logs(tallies, self._cell.mesh)
 
-        def dispatch(batch: Batch) -> Logs:
+        def dispatch(execution: Execution) -> tuple[Logs, bool]:
             nonlocal logs
+            known = self._compiled.count
             with self._cell.lock:
-                logs = self._compiled.test(self._test_step, self._cell.state, logs, batch)
-            return logs
+                logs = self._compiled.test(self._test_step, self._cell.arrays, logs, execution)
+            return logs, self._compiled.count > known
 
         return dispatch
 
-    def _predict(self, batch: Batch) -> Any:
+    def _predict_dispatch(self, execution: Execution) -> tuple[Any, bool]:
+        known = self._compiled.count
         with self._cell.lock:
-            return self._compiled.predict(self._predict_step, self._cell.state, batch)
+            outputs = self._compiled.predict(self._predict_step, self._cell.arrays, execution)
+        return outputs, self._compiled.count > known
 
-    def _evaluate(
-        self, source: ArraySource, batch_size: int, hooks: Hooks, check_interrupt: Callable[[], None]
-    ) -> LazyLogs:
-        self._check_measurable(source)
-        multiple = self._prepare(source)
-        tallies = self._tallies_of_test(source.batches(batch_size, multiple))
-        hooks.begin("test")
-        states = run_steps(
-            "test",
-            source.batches(batch_size, multiple),
-            self._test_dispatch(tallies),
-            hooks,
-            check_interrupt,
-            as_logs=lambda states: LazyLogs(states, tallies),
-        )
-        logs = LazyLogs(states, tallies)
-        hooks.end("test", logs)
-        return logs
+    def _evaluation(self, batching: Batching, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:
+        """What evaluates these examples once an epoch: its data is put in place once."""
+        self._check_measurable(batching.source)
+        feed = self._feed("test", batching, hooks, epochs)
+        tallies = self._tallies_of_test(self._batches(batching))
 
+        def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
+            hooks.begin("test")
+            states = run_steps(
+                "test",
+                feed.executions(span=batching.once()),
+                self._test_dispatch(tallies),
+                hooks,
+                check_interrupt,
+                Meter(self._paces["test"]),
+                as_logs=lambda execution, states: LazyLogs(states, tallies),
+            )
+            self._hold(tallies, states)
+            logs = LazyLogs(states, tallies)
+            hooks.end("test", logs)
+            return logs
 
-def _real_outputs(batch: Batch, outputs: Any) -> Any:
-    return jax.tree.map(lambda output: np.asarray(output)[: batch.rows].copy(), outputs)
+        return evaluate
+
+    def _hold(self, tallies: Mapping[str, Tally], states: Logs) -> None:
+        """Let the metric objects of the model tell what is in these states."""
+        if self._recipe is not None:
+            self._recipe.measures.hold(tallies, states)

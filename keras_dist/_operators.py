@@ -1,0 +1,141 @@
+"""`Operators`: what stands for an array counts as that array in arithmetic, comparisons, jax and numpy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+
+
+def value_of(operand: Any) -> Any:
+    """The array that `operand` stands for; anything else as it is."""
+    return operand.value if isinstance(operand, Operators) else operand
+
+
+def as_pytree(cls: type[Operators]) -> type[Any]:
+    """Let `cls` pass into functions of jax, which see its array."""
+    jax.tree_util.register_pytree_node(cls, lambda stand_in: ((stand_in.value,), None), lambda _, arrays: arrays[0])
+    return cls
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(self.value, value_of(other))
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(value_of(other), self.value)
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: function(self.value)
+
+
+class Operators:
+    """What stands for an array. Subclasses have `path`, `shape`, `dtype`, `assign` and `_read`.
+
+    Source: `keras.Variable`.
+    """
+
+    __slots__ = ()
+    __array_priority__ = 100  # as of jax's arrays: `numpy_array * self` is ours to compute
+
+    path: Any
+    shape: Any
+    dtype: Any
+
+    def _read(self) -> Any:
+        """The current array."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> Any:
+        """Put `value` in the place of the current one."""
+        raise NotImplementedError
+
+    @property
+    def value(self) -> Any:
+        """The current array.
+
+        Raises:
+            ModelError: it is set.
+        """
+        return self._read()
+
+    @value.setter
+    def value(self, value: Any) -> NoReturn:
+        raise ModelError(
+            f"cannot set `value` of {self.path!r}",
+            given=f"variable.value = {shorten(value)}",
+            expected="`value` to be read only",
+            fix="variable.assign(value)",
+        )
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def numpy(self) -> np.ndarray:
+        """The current value on the host."""
+        return np.asarray(self.value)
+
+    def assign_add(self, value: Any) -> Any:
+        """Add `value`; gives the sum."""
+        return self.assign(self.value + jnp.asarray(value_of(value)))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtract `value`; gives the difference."""
+        return self.assign(self.value - jnp.asarray(value_of(value)))
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.value[index]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return jnp.round(self.value, ndigits or 0)
+
+    def __eq__(self, other: Any) -> Any:
+        return operator.eq(self.value, value_of(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return operator.ne(self.value, value_of(other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of arrays, since `==` compares elements
+
+    __bool__, __int__, __float__, __index__ = _unary(bool), _unary(int), _unary(float), _unary(operator.index)
+    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
+    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
+    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
+    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
+    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)

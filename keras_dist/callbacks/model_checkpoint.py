@@ -1,0 +1,194 @@
+"""`ModelCheckpoint`: saves the model every so often, or whenever it got better."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections import ChainMap
+from typing import Any
+
+import numpy as np
+
+from keras_dist.callbacks.callback import Logs, Mode
+from keras_dist.callbacks.first_process import is_first_process, print_message
+from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.ranges import check_number
+
+_SUFFIX = ".safetensors"
+
+
+class ModelCheckpoint(MonitorCallback):
+    """Saves the weights of the model after every epoch, every so many batches, or whenever a value got better.
+
+    The path tells what is saved: one that ends in `.safetensors` the weights, by `Model.save_weights`. Whole models
+    are not saved yet.
+
+    Args:
+        filepath: a path that ends in `.safetensors`. In it `{epoch}` and `{batch}`, counted from 1, and the names of
+            the logs are filled in: `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is made if need be.
+        monitor: the name of the value that is to get better.
+        verbose: 1 to print what it does.
+        save_best_only: whether to save only when the value is better than whenever the callback saved before.
+        save_weights_only: whether the path must be one for weights. False leaves it to the path.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
+        save_freq: `"epoch"`, or every how many batches. Where several steps are one execution it saves after the
+            execution in which that many are reached.
+        initial_value_threshold: what the first value must be better than.
+
+    Attributes:
+        best: the best value; it is kept from one `fit` to the next.
+
+    Raises:
+        ModelError: an argument cannot be used; at the begin of training, when `mode="auto"` finds no direction; when
+            it saves, if the path asks for what is not in the logs.
+        OSError: when it saves, if the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile("sgd", loss="mse")
+        >>> checkpoint = kd.callbacks.ModelCheckpoint(folder / "{epoch:02d}.weights.safetensors")
+        >>> x, y = np.ones((4, 3)), np.ones((4, 1))
+        >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[checkpoint])
+        >>> sorted(path.name for path in folder.iterdir())
+        ['01.weights.safetensors', '02.weights.safetensors']
+        >>> model.load_weights(folder / "01.weights.safetensors")
+
+    Differs from Keras: files are of safetensors; NaN is never the best value, and an unknown `mode` is an error.
+
+    Source: `keras.callbacks.ModelCheckpoint`.
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: int | str = "epoch",
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta=0)
+        if initial_value_threshold not in (None, math.inf, -math.inf):
+            check_number("initial_value_threshold", initial_value_threshold)
+        self.filepath = _checked_path(filepath, save_weights_only)
+        self.verbose = verbose
+        self.save_best_only = save_best_only
+        self.save_weights_only = save_weights_only
+        self.save_freq = _checked_frequency(save_freq)
+        self.best = initial_value_threshold
+        self._epoch = 0
+        self._last_batch = -1
+        self._batches_since_save = 0
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """Whether it counts batches."""
+        return mode == "train" and self.save_freq != "epoch"
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Find out which values are better."""
+        if self.save_best_only:
+            best = self.best  # the file of an earlier `fit` may be better than all that come
+            super().on_train_begin(logs)
+            self.best = best
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Count the batches of the epoch anew."""
+        self._epoch = epoch
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save when that many batches are reached."""
+        if isinstance(self.save_freq, str):
+            return
+        self._batches_since_save += batch - self._last_batch
+        self._last_batch = batch
+        if self._batches_since_save >= self.save_freq:
+            self._batches_since_save = 0
+            self._consider(self._epoch, logs or {}, batch=batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save when that is what epochs are for."""
+        if self.save_freq == "epoch":
+            self._consider(epoch, logs or {})
+
+    def _consider(self, epoch: int, logs: Logs, **numbers: int) -> None:
+        """Save, unless only better values count and this is none."""
+        path = self._path({"epoch": epoch + 1, **numbers}, logs)
+        if self.save_best_only:
+            is_wanted, reason = self._judge(logs, path)
+        else:
+            is_wanted, reason = True, f"saving model to {path}"
+        self._say(epoch, reason)
+        if is_wanted:
+            if is_first_process():
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            self.model.save_weights(path)
+            self._say(epoch, f"finished saving model to {path}")
+
+    def _judge(self, logs: Logs, path: str) -> tuple[bool, str]:
+        """Whether the model got better, and how to say it. Where that cannot be told it is saved, with a warning."""
+        current: Any = logs.get(self.monitor)
+        if current is None or np.ndim(current):
+            found = f"logs {', '.join(logs)}" if current is None else f"shape {np.shape(current)}"
+            warnings.warn(
+                f"Can save best model only with {self.monitor} available, as a scalar value: {found}. Saving anyway.",
+                stacklevel=2,
+            )
+            return True, f"saving model to {path}"
+        best = "None" if self.best is None else f"{self.best:.5f}"
+        if not self.is_improvement(float(current), self.best):
+            return False, f"{self.monitor} did not improve from {best}"
+        self.best = float(current)
+        return True, f"{self.monitor} improved from {best} to {self.best:.5f}, saving model to {path}"
+
+    def _path(self, numbers: dict[str, Any], logs: Logs) -> str:
+        """The path with numbers and logs filled in."""
+        names: ChainMap[str, Any] = ChainMap(numbers, logs)  # pyright: ignore[reportArgumentType]
+        try:
+            return self.filepath.format_map(names)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise ModelError(
+                f"ModelCheckpoint: failed to format this callback `filepath`: {self.filepath!r}",
+                given=f"{type(error).__name__}: {error}",
+                expected=f"fields among {', '.join([*numbers, *logs])}"
+                + ("" if "batch" in numbers else "; batch needs save_freq"),
+                fix='for example "{epoch:02d}.weights.safetensors"',
+            ) from error
+
+    def _say(self, epoch: int, text: str) -> None:
+        if self.verbose:
+            print_message(f"\nEpoch {epoch + 1}: {text}")
+
+
+def _checked_path(filepath: Any, save_weights_only: bool) -> str:
+    if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(_SUFFIX):
+        return os.fspath(filepath)
+    weights = save_weights_only or not isinstance(filepath, str | os.PathLike)
+    raise ModelError(
+        f"ModelCheckpoint: `filepath` does not end in {_SUFFIX!r}"
+        if weights
+        else "ModelCheckpoint: whole models cannot be saved yet, only their weights",
+        given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",
+        expected=f"a path that ends in {_SUFFIX!r}",
+        fix=f'for example ModelCheckpoint("model.weights{_SUFFIX}", save_weights_only=True)',
+    )
+
+
+def _checked_frequency(save_freq: Any) -> int | str:
+    is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+    if save_freq != "epoch" and not is_count:
+        raise ModelError(
+            "ModelCheckpoint: `save_freq` cannot be used",
+            given=f"save_freq={shorten(save_freq)}",
+            expected="'epoch', or a number of batches >= 1",
+            fix="correct `save_freq`, or leave it out",
+        )
+    return save_freq

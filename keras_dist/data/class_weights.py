@@ -1,0 +1,59 @@
+"""Weights of classes as weights of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist.errors import DataError, shorten
+
+
+def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
+    """For each example the weight of its class.
+
+    Args:
+        y: class indices (examples,) or (examples, 1), or a score for each class (examples, classes), the largest of
+            which counts.
+        class_weight: weights by class index; classes that are not in it weigh 1.
+
+    Returns:
+        Weights (examples,), float32.
+
+    Raises:
+        DataError: `class_weight` is no dict of numbers by index, or `y` does not have one class for each example.
+
+    Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
+    """
+    _check_weights(class_weight)
+    if not hasattr(y, "shape") or len(y.shape) not in (1, 2):
+        raise DataError(
+            "`class_weight` needs one class for each example",
+            given="y=None" if y is None else f"y: {_shape(y)}",
+            expected="one output, with y of shape (examples,), (examples, 1) or (examples, classes)",
+            fix="pass weights for each output by sample_weight",
+        )
+    y = np.asarray(y)
+    if y.ndim == 2:
+        y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]
+    classes, places = np.unique(np.round(y).astype(np.int32), return_inverse=True)
+    return np.array([class_weight.get(int(label), 1.0) for label in classes], np.float32)[places]
+
+
+def _check_weights(class_weight: Any) -> None:
+    numbers = (int, float, np.number)
+    fits = isinstance(class_weight, Mapping) and all(
+        isinstance(label, int | np.integer) and isinstance(weight, numbers) for label, weight in class_weight.items()
+    )
+    if not fits:
+        raise DataError(
+            "`class_weight` is not a dict of weights by class index",
+            given=f"class_weight={shorten(class_weight)}",
+            expected="a dict of integers to numbers",
+            fix="for example class_weight={0: 1.0, 1: 5.0}",
+        )
+
+
+def _shape(y: Any) -> str:
+    return f"shape {y.shape}" if hasattr(y, "shape") else f"a {type(y).__name__} for several outputs"

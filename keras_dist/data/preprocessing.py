@@ -1,0 +1,131 @@
+"""Examples as models want them: classes as rows of zeros and a one, rows of norm 1, sequences of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import DataError, shorten
+
+
+def to_categorical(x: Any, num_classes: int | None = None) -> Any:
+    """For each class index a row of zeros with a one at its place.
+
+    Args:
+        x: integers from 0 to `num_classes - 1`, of any shape; a last dim of size 1 is left out.
+        num_classes: the length of the rows; by default the largest index plus 1.
+
+    Returns:
+        An array of shape `(*x.shape, num_classes)`: numpy's, or JAX's where `x` is one of JAX.
+
+    Raises:
+        DataError: an index is no class.
+
+    Example:
+        >>> from keras_dist import utils
+        >>> utils.to_categorical([0, 2])
+        array([[1., 0., 0.],
+               [0., 0., 1.]])
+
+    Source: `keras.utils.to_categorical`.
+    """
+    is_jax = isinstance(x, jax.Array)
+    indices = x if is_jax else np.asarray(x, np.int64)
+    if indices.ndim > 1 and indices.shape[-1] == 1:
+        indices = indices[..., 0]
+    classes = num_classes or int(indices.max()) + 1
+    if is_jax:
+        return jax.nn.one_hot(indices, classes)
+    wrong = indices[(indices < 0) | (indices >= classes)]
+    if wrong.size:
+        raise DataError(
+            "to_categorical: an index in `x` is no class",
+            given=f"index {wrong[0]}, num_classes={classes}",
+            expected=f"integers from 0 to {classes - 1}",
+            fix="leave num_classes out, or shift the indices to begin at 0",
+        )
+    return np.eye(classes)[indices]
+
+
+def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
+    """`x` divided by its norm along an axis; zeros stay zeros.
+
+    Args:
+        x: an array.
+        axis: along which the norm is taken.
+        order: of the norm, as of `numpy.linalg.norm`.
+
+    Returns:
+        An array of the shape of `x`: numpy's, or JAX's where `x` is one of JAX.
+
+    Source: `keras.utils.normalize`.
+    """
+    library: Any = jnp if isinstance(x, jax.Array) else np
+    norm = library.linalg.norm(x, order, axis, keepdims=True)
+    return x / library.where(norm == 0, 1, norm)
+
+
+def pad_sequences(
+    sequences: Sequence[Any],
+    maxlen: int | None = None,
+    dtype: Any = "int32",
+    padding: str = "pre",
+    truncating: str = "pre",
+    value: Any = 0.0,
+) -> np.ndarray:
+    """Sequences of different lengths as one array.
+
+    Args:
+        sequences: of numbers, or of arrays of one shape.
+        maxlen: the length of all; by default that of the longest.
+        dtype: element type; `object` for strings.
+        padding: where shorter ones are filled up: "pre" at their beginning, or "post".
+        truncating: where longer ones are cut: "pre" at their beginning, or "post".
+        value: what fills them up.
+
+    Returns:
+        An array of shape `(len(sequences), maxlen, ...)`.
+
+    Raises:
+        DataError: an argument cannot be used, or the elements have different shapes.
+
+    Example:
+        >>> from keras_dist import utils
+        >>> utils.pad_sequences([[1, 2, 3], [4]])
+        array([[1, 2, 3],
+               [0, 0, 4]], dtype=int32)
+
+    Source: `keras.utils.pad_sequences`.
+    """
+    for argument, side in (("padding", padding), ("truncating", truncating)):
+        if side not in ("pre", "post"):
+            raise _unusable(argument, side, '"pre" or "post"')
+    if isinstance(value, str) and np.dtype(dtype).kind not in "OSU":
+        raise _unusable("dtype", dtype, f"one that holds value={value!r}", "dtype=object")
+    for index, sequence in enumerate(sequences):
+        if not hasattr(sequence, "__len__"):
+            raise _unusable(f"sequences[{index}]", sequence, "a sequence", "sequences=[[1, 2], [3]]")
+    length = max(map(len, sequences), default=0) if maxlen is None else maxlen
+    shape = next((np.shape(sequence)[1:] for sequence in sequences if len(sequence)), ())
+    padded = np.full((len(sequences), length, *shape), value, dtype)
+    for index, sequence in enumerate(sequences):
+        kept = np.asarray(sequence[:length] if truncating == "post" else sequence[max(len(sequence) - length, 0) :])
+        if not len(kept):
+            continue
+        if kept.shape[1:] != shape:
+            raise _unusable(f"sequences[{index}]", kept, f"elements of shape {shape}, as those before")
+        padded[index, slice(len(kept)) if padding == "post" else slice(length - len(kept), None)] = kept
+    return padded
+
+
+def _unusable(argument: str, value: Any, expected: str, fix: str = "") -> DataError:
+    return DataError(
+        f"pad_sequences: `{argument}` cannot be used",
+        given=f"{argument}={shorten(value)}",
+        expected=expected,
+        fix=fix or f"give {expected}",
+    )

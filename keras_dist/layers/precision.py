@@ -1,0 +1,86 @@
+"""`Precision`: the policy of a layer, and in which element type it reads its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist import mixed_precision
+from keras_dist.errors import ModelError
+from keras_dist.mixed_precision import DTypePolicy
+
+
+class Precision:
+    """The element types of a layer. Subclasses are layers."""
+
+    __slots__ = ()
+
+    name: str
+    built: bool
+    autocast: bool
+    _dtype_policy: DTypePolicy
+
+    @property
+    def dtype_policy(self) -> DTypePolicy:
+        """In which element types it computes and keeps its weights. Can be set until it is built.
+
+        Source: `keras.layers.Layer.dtype_policy`.
+        """
+        return self._dtype_policy
+
+    @dtype_policy.setter
+    def dtype_policy(self, value: Any) -> None:
+        if self.built:
+            raise ModelError(
+                f"the dtype policy of layer {self.name!r} cannot change any more: it is built",
+                given=f"dtype_policy = {value!r}",
+                expected="policies that are set before the first call",
+                fix="pass dtype=... when you make the layer",
+            )
+        self._dtype_policy = policy_of(value, self.name)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights."""
+        return self._dtype_policy.variable_dtype
+
+    @property
+    def variable_dtype(self) -> str:
+        """Element type of its weights."""
+        return self._dtype_policy.variable_dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        """Element type of its arithmetic: float inputs are cast to it, and weights while its `call` runs."""
+        return self._dtype_policy.compute_dtype
+
+    @property
+    def input_dtype(self) -> str:
+        """What float inputs are cast to, unless `autocast` is off."""
+        return self.compute_dtype
+
+    @property
+    def _casts_inputs(self) -> bool:
+        """Whether float inputs are cast to `input_dtype`."""
+        return self.autocast
+
+    def _weights_dtype(self, around: str | None) -> str | None:
+        """What `call` reads float weights as, inside of a call that reads them as `around`; None for as they are."""
+        is_mixed = self.compute_dtype != self.variable_dtype
+        if not self.autocast or not jnp.issubdtype(self.compute_dtype, jnp.floating):
+            return None
+        return self.compute_dtype if is_mixed or around is not None else None
+
+
+def policy_of(dtype: Any, layer: str) -> DTypePolicy:
+    """The policy that the argument `dtype` of a layer means.
+
+    Raises:
+        ModelError: it means none; names the layer.
+    """
+    try:
+        return mixed_precision.get(dtype)
+    except ModelError as error:
+        error.add_note(f"for `dtype` of layer {layer!r}")
+        raise

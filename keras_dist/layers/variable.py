@@ -1,0 +1,240 @@
+"""`Variable`: an array that a layer owns, as `add_weight` makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist import initializers, random
+from keras_dist._operators import Operators, value_of
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import call_context
+
+
+class Variable(Operators, nnx.Variable):
+    """An array that a layer owns: assigned to an attribute, it is one of its weights.
+
+    It counts as its value in arithmetic, comparisons and functions of `jax.numpy`. What `call` assigns to it is kept,
+    in compiled steps, too, unless it is trained.
+
+    Args:
+        initializer: its first value, or what gives it for a shape: a name, a config or a function.
+        shape: its dims; those of the value by default.
+        dtype: its element type; that of the value by default, float32 where there is none.
+        trainable: whether gradients train it: then it is an `nnx.Param`.
+        autocast: whether the `call` of a layer reads it in the element type that the layer computes in.
+        aggregation: as in Keras; not used, since arrays are global.
+        synchronization: as in Keras; not used.
+        name: its name; by default the attribute's.
+        layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
+
+    Raises:
+        ModelError: the initializer gives another shape, or it is made while a layer's `call` runs.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> count = kd.Variable(0, dtype="int32", trainable=False, name="count")
+        >>> int(count.assign_add(2))
+        2
+
+    Source: `keras.Variable`.
+    """
+
+    def __new__(
+        cls, initializer: Any = None, shape: Any = None, dtype: Any = None, trainable: bool = True, *_: Any, **__: Any
+    ) -> Variable:
+        """A `Parameter` or a `Statistic`."""
+        kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
+        return super().__new__(kind)
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        aggregation: str = "none",
+        synchronization: str = "auto",
+        name: str | None = None,
+        layout: Any = None,
+    ) -> None:
+        del trainable, aggregation, synchronization
+        label = name or "variable"
+        call_context.refuse_in_call(f"weight {label!r}")
+        value = _initial_value(initializer, shape, dtype, repr(label))
+        call_context.note_created(self, value)
+        super().__init__(
+            value,
+            keras_name=name,
+            keras_path=name,
+            number=None,
+            layout=layout,
+            regularizer=None,
+            constraint=None,
+            autocast=autocast,
+        )
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.get_metadata("keras_name") or (self.path.rpartition("/")[2])
+
+    @property
+    def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The names that lead to it in its model; outside of one its name."""
+        return self.get_metadata("keras_path") or "variable"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients train it, where its layer is trained."""
+        return isinstance(self, nnx.Param)
+
+    @property
+    def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Its element type; in the `call` of a layer that of its value there."""
+        own, wanted = self.get_raw_value().dtype, call_context.weights_dtype()
+        is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
+        return jnp.dtype(wanted) if is_cast else own
+
+    def _read(self) -> jax.Array:
+        return self._cast(self.get_value())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._cast(self.get_value(index=index))
+
+    def _cast(self, value: Any) -> Any:
+        """The one place where mixed precision casts weights."""
+        dtype = self.dtype
+        return value if value.dtype == dtype else value.astype(dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        own = self.get_raw_value().dtype
+        if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            value = jnp.asarray(value, own)  # also when it was computed in half precision
+        super().__setitem__(index, value)
+
+    def assign(self, value: Any) -> jax.Array:
+        """Put `value` in the place of the current one; gives the new one.
+
+        Raises:
+            ModelError: it has another shape, or it is no array that the dtype can hold.
+        """
+        with call_context.calling(call_context.caller()):  # in its own element type
+            self[...] = jnp.asarray(checked_value(value, self), self.dtype)
+        return self[...]
+
+    def __repr__(self) -> str:
+        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.get_raw_value()}>"
+
+    __str__ = __repr__
+
+
+class Parameter(Variable, nnx.Param):
+    """A weight that gradients train."""
+
+
+class Statistic(Variable):
+    """A weight that is not trained by gradients, such as a moving mean."""
+
+
+def checked_value(value: Any, variable: Any) -> Any:
+    """`value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
+
+    Raises:
+        ModelError: it has another shape, is no numbers, or is complex where the variable is not.
+    """
+    value = value_of(value)
+    if getattr(value, "dtype", None) == variable.dtype and np.shape(value) == variable.shape:
+        return value
+    _check_numbers(value, variable)
+    if np.shape(value) != variable.shape:
+        raise ModelError(
+            f"cannot assign to {variable.path!r}: the shape differs",
+            given=f"shape {np.shape(value)}",
+            expected=f"shape {variable.shape}",
+            fix="reshape the value, or assign to another variable",
+        )
+    return jnp.asarray(value, variable.dtype)
+
+
+def _check_numbers(value: Any, variable: Any) -> None:
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    is_number = dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)
+    loses_part = _is_complex(dtype) and not _is_complex(variable.dtype)
+    if not is_number or loses_part:
+        raise ModelError(
+            f"cannot assign to {variable.path!r}: not numbers of its kind",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected=f"an array that casts to {variable.dtype}",
+            fix="convert it first, for example np.asarray(value).real",
+        )
+
+
+def _is_complex(dtype: Any) -> bool:
+    """Whether `dtype` has an imaginary part."""
+    return bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
+    """A value in its dtype; what an initializer gives for a shape."""
+    if callable(initializer) or isinstance(initializer, str | dict):
+        return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
+    array = np.asarray(initializer) if isinstance(initializer, bool | int | float | list | tuple) else initializer
+    value = jnp.asarray(value_of(array), dtype or jax.dtypes.canonicalize_dtype(array.dtype))
+    check_initial_value(value, value.shape if shape is None else check_shape(shape, label), label, initializer)
+    return value
+
+
+def drawn(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
+    """What an initializer gives, with the next key of the seed.
+
+    Args:
+        initializer: a name, a config or a function.
+        shape: the dims.
+        dtype: the element type.
+        label: how errors call the weight.
+
+    Raises:
+        ModelError: the shape is none, or the initializer gives another one.
+    """
+    dims, dtype = check_shape(shape, label), jnp.dtype(dtype)
+    value = initializers.get(initializer)(dims, dtype, key=random.next_key())
+    check_initial_value(value, dims, label, initializer)
+    return jnp.asarray(value, dtype)
+
+
+def check_initial_value(value: Any, shape: tuple[int, ...], label: str, initializer: Any) -> None:
+    """Check what an initializer returned.
+
+    Raises:
+        ModelError: it is no array of this shape.
+    """
+    if jnp.shape(value) != shape:
+        raise ModelError(
+            f"the initializer of {label} gave another shape",
+            given=f"shape {jnp.shape(value)} from {shorten(initializer)}",
+            expected=f"shape {shape}",
+            fix="return an array of the shape that the initializer is called with",
+        )
+
+
+def check_shape(shape: Any, label: str) -> tuple[int, ...]:
+    """`shape` as a tuple of positive integers.
+
+    Raises:
+        ModelError: it is none.
+    """
+    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    if any(not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1 for size in dims):
+        raise ModelError(
+            f"weight {label} cannot have this shape",
+            given=f"shape {shorten(shape)}",
+            expected="integers of at least 1",
+            fix="give the dims that follow from the input a fixed size: for example Input((28, 28, 1))",
+        )
+    return tuple(int(size) for size in dims)

@@ -1,0 +1,62 @@
+"""Metrics that keep state where compiled steps do not see it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.metrics.metric import Metric
+
+
+@contextlib.contextmanager
+def no_plain_state(metric: Metric) -> Iterator[None]:
+    """Inside, an update of `metric` is traced that is not its first.
+
+    An update runs in Python once for each compiled step, not for each batch: what it leaves in plain attributes, as
+    `self.count += 1` does, would be counted once. The first update may note shapes and make variables.
+
+    Raises:
+        ModelError: an attribute has changed.
+    """
+    before = _attributes(metric)
+    yield
+    after = _attributes(metric)
+    for name, value in after.items():
+        if name not in before or not _is_same(before[name], value):
+            raise ModelError(
+                f"metric {metric.name!r} keeps state in the plain attribute `{name}`",
+                given=f"{type(metric).__name__}.{name} = {shorten(value)} after an update, "
+                f"{shorten(before.get(name))} before",
+                expected="variables: update_state runs in Python when a step is compiled, not with each batch",
+                fix=f"self.{name} = self.add_variable((), name={name!r}) in __init__, "
+                f"and self.{name}.assign_add(...) or assign(...) in update_state",
+            )
+
+
+def _attributes(metric: Metric) -> dict[str, Any]:
+    """The attributes of a metric; containers as they are now."""
+    return {name: _snapshot(value) for name, value in vars(metric).items() if not isinstance(value, Metric)}
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _snapshot(item) for key, item in value.items()}
+    return type(value)(map(_snapshot, value)) if type(value) in (list, tuple, set) else value
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(after, dict):
+        return before.keys() == after.keys() and all(_is_same(before[key], after[key]) for key in after)
+    if isinstance(after, list | tuple):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if isinstance(after, np.ndarray):
+        return np.array_equal(before, after)
+    return isinstance(after, bool | int | float | str | bytes | set | np.generic) and before == after

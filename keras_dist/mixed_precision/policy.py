@@ -1,0 +1,124 @@
+"""`DTypePolicy`: in which element type layers compute, and in which they keep their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError, shorten
+
+_MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+"""What the mixed policies compute in; their weights are float32."""
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class DTypePolicy:
+    """In which element type a layer computes, and in which it keeps its weights.
+
+    Args:
+        name: `"mixed_bfloat16"` or `"mixed_float16"`, which compute in half precision on float32 weights; or the name
+            of an element type for both. None for the current policy.
+
+    Attributes:
+        name: of the policy.
+
+    Raises:
+        ModelError: there is no such policy.
+
+    Example:
+        >>> from keras_dist import mixed_precision
+        >>> policy = mixed_precision.DTypePolicy("mixed_bfloat16")
+        >>> policy.compute_dtype, policy.variable_dtype
+        ('bfloat16', 'float32')
+
+    Source: `keras.DTypePolicy`.
+    """
+
+    name: str
+
+    def __init__(self, name: str | None = None) -> None:
+        object.__setattr__(self, "name", dtype_policy().name if name is None else _checked_name(name))
+
+    @property
+    def compute_dtype(self) -> str:
+        """Element type of arithmetic, and of what layers return."""
+        return _MIXED.get(self.name, self.name)
+
+    @property
+    def variable_dtype(self) -> str:
+        """Element type of weights, and with them of gradients and of the optimizer's slots."""
+        return "float32" if self.name in _MIXED else self.name
+
+    def get_config(self) -> dict[str, Any]:
+        """The name."""
+        return {"name": self.name}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DTypePolicy:
+        """The policy that `get_config` has described."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        return f'<DTypePolicy "{self.name}">'
+
+
+def dtype_policy() -> DTypePolicy:
+    """The policy of layers that are made without `dtype`: float32 until another is set.
+
+    Source: `keras.config.dtype_policy`.
+    """
+    return _current
+
+
+def set_dtype_policy(policy: Any) -> None:
+    """Let layers that are made from now on, in the whole process, follow this policy. Those that exist keep theirs.
+
+    Args:
+        policy: a `DTypePolicy`, or its name.
+
+    Raises:
+        ModelError: there is no such policy.
+
+    Source: `keras.config.set_dtype_policy`.
+    """
+    global _current
+    _current = get(policy)
+
+
+def get(identifier: Any) -> DTypePolicy:
+    """The policy that `identifier` means.
+
+    Args:
+        identifier: a policy, its name or config, an element type, or None for the current policy.
+
+    Raises:
+        ModelError: it means none.
+
+    Source: `keras.dtype_policies.get`.
+    """
+    if isinstance(identifier, Mapping):
+        identifier = identifier.get("config", {}).get("name", identifier)
+    if hasattr(identifier, "compute_dtype"):  # also a policy of Keras
+        identifier = identifier.name
+    return dtype_policy() if identifier is None else DTypePolicy(identifier)
+
+
+def _checked_name(name: Any) -> str:
+    if isinstance(name, str) and name in _MIXED:
+        return name
+    try:
+        return jnp.dtype(name).name
+    except TypeError:
+        raise ModelError(
+            "`dtype` is neither an element type nor a policy",
+            given=f"dtype={shorten(name)}",
+            expected='a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"',
+            fix='for example dtype="bfloat16"',
+        ) from None
+
+
+_current = DTypePolicy("float32")
+"""The policy of layers that are made without `dtype`."""

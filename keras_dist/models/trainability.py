@@ -1,0 +1,56 @@
+"""`Trainability`: what the layers of a model say about training, at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.distribution.variables import VariableSpec
+from keras_dist.layers.weights import Owners, say_trainable
+from keras_dist.models.naming import is_below, layers_below
+
+
+class Trainability:
+    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
+
+    Args:
+        model: made of layers.
+        specs: its variables.
+    """
+
+    def __init__(self, model: Any, specs: Sequence[VariableSpec]) -> None:
+        self._model = model
+        self._layers = dict(layers_below(model))
+        self._owners: dict[str, Owners] = {spec.path: self._around(spec) for spec in specs if _can_be_trained(spec)}
+        self._paths = [spec.path for spec in specs]
+
+    def is_trainable(self, path: str) -> bool:
+        """Whether a variable is trained, as far as the layers in the model have a say."""
+        return path in self._owners and say_trainable(self._owners[path])
+
+    def flags(self) -> tuple[bool, ...]:
+        """For each variable whether a step is to train it: none, if the model itself is not trained."""
+        return tuple(self._model._trainable and self.is_trainable(path) for path in self._paths)
+
+    def stated(self) -> tuple[bool, ...]:
+        """What each layer says of itself."""
+        return tuple(layer._trainable for layer in self._layers.values())
+
+    def tell(self, module: Any) -> None:
+        """Let the layers of the model's module say the same."""
+        for path, layer in layers_below(module):
+            if path in self._layers:
+                said = self._layers[path]
+                layer._trainable, layer._trainable_was_set = said._trainable, said._trainable_was_set
+
+    def _around(self, spec: VariableSpec) -> Owners:
+        """The layers around a variable, the innermost first."""
+        names = (spec.path, *spec.aliases)
+        found = [layer for path, layer in self._layers.items() if any(is_below(name, path) for name in names)]
+        return tuple(reversed(found))
+
+
+def _can_be_trained(spec: VariableSpec) -> bool:
+    return spec.role == "parameter" and bool(jnp.issubdtype(spec.dtype, jnp.inexact))

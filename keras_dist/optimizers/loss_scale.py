@@ -1,0 +1,174 @@
+"""`LossScaleOptimizer`: another optimizer on a loss that is scaled as far up as float16 can hold its gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.optimizer import Optimizer
+from keras_dist.optimizers.ranges import check_count, check_number
+
+
+class LossScaleState(NamedTuple):
+    """The scale of the next step's loss, and what the inner optimizer remembers.
+
+    Attributes:
+        dynamic_scale: a float32 scalar.
+        step_counter: steps with finite gradients since the scale changed last, an int32 scalar.
+        inner: the state of the inner optimizer.
+    """
+
+    dynamic_scale: Any
+    step_counter: Any
+    inner: Any
+
+
+class LossScaleOptimizer(Optimizer):
+    """An optimizer whose loss is scaled up, so that small gradients do not vanish in float16.
+
+    A step whose gradients are not all finite is skipped, and halves the scale; `dynamic_growth_steps` finite ones in a
+    row double it. The scale is in the optimizer's state, so that no step waits for the host. `compile` makes one of the
+    optimizer of a model under `"mixed_float16"`, unless `auto_scale_loss=False`.
+
+    Args:
+        inner_optimizer: an `Optimizer`, or an optax transformation. Its own `loss_scale_factor` has no effect.
+        initial_scale: of the first step.
+        dynamic_growth_steps: how many finite steps double the scale.
+        name: by default that of the class in lower case.
+        **kwargs: as None what all optimizers share; else they are to be given to `inner_optimizer`.
+
+    Raises:
+        ModelError: an argument is not known, out of range, or belongs to `inner_optimizer`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import optimizers
+        >>> optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.5), initial_scale=8.0)
+        >>> state = optimizer.init({"w": jnp.ones(())})
+        >>> float(optimizer.scale_loss(3.0, state))
+        24.0
+        >>> updates, state = optimizer.update({"w": jnp.asarray(jnp.inf)}, state, {"w": jnp.ones(())})
+        >>> float(updates["w"]), float(state.dynamic_scale)
+        (0.0, 4.0)
+
+    Source: `keras.optimizers.LossScaleOptimizer`.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_shared(kwargs, inner_optimizer)
+        rate = getattr(inner_optimizer, "learning_rate", 0.0)
+        steps = getattr(inner_optimizer, "gradient_accumulation_steps", None)
+        use_ema = getattr(inner_optimizer, "use_ema", False)
+        super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
+        check_number("initial_scale", initial_scale, above=0)
+        check_count("dynamic_growth_steps", dynamic_growth_steps, least=1)
+        self.inner_optimizer = inner_optimizer
+        self.initial_scale = initial_scale
+        self.dynamic_growth_steps = dynamic_growth_steps
+
+    def init(self, params: Any) -> Any:
+        """The state before the first step."""
+        scale = jnp.asarray(self.initial_scale, jnp.float32)
+        return LossScaleState(scale, jnp.zeros((), jnp.int32), self.inner_optimizer.init(params))
+
+    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """What is to be added to the weights, nothing where a gradient is not finite, and the state afterwards."""
+        factor = (getattr(self.inner_optimizer, "loss_scale_factor", None) or 1.0) / state.dynamic_scale
+        inner = self.inner_optimizer
+        if not isinstance(inner, Optimizer):
+            inner = optax.with_extra_args_support(inner)
+            extra.pop("batch_weight", None)
+
+        def step() -> tuple[Any, LossScaleState]:
+            grads = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
+            given = {**extra, "grad": grads} if "grad" in extra else extra
+            steps, after = inner.update(grads, state.inner, params, **given)
+            grows = state.step_counter + 1 >= self.dynamic_growth_steps
+            scale = jnp.where(grows, state.dynamic_scale * 2, state.dynamic_scale)
+            return steps, LossScaleState(scale, jnp.where(grows, 0, state.step_counter + 1), after)
+
+        def skip() -> tuple[Any, LossScaleState]:
+            halved = LossScaleState(state.dynamic_scale / 2, jnp.zeros_like(state.step_counter), state.inner)
+            return optax.tree.zeros_like(updates), halved
+
+        finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)]
+        return jax.lax.cond(jnp.all(jnp.stack(finite)), step, skip)
+
+    def finalize(self, state: Any, params: Any) -> Any:
+        """The weights that training ends with: as the inner optimizer says."""
+        return self.inner_optimizer.finalize(state.inner, params) if self.use_ema else params
+
+    def scale_loss(self, loss: Any, state: Any = None) -> Any:
+        """The loss that gradients are to be taken of.
+
+        Args:
+            loss: of the batch.
+            state: of this optimizer: it holds the scale.
+
+        Raises:
+            ModelError: the state is missing.
+        """
+        if state is None:
+            raise ModelError(
+                "scale_loss of a LossScaleOptimizer needs its state",
+                given="scale_loss(loss)",
+                expected="scale_loss(loss, state), since the scale changes from step to step",
+                fix='in a train_step: optimizer.scale_loss(loss, state.slots["optimizer"])',
+            )
+        return loss * state.dynamic_scale
+
+    def get_config(self) -> dict[str, Any]:
+        """The inner optimizer and the other arguments as plain values."""
+        names = ("inner_optimizer", "initial_scale", "dynamic_growth_steps", "name")
+        return {name: value for name, value in super().get_config().items() if name in names}
+
+    def get_config_at(self, learning_rate: float) -> dict[str, Any]:
+        """As `get_config`, with the inner optimizer at this rate."""
+        config = self.get_config()
+        inner = config["inner_optimizer"]
+        return {**config, "inner_optimizer": {**inner, "config": {**inner["config"], "learning_rate": learning_rate}}}
+
+    def __eq__(self, other: Any) -> bool:
+        """Whether it does the same to the same inner optimizer: `compile` goes on with the slots of an equal one."""
+        return isinstance(other, LossScaleOptimizer) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return id(self.inner_optimizer), self.initial_scale, self.dynamic_growth_steps, self.name
+
+
+def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
+    """Check that what all optimizers share is left to the inner one.
+
+    Raises:
+        ModelError: it is not, or the inner optimizer is none.
+    """
+    if not callable(getattr(inner_optimizer, "update", None)):
+        raise ModelError(
+            "LossScaleOptimizer: `inner_optimizer` is not an optimizer",
+            given=f"{shorten(inner_optimizer)} of type {type(inner_optimizer).__name__}",
+            expected="an Optimizer, or an optax transformation",
+            fix="for example LossScaleOptimizer(Adam(1e-3))",
+        )
+    given = {name: value for name, value in kwargs.items() if value not in (None, False)}
+    if given:
+        name, value = next(iter(given.items()))
+        raise ModelError(
+            f"LossScaleOptimizer does not take {name!r}",
+            given=f"{name}={shorten(value)}",
+            expected="inner_optimizer, initial_scale, dynamic_growth_steps, name",
+            fix=f"give it to the inner optimizer: LossScaleOptimizer(Adam({name}=...))",
+        )

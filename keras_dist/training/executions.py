@@ -1,0 +1,292 @@
+"""Executions: what one dispatch runs, as one step on a batch, several on a stack, or several on resident rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.data.arrays import ArraySource, Batch, RowNumbers
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.training.activations import input_layout, input_names
+from keras_dist.training.pace import Pace
+
+Body = Callable[[Any, Any], Any]
+"""One step: `body(carry, (x, y, sample_weight)) -> carry`."""
+
+RESIDENT_BYTES = 2**26
+"""What a data set may take, on all devices together, to be kept on devices that do not tell their memory."""
+
+RESIDENT_PART = 8
+"""On devices that do, it may take this part of what is free."""
+
+STACK_BYTES = 2**22
+MAX_STACK = 32
+MANY_BATCHES = 4096
+"""Batches are stacked when they are so small that their dispatch costs more than their copy, and so many that another
+program is worth its compilation."""
+
+
+class Execution(Protocol):
+    """What one dispatch runs.
+
+    Attributes:
+        operands: arrays for the program.
+        rows: the real rows of each batch.
+        steps: how many steps it runs.
+        kind: how the steps find their batches among the operands; a part of the program's identity.
+    """
+
+    @property
+    def operands(self) -> Any: ...  # noqa: D102
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    def shardings(self, distribution: Distribution) -> Any:
+        """Where the operands live."""
+        ...
+
+    @staticmethod
+    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+        """All steps, one after the other (traced). Static, for the program outlives the execution and its arrays."""
+        ...
+
+    def describe(self) -> str:
+        """The arrays with the shapes that a step sees."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Single:
+    """One step on a batch from the host."""
+
+    batch: Batch
+    steps = 1
+    kind = "single"
+
+    @property
+    def operands(self) -> Any:
+        """The arrays of the batch."""
+        return self.batch.arrays
+
+    @property
+    def rows(self) -> int:
+        """Those of the batch."""
+        return self.batch.rows
+
+    def shardings(self, distribution: Distribution) -> Any:
+        """Those of the batch."""
+        return _shardings(data_layouts(self.batch.arrays, distribution))
+
+    @staticmethod
+    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+        """The step."""
+        del distribution
+        return body(carry, operands)
+
+    def describe(self) -> str:
+        """The batch."""
+        return self.batch.describe()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stacked:
+    """One step on each batch of a stack from the host."""
+
+    stack: Batch
+    kind = "stacked"
+
+    @property
+    def operands(self) -> Any:
+        """The arrays of the stack."""
+        return self.stack.arrays
+
+    @property
+    def rows(self) -> int:
+        """Those of each batch."""
+        return self.stack.rows
+
+    @property
+    def steps(self) -> int:
+        """One for each batch."""
+        return self.stack.stacked or 1
+
+    def shardings(self, distribution: Distribution) -> Any:
+        """Those of each batch, with the stack's dim on every device."""
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.stack.arrays)
+        return _shardings(data_layouts(batch, distribution), stacked=True)
+
+    @staticmethod
+    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+        """A scan."""
+        del distribution
+        return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
+
+    def describe(self) -> str:
+        """The stack."""
+        return self.stack.describe()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resident:
+    """Steps on rows that are on the devices already, gathered there by number.
+
+    The number of steps is an operand: one program serves every pace.
+
+    Attributes:
+        data: the whole data set `(x, y, sample_weight)`, on every device.
+        numbers: the numbers of the rows of all batches (batches, padded rows), on the devices.
+        rows: the real rows of each batch.
+        start: the first batch.
+        steps: how many batches.
+        name: of the data set, as errors call it.
+    """
+
+    data: Any
+    numbers: jax.Array
+    rows: int
+    start: int
+    steps: int
+    name: str
+    kind = "resident"
+
+    @property
+    def operands(self) -> Any:
+        """Data, numbers of rows, and which batches."""
+        return self.data, self.numbers, np.array([self.start, self.start + self.steps], np.int32)
+
+    def shardings(self, distribution: Distribution) -> Any:
+        """Data on every device, numbers of rows as the rows."""
+        span = TensorLayout.replicated(1, distribution.device_mesh).backend_layout
+        return jax.tree.map(lambda leaf: leaf.sharding, self.data), self.numbers.sharding, span
+
+    @staticmethod
+    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+        """A loop that gathers each batch and steps."""
+        data, numbers, span = operands
+
+        def step(index: Any, carry: Any) -> Any:
+            rows = numbers[index]
+            batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+            shardings = _shardings(data_layouts(batch, distribution))
+            return body(carry, jax.tree.map(jax.lax.with_sharding_constraint, batch, shardings))
+
+        return jax.lax.fori_loop(span[0], span[1], step, carry)
+
+    def describe(self) -> str:
+        """One batch."""
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.rows, *leaf.shape[1:]), leaf.dtype), self.data)
+        return Batch(like, self.rows, self.name).describe()
+
+
+class StreamFeed:
+    """Batches from the host, gathered when they are needed.
+
+    Args:
+        source: the examples.
+        batch_size: rows of a step.
+        multiple_of: batches are padded to a multiple of this many rows.
+        stack: how many batches one execution takes; what is left over is taken one by one.
+    """
+
+    def __init__(self, source: ArraySource, batch_size: int, multiple_of: int, stack: int = 1) -> None:
+        self._source, self._sizes, self._stack = source, (batch_size, multiple_of), stack
+
+    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterable[Execution]:
+        """One epoch, or some batches of it."""
+        for batch in self._source.batches(*self._sizes, shuffle_key, self._stack, span):
+            yield Single(batch) if batch.stacked is None else Stacked(batch)
+
+
+class ResidentFeed:
+    """Batches of a data set that is put on every device once.
+
+    Args:
+        source: the examples. They must not change while the feed is in use.
+        batch_size: rows of a step.
+        multiple_of: batches are padded to a multiple of this many rows.
+        distribution: where the batches live.
+        pace: how many steps an execution takes.
+    """
+
+    def __init__(
+        self, source: ArraySource, batch_size: int, multiple_of: int, distribution: Distribution, pace: Pace
+    ) -> None:
+        mesh = distribution.device_mesh
+        self._source, self._sizes, self._distribution, self._pace = (
+            source,
+            (batch_size, multiple_of),
+            distribution,
+            pace,
+        )
+        self._data = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout), source.arrays
+        )
+
+    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterable[Execution]:
+        """One epoch, or some batches of it: their numbers are placed all, so that one program serves every span."""
+        for rows in self._source.row_numbers(*self._sizes, shuffle_key, span):
+            numbers = self._placed(rows)
+            start = rows.wanted.start
+            while start < rows.wanted.stop:
+                steps = min(self._pace.steps(), rows.wanted.stop - start)
+                yield Resident(self._data, numbers, rows.real, start, steps, self._source.name)
+                start += steps
+
+    def _placed(self, rows: RowNumbers) -> jax.Array:
+        layout = self._distribution.get_data_layout(rows.padded.shape[1:])
+        return jax.device_put(rows.padded.astype(np.int32), _stacked(layout).backend_layout)
+
+
+def fits_on_devices(source: ArraySource, distribution: Distribution) -> bool:
+    """Whether the data set may be kept on every device."""
+    data_bytes = sum(leaf.size * canonical_bytes(leaf.dtype) for leaf in jax.tree.leaves(source.arrays))
+    stats = [device.memory_stats() for device in local_devices(distribution)]
+    free = [stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats if stat]
+    limit = min(free) // RESIDENT_PART if free else RESIDENT_BYTES // len(stats)
+    return jax.process_count() == 1 and data_bytes <= limit
+
+
+def local_devices(distribution: Distribution) -> list[Any]:
+    """The devices of this process in the mesh."""
+    return distribution.device_mesh.backend_mesh.local_devices
+
+
+def canonical_bytes(dtype: Any) -> int:
+    """The bytes of a number on a device, where JAX may have no 64 bits."""
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize
+
+
+def stack_of(source: ArraySource, batch_size: int, epochs: int) -> int:
+    """How many batches to bring to the devices at once, where they do not all stay there."""
+    if source.length * epochs < MANY_BATCHES * batch_size:
+        return 1
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) / source.length
+    return int(min(MAX_STACK, max(1, STACK_BYTES // max(1, row_bytes * batch_size))))
+
+
+def data_layouts(arrays: tuple[Any, Any, Any], distribution: Distribution) -> Any:
+    """The layouts of `(x, y, sample_weight)`: inputs by their rules, the others with the rows over the batch axis."""
+    x, *others = arrays
+    leaves, treedef = jax.tree.flatten(x)
+    inputs = [input_layout(name, leaf.shape, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
+    rest = jax.tree.map(lambda leaf: distribution.get_data_layout(leaf.shape), others)
+    return (treedef.unflatten(inputs), *rest)
+
+
+def _shardings(layouts: Any, stacked: bool = False) -> Any:
+    return jax.tree.map(lambda layout: (_stacked(layout) if stacked else layout).backend_layout, layouts)
+
+
+def _stacked(layout: TensorLayout) -> TensorLayout:
+    """The layout of a stack of tensors with this one."""
+    return TensorLayout((None, *layout.axes), layout.device_mesh)
