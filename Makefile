@@ -12,7 +12,7 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo notebooks test lint type check bench clean
+.PHONY: help setup demo notebooks test lint type check bench dtensor clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -29,7 +29,7 @@ notebooks: $(READY) ## run every notebook, as `make test` does
 	$(BIN)/python -m pytest tests/test_notebooks.py
 
 test: $(READY) ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 lint: $(READY) ## check style, format and floors
 	$(BIN)/ruff check
@@ -41,8 +41,13 @@ type: $(READY) ## check types
 
 check: lint type test ## lint, type and test
 
-bench: $(READY) ## run every benchmark
-	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+bench: $(READY) ## run every benchmark, and write what they found into README.md
+	@set -e; for script in $(sort $(basename $(notdir $(wildcard benchmarks/bench_*.py)))); do $(BIN)/python -m benchmarks.$$script; done
+	@$(BIN)/python -m benchmarks.report
+
+dtensor: ## set up TensorFlow 2.15 for `make bench`, with its older numpy in .venv-dtensor
+	"$(PYTHON)" -m venv --clear .venv-dtensor
+	.venv-dtensor/bin/python -m pip install -qq --disable-pip-version-check -r benchmarks/dtensor.txt
 
 clean: ## remove environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist

@@ -18,7 +18,7 @@ def make(*arguments):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
     "target",
-    ["help", "setup", "demo", "notebooks", "test", "lint", "type", "check", "clean", "bench"],
+    ["help", "setup", "demo", "notebooks", "test", "lint", "type", "check", "clean", "bench", "dtensor"],
 )
 def test_make_help_lists_every_target(target):
     assert re.search(rf"^  make {target}\b", make("help").stdout, re.MULTILINE)

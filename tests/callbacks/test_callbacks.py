@@ -1,6 +1,10 @@
 """The protocol of callbacks: which hooks, in which order, with which logs, and at what price."""
 
+import contextlib
+import gc
 import io
+import itertools
+import re
 from typing import Any
 
 import jax
@@ -8,7 +12,8 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.callbacks import Callback, History, ProgbarLogger
+from keras_dist.callbacks import Callback, CallbackList, History, LambdaCallback, ProgbarLogger, TensorBoard
+from keras_dist.errors import ModelError
 from tests import layouts
 from tests.networks import Plain, blobs
 
@@ -47,7 +52,7 @@ NAMES, VAL_NAMES = ["loss", "accuracy"], ["val_loss", "val_accuracy"]
 
 
 def batches(mode, count):
-    logs = None if mode == "predict" else NAMES
+    logs = ["outputs"] if mode == "predict" else NAMES
     return [
         call
         for batch in range(count)
@@ -177,6 +182,27 @@ def test_what_is_added_to_the_logs_of_an_epoch_reaches_later_callbacks_and_the_h
     assert names["after on_epoch_end"] == [*NAMES, "extra"]
 
 
+def test_variables_have_their_current_values_between_steps(model):
+    class Read(Callback):
+        def on_train_batch_begin(self, batch, logs: Any = None):
+            before.append(self.model.get_weights())
+
+        def on_train_batch_end(self, batch, logs: Any = None):
+            after.append(self.model.get_weights())
+
+    before, after = [], []
+    start = model.get_weights()
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[Read()])
+    model.set_weights(start)
+    for batch in range(3):
+        rows = slice(8 * batch, 8 * batch + 8)
+        for values in (before, after):
+            for mine, theirs in zip(values[batch], model.get_weights(), strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+            if values is before:
+                model.train_on_batch(X[rows], Y[rows])
+
+
 def test_an_exception_in_a_callback_leaves_the_model_usable(model):
     class Fails(Callback):
         def on_train_batch_end(self, batch, logs: Any = None):
@@ -199,34 +225,225 @@ def test_history_alone():
     assert history.history == {"loss": [1.0, 0.5], "val_loss": [2.0]}
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 class TestProgress:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        """Time goes on by this many seconds with each look at it."""
+        ticks = itertools.count()
+        seconds = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: next(ticks) * seconds[0])
+        return seconds
+
+    @pytest.fixture
+    def terminal(self, monkeypatch):
+        monkeypatch.setenv("TERM", "xterm")
+        return Terminal()
+
+    def drive(self, logger, executions, logs=None, **params):
+        """Drive the hooks of one epoch by hand."""
+        logger.set_params({"epochs": 1, "steps": 4, "verbose": 1, **params})
+        logger.on_train_begin()
+        logger.on_epoch_begin(0)
+        for last in executions:
+            logger.on_train_batch_end(last, logs)
+        logger.on_epoch_end(0, {"loss": 0.5})
+        logger.on_train_end()
+
     def test_a_line_for_each_epoch_with_steps_and_logs(self, model):
         out = io.StringIO()
-        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[ProgbarLogger(out)])
+        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=1, callbacks=[ProgbarLogger(out)])
         lines = out.getvalue().splitlines()
         assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
         (first, _) = [line for line in lines if "3/3" in line]
         assert all(f"{name}: " in first for name in NAMES + VAL_NAMES)
+        assert "steps/s" in first and len(lines) == 4
 
-    @pytest.mark.parametrize("verbose", ["auto", 1])
+    @pytest.mark.parametrize("verbose", ["auto", 1, 2])
     def test_verbose_writes_to_standard_output(self, model, capsys, verbose):
         model.fit(X, Y, verbose=verbose)
         model.evaluate(X, Y, verbose=verbose)
         model.predict(X, verbose=verbose)
         printed = capsys.readouterr().out
-        assert printed.count("Epoch 1/1") == 1 and printed.count("1/1 ") == 3
+        assert "Epoch" not in printed and printed.count("1/1 ") == 3
+        assert printed.count("━" * 20) == (0 if verbose == 2 else 3)
 
     def test_silence(self, model, capsys):
-        model.fit(X, Y, verbose=0)
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[ProgbarLogger()])
         model.evaluate(X, Y, verbose=0)
         model.predict(X, verbose=0)
         assert capsys.readouterr().out == ""
 
-    def test_a_terminal_gets_a_bar(self, model):
-        class Terminal(io.StringIO):
-            def isatty(self):
-                return True
+    @pytest.mark.parametrize("file", [io.StringIO, Terminal])
+    def test_only_the_first_process_shows_it(self, monkeypatch, file):
+        monkeypatch.setattr(jax, "process_index", lambda: 1)
+        monkeypatch.setenv("TERM", "xterm")
+        out = file()
+        self.drive(ProgbarLogger(out), range(4), epochs=2)
+        assert out.getvalue() == ""
 
-        out = Terminal()
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[ProgbarLogger(out)])
-        assert "loss: " in out.getvalue() and "3/3" in out.getvalue()
+    @pytest.mark.parametrize(("verbose", "lines"), [(0, 0), (2, 1)])
+    def test_no_bar_on_a_terminal_that_is_to_have_lines(self, terminal, verbose, lines):
+        self.drive(ProgbarLogger(terminal), range(4), verbose=verbose)
+        assert terminal.getvalue().count("\n") == lines and "\x1b" not in terminal.getvalue()
+
+    @pytest.mark.parametrize(("value", "shown"), [(0.5, "0.5000"), (-0.25, "-0.2500"), (1e-5, "1.0000e-05")])
+    def test_digits_as_in_keras(self, value, shown):
+        out = io.StringIO()
+        logger = ProgbarLogger(out)
+        logger.set_params({"epochs": 1, "steps": 1, "verbose": 2})
+        logger.on_epoch_begin(0)
+        logger.on_train_batch_end(0)
+        logger.on_epoch_end(0, {"f1": np.array([value, value])})
+        assert out.getvalue().endswith(f"steps/s - f1: {shown}\n")
+
+    def test_steps_per_second_leave_the_first_execution_out(self, clock):
+        out = io.StringIO()
+        clock[0] = 0.5  # a look in each hook
+        self.drive(ProgbarLogger(out), [1, 3, 5], steps=None)
+        assert out.getvalue() == f"6/6 {'━' * 20} 2s - 2.7 steps/s - loss: 0.5000\n", "4 steps in 1.5 s"
+        out.truncate(out.seek(0))
+        self.drive(ProgbarLogger(out), [1], verbose=2)
+        assert out.getvalue() == "2/4 - 1s - 2.0 steps/s - loss: 0.5000\n"
+
+    def test_a_terminal_gets_a_bar_with_the_time_that_is_left(self, terminal, clock):
+        class Last(dict):
+            def items(self):
+                raise AssertionError("the newest logs were read")
+
+        clock[0] = 1.0
+        logger = ProgbarLogger(terminal)
+        logger.set_params({"epochs": 1, "steps": 4, "verbose": 1})
+        logger.on_epoch_begin(0)
+        for batch, logs in enumerate([{"loss": 0.25}, {"loss": 0.125}, Last()]):
+            logger.on_train_batch_end(batch, logs)
+        progress = logger._progress
+        assert progress is not None
+        (task,) = progress.tasks
+        assert (task.completed, task.total) == (3, 4) and task.description.endswith("steps/s - loss: 0.1250")
+        progress.refresh()
+        shown = terminal.getvalue()
+        assert "3/4" in shown and re.search(r"-?\d?-:--|\d\d:\d\d", shown)
+        logger.on_epoch_end(0, {"loss": 0.5})
+        assert "4/4" not in terminal.getvalue() and logger._progress is None
+
+    def test_logs_are_read_at_most_ten_times_a_second(self, terminal, clock):
+        class Logs(dict):
+            def items(self):
+                reads.append(1)
+                return super().items()
+
+        reads: list[int] = []
+        clock[0] = 0.01
+        self.drive(ProgbarLogger(terminal), range(40), Logs(loss=1.0), steps=40)
+        assert 0 < len(reads) <= 40 * 0.02 / 0.1
+
+    def test_a_line_does_not_read_the_logs_of_batches(self):
+        class Logs(dict):
+            def items(self):
+                raise AssertionError("logs were read")
+
+        self.drive(ProgbarLogger(io.StringIO()), range(4), Logs(loss=1.0))
+
+    def test_when_training_fails_the_terminal_gets_its_cursor_back(self, model, terminal):
+        def fail(batch, logs):
+            raise RuntimeError
+
+        with contextlib.suppress(RuntimeError):
+            model.fit(X, Y, verbose=1, callbacks=[ProgbarLogger(terminal), LambdaCallback(on_train_batch_end=fail)])
+        gc.collect()
+        assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
+
+
+class TestCallbackList:
+    HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+    @pytest.mark.parametrize("hook", HOOKS)
+    def test_each_hook_is_passed_on_in_order(self, hook):
+        calls: list[Any] = []
+        callbacks = CallbackList([Recorder(calls, "first "), Recorder(calls, "second ")])
+        args = [{"loss": 1.0}] if hook.endswith(("train_begin", "train_end")) else [3, {"loss": 1.0}]
+        if hook in ("on_test_begin", "on_test_end", "on_predict_begin", "on_predict_end"):
+            args = args[1:]
+        getattr(callbacks, hook)(*args)
+        assert calls == [(name + hook, *args[:-1], ["loss"]) for name in ("first ", "second ")]
+
+    def test_older_names_are_called_with_the_newer(self):
+        calls = []
+        old = type("Old", (Callback,), {"on_batch_end": lambda self, batch, logs=None: calls.append((batch, logs))})
+        CallbackList([old()]).on_train_batch_end(2, {"loss": 1.0})
+        assert calls == [(2, {"loss": 1.0})]
+
+    def test_one_more(self):
+        calls: list[Any] = []
+        callbacks = CallbackList([Recorder(calls, "first ")])
+        callbacks.append(Recorder(calls, "second "))
+        callbacks.on_train_begin()
+        assert [name for name, _ in calls] == ["first on_train_begin", "second on_train_begin"]
+
+    def test_what_keras_takes(self, model):
+        callback, history = Callback(), History()
+        callbacks = CallbackList([callback, history], True, True, model, epochs=2)
+        assert [type(one) for one in callbacks.callbacks] == [Callback, History, ProgbarLogger]
+        assert callbacks.history is history and callback.model is model and callback.params == {"epochs": 2}
+        assert CallbackList(callback).callbacks == [callback] and CallbackList().history is None
+        assert isinstance(CallbackList(add_history=True).history, History)
+
+    def test_the_history_and_the_bar_that_are_given_are_those_of_fit(self, model, capsys):
+        history, out = History(), io.StringIO()
+        assert model.fit(X, Y, verbose=1, callbacks=[ProgbarLogger(out), history]) is history
+        assert "1/1" in out.getvalue() and capsys.readouterr().out == ""
+
+    def test_the_bar_comes_last_and_shows_what_is_added_to_the_logs(self, model, capsys):
+        model.fit(X, Y, verbose=2, callbacks=[LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(extra=0.5))])
+        assert "extra: 0.5000" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("callback", [None, Callback, lambda epoch: None])
+    def test_what_is_no_callback_is_refused(self, callback):
+        with pytest.raises(ModelError, match="not a Callback"):
+            CallbackList([Callback()]).append(callback)
+
+
+class TestSeesEveryBatch:
+    """Whether the loop may group steps."""
+
+    @pytest.mark.parametrize("mode", ["train", "test", "predict"])
+    @pytest.mark.parametrize("when", ["begin", "end"])
+    def test_who_has_a_batch_hook_of_its_own_does_in_this_mode(self, mode, when):
+        hook = f"on_{mode}_batch_{when}"
+        own = type("Own", (Callback,), {hook: lambda self, batch, logs=None: None})()
+        for callback in (
+            own,
+            LambdaCallback(**{hook: lambda batch, logs: None}),
+            CallbackList([Callback(), own]),
+        ):
+            assert [m for m in ("train", "test", "predict") if callback.sees_every_batch(m)] == [mode]
+
+    @pytest.mark.parametrize("hook", ["on_batch_begin", "on_batch_end"])
+    def test_the_older_names_are_of_training(self, hook):
+        own = type("Own", (Callback,), {hook: lambda self, batch, logs=None: None})()
+        assert [m for m in ("train", "test", "predict") if own.sees_every_batch(m)] == ["train"]
+
+    @pytest.mark.parametrize("callback", [Callback(), LambdaCallback(on_epoch_end=print), ProgbarLogger(), History()])
+    def test_others_do_not(self, callback):
+        assert not any(CallbackList([callback]).sees_every_batch(m) for m in ("train", "test", "predict"))
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [({}, False), ({"update_freq": "batch"}, True), ({"update_freq": 5}, True), ({"profile_batch": (2, 3)}, True)],
+    )
+    def test_tensorboard_does_when_it_counts_batches(self, arguments, expected):
+        callback = TensorBoard(**arguments)
+        assert callback.sees_every_batch("train") is expected
+        assert not callback.sees_every_batch("test")
+
+    def test_callbacks_of_other_libraries_cannot_be_asked(self, model):
+        class Foreign:
+            set_model = set_params = on_train_batch_end = lambda self, *args: None
+
+        foreign: Any = Foreign()
+        assert CallbackList([foreign]).sees_every_batch("train")

@@ -146,6 +146,35 @@ def test_a_profile(model, tmp_path, monkeypatch, window):
     assert events == expected
 
 
+def drive_executions(callback, model, *executions):
+    """Drive the batch hooks of two epochs by hand, with the first and the last batch of each execution."""
+    callback.set_model(model)
+    callback.on_train_begin()
+    for epoch in range(2):
+        callback.on_epoch_begin(epoch)
+        for first, last in executions:
+            callback.on_train_batch_begin(first)
+            callback.on_train_batch_end(last, {"loss": 1.0})
+        callback.on_epoch_end(epoch, {})
+    callback.on_train_end()
+
+
+def test_batches_are_counted_by_their_numbers_not_by_calls(model, tmp_path):
+    drive_executions(TensorBoard(tmp_path, update_freq=4), model, (0, 2), (3, 5), (6, 6))
+    found = sorted(step for tag, step in scalars(tmp_path / "train") if tag == "batch_loss")
+    assert found == [6, 10, 13]
+
+
+@pytest.mark.parametrize(("window", "expected"), [((2, 3), [4, 6]), ((4, 5), [4, 6]), ((5, 8), [7, 10])])
+def test_a_profile_is_of_whole_executions(model, tmp_path, monkeypatch, window, expected):
+    steps = []
+    callback = TensorBoard(tmp_path, profile_batch=window)
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: steps.append(callback._steps + 1))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: steps.append(callback._steps))
+    drive_executions(callback, model, (0, 2), (3, 5), (6, 6))
+    assert steps == expected
+
+
 @pytest.mark.slow
 def test_a_profile_is_written(model, tmp_path):
     fit(model, TensorBoard(tmp_path, profile_batch=(2, 3)))

@@ -255,3 +255,8 @@ def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
         make()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_call_that_lacks_an_input_names_layer_and_input() -> None:
+    with pytest.raises(ModelError, match=r"(?s)the call of layer 'multi_head_attention' lacks 'value'.*query, value"):
+        layers.MultiHeadAttention(2, 2)(np.ones((1, 2, 3)))

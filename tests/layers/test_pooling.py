@@ -92,6 +92,8 @@ class Marking(layers.Layer):
 class Recording(layers.Layer):
     """Returns whether its inputs have a mask."""
 
+    supports_masking = True
+
     def call(self, inputs: Any, mask: Any = None) -> Any:
         return jnp.array(mask is not None)
 
@@ -141,3 +143,7 @@ def test_wrong_arguments_are_refused(case: str) -> None:
     with pytest.raises(ModelError) as caught:
         act()
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_pools_know_their_mode() -> None:
+    assert (layers.MaxPooling1D().pool_mode, layers.AveragePooling2D(2).pool_mode) == ("max", "average")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_dist import layers
+from keras_dist import activations, constraints, initializers, layers, regularizers, utils
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
@@ -144,15 +144,16 @@ def test_the_forget_gate_begins_open() -> None:
 
 
 def test_a_masked_step_changes_nothing() -> None:
+    utils.set_random_seed(0)
     layer, x = layers.LSTM(4, return_sequences=True, return_state=True), draw(2, 5, 3)
     mask = jnp.array([[True, True, True, False, False], [True, False, True, False, True]])
     outputs, memory, carry = layer(x, mask=mask)
     _, memory_of_shorter, carry_of_shorter = layer(x[:1, :3])
-    np.testing.assert_allclose(memory[:1], memory_of_shorter, rtol=1e-6)
-    np.testing.assert_allclose(carry[:1], carry_of_shorter, rtol=1e-6)
+    np.testing.assert_allclose(memory[:1], memory_of_shorter, atol=1e-6)
+    np.testing.assert_allclose(carry[:1], carry_of_shorter, atol=1e-6)
     np.testing.assert_array_equal(outputs[0, 3], outputs[0, 2])
     picked = layer(x[1:, jnp.array([0, 2, 4])])[1]
-    np.testing.assert_allclose(memory[1:], picked, rtol=1e-6)
+    np.testing.assert_allclose(memory[1:], picked, atol=1e-6)
 
 
 def masked_call(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
@@ -333,7 +334,7 @@ def test_losses_of_a_distributed_layer_count_for_each_position() -> None:
             ),
             ("return_sequences=True",),
         ),
-        (lambda: layers.TimeDistributed(jnp.tanh), ("`layer`", "TimeDistributed(Dense(10))")),
+        (lambda: layers.TimeDistributed(jnp.tanh), ("'time_distributed' is not a layer", "an object of a class")),
         (lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3)), ("rank 3 at least",)),
         (
             lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3, 4), mask=jnp.ones((2, 4), bool)),
@@ -346,3 +347,26 @@ def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
         make()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_layers_around_one_other_are_wrappers() -> None:
+    for wrapper in (layers.TimeDistributed(layers.Dense(3)), layers.SpectralNormalization(layers.Dense(3))):
+        assert isinstance(wrapper, layers.Wrapper) and isinstance(wrapper.layer, layers.Dense)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("LSTM", "unit_forget_bias"), ("GRU", "reset_after"), ("SimpleRNN", "units")]
+)
+def test_what_the_cell_was_told_are_attributes_of_the_layer(name: str, own: str) -> None:
+    parts = ("kernel", "recurrent", "bias")
+    given = {f"{part}_regularizer": "l2" for part in parts} | {f"{part}_constraint": "non_neg" for part in parts}
+    options = {"activation": "relu", "use_bias": True, "dropout": 0.1, "recurrent_dropout": 0.2}
+    layer = getattr(layers, name)(3, **options, **given, recurrent_initializer="zeros")
+    assert layer.activation is activations.relu
+    assert (layer.units, layer.use_bias, layer.dropout, layer.recurrent_dropout) == (3, True, 0.1, 0.2)
+    assert getattr(layer, own) == getattr(layer.cell, own)
+    assert hasattr(layer, "recurrent_activation") == (name != "SimpleRNN")
+    kinds = {"initializer": initializers.Initializer, "regularizer": regularizers.L2, "constraint": constraints.NonNeg}
+    for kind, expected in kinds.items():
+        assert all(isinstance(getattr(layer, f"{part}_{kind}"), expected) for part in parts)
+    assert isinstance(layer.recurrent_initializer, initializers.Zeros)

@@ -5,6 +5,7 @@ import pytest
 
 from keras_dist import losses, saving
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError
+from keras_dist.losses.identifiers import as_loss
 
 CLASSES = [
     value
@@ -15,8 +16,22 @@ CLASSES = [
 
 @pytest.mark.parametrize("name", ["mse", "MSE", "mean_squared_error", "MeanSquaredError", losses.mean_squared_error])
 def test_many_names_mean_one_loss(name):
-    loss = losses.get(name)
+    loss = as_loss(name)
     assert isinstance(loss, losses.MeanSquaredError) and loss.name == "mean_squared_error"
+    assert as_loss(loss) is loss
+
+
+@pytest.mark.parametrize("get", [losses.get, losses.deserialize])
+@pytest.mark.parametrize("name", ["mse", "MSE", "mean_squared_error", losses.mean_squared_error])
+def test_names_of_functions_give_the_functions(get, name):
+    assert get(name) is losses.mean_squared_error
+    assert get(name)(jnp.zeros((4, 2)), jnp.ones((4, 2))).shape == (4,)
+
+
+@pytest.mark.parametrize("get", [losses.get, losses.deserialize])
+def test_callables_and_none_come_back(get):
+    for given in (len, losses.Huber(), lambda y: y, None):
+        assert get(given) is given
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -40,6 +55,9 @@ def test_options_survive_configs():
 
 def test_functions_survive_configs():
     assert losses.deserialize(losses.serialize(losses.hinge)) is losses.hinge
+    theirs = {"module": "builtins", "class_name": "function", "registered_name": "function"}
+    assert losses.get(theirs | {"config": "hinge"}) is losses.hinge
+    assert losses.get(theirs | {"config": "mse"}) is losses.mean_squared_error
 
 
 def test_custom_losses_are_found_by_their_names():
@@ -51,13 +69,13 @@ def test_custom_losses_are_found_by_their_names():
     assert isinstance(losses.get("tests>Custom"), Custom)
     assert isinstance(losses.get(losses.serialize(Custom())), Custom)
     with saving.custom_object_scope({"ones": lambda y_true, y_pred: jnp.ones(len(y_pred))}):
-        assert losses.get("ones")(None, jnp.zeros(3)) == 1.0
+        assert as_loss("ones")(None, jnp.zeros(3)) == 1.0
     config = {"class_name": "Another", "config": {"name": "it"}}
     assert losses.deserialize(config, {"Another": Custom}).name == "it"
 
 
 def test_a_callable_is_wrapped_and_may_do_without_targets():
-    loss = losses.get(lambda y_true, y_pred: y_pred)
+    loss = as_loss(lambda y_true, y_pred: y_pred)
     assert isinstance(loss, losses.LossFunctionWrapper) and not loss.needs_targets
 
 
@@ -81,5 +99,5 @@ def test_a_typo_names_the_nearest():
 )
 def test_what_is_no_loss_is_refused(given, error, message):
     with pytest.raises(error, match=message) as caught:
-        losses.get(given)
+        as_loss(given)
     assert caught.value.given and caught.value.expected and caught.value.fix

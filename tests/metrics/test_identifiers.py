@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_dist import errors, losses, metrics
+from keras_dist.metrics.identifiers import as_metric
 
 SCORES = jnp.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 
@@ -24,7 +25,7 @@ SCORES = jnp.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 )
 @pytest.mark.parametrize("name", ["accuracy", "acc", "Accuracy"])
 def test_accuracy_is_sparse_categorical_or_binary_by_the_shapes(name, y_true, y_pred, expected):
-    metric = metrics.get(name)
+    metric = as_metric(name)
     assert metric.name == name
     assert float(metric(jnp.asarray(y_true), y_pred)) == pytest.approx(expected)
 
@@ -39,42 +40,42 @@ def test_accuracy_is_sparse_categorical_or_binary_by_the_shapes(name, y_true, y_
     ],
 )
 def test_crossentropy_is_chosen_likewise(name, y_true, y_pred, like):
-    found, expected = (metrics.get(n)(np.asarray(y_true), np.asarray(y_pred, "f4")) for n in (name, like))
-    assert metrics.get(name).name == name
+    found, expected = (as_metric(n)(np.asarray(y_true), np.asarray(y_pred, "f4")) for n in (name, like))
+    assert as_metric(name).name == name
     assert float(found) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("name", "direction"), [("accuracy", "up"), ("acc", "up"), ("crossentropy", "down")])
 def test_what_is_chosen_by_shapes_knows_its_direction(name, direction):
-    assert metrics.get(name)._direction == direction
+    assert as_metric(name)._direction == direction
 
 
 @pytest.mark.parametrize("name", ["mse", "MSE", "AUC", "auc", "io_u", "kl_divergence", "BinaryAccuracy", "bce"])
 def test_a_name_is_kept_as_it_was_written(name):
     if name == "io_u":
         with pytest.raises(errors.ConfigError, match="needs arguments"):
-            metrics.get(name)
+            as_metric(name)
     else:
-        assert metrics.get(name).name == name
+        assert as_metric(name).name == name
 
 
 def test_mse_is_the_losss():
-    assert float(metrics.get("mse")(jnp.ones((2, 3)), jnp.zeros((2, 3)))) == 1.0
+    assert float(as_metric("mse")(jnp.ones((2, 3)), jnp.zeros((2, 3)))) == 1.0
 
 
 def test_a_callable_goes_by_its_own_name():
     def largest_error(y_true, y_pred):
         return abs(y_true - y_pred)
 
-    assert metrics.get(largest_error).name == "largest_error"
+    assert as_metric(largest_error).name == "largest_error"
     metric = metrics.MeanMetricWrapper(largest_error, "other")
-    assert metrics.get(metric) is metric
-    assert metrics.get(losses.MeanSquaredError()).name == "mean_squared_error"
-    assert metrics.get({"class_name": "AUC", "config": {"curve": "PR"}}).get_config()["curve"] == "PR"
+    assert as_metric(metric) is metric
+    assert as_metric(losses.MeanSquaredError()).name == "mean_squared_error"
+    assert as_metric({"class_name": "AUC", "config": {"curve": "PR"}}).get_config()["curve"] == "PR"
 
 
 def test_a_mean_of_the_batch_counts_as_often_as_the_batch_has_rows():
-    metric = metrics.get(lambda y_true, y_pred: jnp.mean(y_pred))
+    metric = as_metric(lambda y_true, y_pred: jnp.mean(y_pred))
     metric.update_state(None, jnp.array([1.0, 1.0, 1.0]))
     metric.update_state(None, jnp.array([5.0]))
     assert float(metric.result()) == 2.0
@@ -84,14 +85,14 @@ def test_a_mean_of_the_batch_counts_as_often_as_the_batch_has_rows():
 
 def test_a_typo_names_the_nearest():
     with pytest.raises(errors.UnknownNameError, match=r"'acuracy' \(did you mean 'accuracy'\?\)") as caught:
-        metrics.get("acuracy")
+        as_metric("acuracy")
     assert "mse" in caught.value.expected and caught.value.fix
 
 
 @pytest.mark.parametrize("given", [3, None, ["accuracy"], int, lambda y_true: y_true])
 def test_what_is_no_metric_is_refused(given):
     with pytest.raises(errors.ModelError, match="neither a name nor a callable"):
-        metrics.get(given)
+        as_metric(given)
 
 
 def test_several_at_once():
@@ -111,3 +112,18 @@ def test_metrics_survive_configs_and_class_name_and_config_are_enough():
 def test_configs_of_unknown_metrics_are_refused():
     with pytest.raises(errors.ConfigError, match="'Meen', which is not known"):
         metrics.deserialize({"class_name": "Meen", "config": {}})
+
+
+@pytest.mark.parametrize("get", [metrics.get, metrics.deserialize])
+def test_what_get_gives_is_named_by_its_class(get):
+    assert (type(get("mse")), get("mse").name) == (metrics.MeanSquaredError, "mean_squared_error")
+    assert type(get("accuracy")) is metrics.Accuracy
+    assert type(get("AUC")) is type(get(metrics.AUC)) is metrics.AUC
+    metric = metrics.Mean()
+    for given in (metric, len, metrics.binary_accuracy, None):
+        assert get(given) is given
+    with pytest.raises(errors.UnknownNameError, match="unknown metric 'mes'"):
+        get("mes")
+    for wrong in (3, int):
+        with pytest.raises(errors.ModelError, match="neither a name nor a callable"):
+            get(wrong)

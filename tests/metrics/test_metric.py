@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from keras_dist import errors, metrics, saving
+from keras_dist.metrics.identifiers import as_metric
 
 
 class Range(metrics.Metric):
@@ -194,5 +195,5 @@ def test_a_weight_of_a_metric_is_a_scalar_by_default():
 
 @pytest.mark.parametrize("name", ["accuracy", "acc", "crossentropy", "ce"])
 def test_metrics_that_choose_by_shapes_come_back_from_their_configs(name):
-    metric = metrics.get(name)
+    metric = as_metric(name)
     assert type(metric).from_config(metric.get_config()).name == name

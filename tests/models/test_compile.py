@@ -51,7 +51,6 @@ def one_step(state, batch, rngs):
 
 MISUSE = {
     "fit before compile": (lambda: uncompiled().fit(X, Y), ModelError, "fit needs it"),
-    "metrics before compile": (lambda: uncompiled().metrics, ModelError, "metrics needs it"),
     "evaluate before compile": (lambda: uncompiled().evaluate(X, Y), ModelError, "evaluate needs it"),
     "train_on_batch before compile": (lambda: uncompiled().train_on_batch(X, Y), ModelError, "train_on_batch needs it"),
     "test_on_batch before compile": (lambda: uncompiled().test_on_batch(X, Y), ModelError, "test_on_batch needs it"),
@@ -160,6 +159,26 @@ MISUSE = {
         ModelError,
         r"(?s)no value for each example.*\(32, 32\)",
     ),
+    "metric that is a layer": (
+        lambda: built(metrics=[kd.layers.Dense(1)]),
+        ModelError,
+        r"(?s)`metrics` holds a layer.*expected: a metric",
+    ),
+    "loss that is a layer": (
+        lambda: built(loss=kd.layers.Dense(1)),
+        ModelError,
+        r"(?s)`loss` holds a layer.*expected: a loss",
+    ),
+    "metrics that nothing updates": (
+        lambda: built(loss=None, train_step=lambda state, batch, rngs: (state, {}), metrics=["mse"]),
+        ModelError,
+        "nothing would update the metrics",
+    ),
+    "two losses for one output": (
+        lambda: built(loss=["mse", "mse"]).fit(X, Y),
+        ModelError,
+        "a single one of `loss`, for the model has one output",
+    ),
     "train_step that is none": (lambda: built(train_step=3), ModelError, "`train_step` cannot be called"),
     "train_step of a batch": (lambda: built(train_step=lambda batch: batch), ModelError, "`train_step` cannot be"),
     "train_step that logs rows": (
@@ -248,7 +267,7 @@ def test_an_error_of_the_module_says_on_which_batch_it_arose():
     assert "in a step on validation x float32(32, 3), validation y int32(32,)" in caught.value.__notes__
 
 
-def test_metrics_are_those_that_were_chosen():
-    model = built(metrics=["accuracy"], weighted_metrics=[kd.metrics.SparseCategoricalCrossentropy(name="own")])
-    assert [metric.name for metric in model.metrics] == ["accuracy", "own"]
-    assert built(loss=None, train_step=one_step).metrics == []
+def test_a_config_of_an_optimizer_is_one_optimizer():
+    model = built()
+    model.compile({"class_name": "SGD", "config": {"learning_rate": 0.25}}, "mse")
+    assert (model.optimizer.name, model.optimizer.learning_rate) == ("sgd", 0.25)

@@ -64,6 +64,24 @@ def tied_by_calling_twice() -> kd.Model:
     return kd.Model(tokens, embedding(hidden, reverse=True))
 
 
+class Decoder(layers.Layer):
+    """Scores of the tokens of an embedding, which is another layer's."""
+
+    def __init__(self, embedding: layers.Embedding, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def call(self, hidden: Any) -> Any:
+        return hidden @ jnp.transpose(self.embedding.embeddings[...])
+
+
+def tied_through_another_layer() -> kd.Model:
+    tokens = kd.Input((7,), dtype="int32")
+    embedding = layers.Embedding(16, 8, name="embedding")
+    hidden = layers.Dense(8, activation="relu", name="d1")(embedding(tokens))
+    return kd.Model(tokens, Decoder(embedding, name="scores")(hidden))
+
+
 def normalised() -> kd.Model:
     return kd.Sequential(
         [
@@ -125,6 +143,11 @@ NETWORKS: dict[str, tuple[Callable[[], kd.Model], Any, dict[str, tuple[Any, ...]
     "a shared layer": (shared_layer, of_rows, {"d1/kernel": (None, "model")}),
     "tied embeddings": (TiedEmbeddings, next_tokens, {"embedding/embeddings": ("model", None)}),
     "an embedding called twice": (tied_by_calling_twice, next_tokens, {"embedding/embeddings": ("model", None)}),
+    "an embedding that another layer reads": (
+        tied_through_another_layer,
+        next_tokens,
+        {"embedding/embeddings": ("model", None)},
+    ),
     "BatchNormalization": (normalised, of_images, {"conv/kernel": (None, None, None, "model")}),
     "an LSTM": (recurrent, of_tokens, {r"both/.*/(recurrent_)?kernel": (None, "model")}),
     "a transformer": (
@@ -175,6 +198,21 @@ def test_it_equals_itself_on_one_device(network, mesh, on_one_device):
     assert np.allclose(model.predict(data(5)[0], verbose=0), outputs, rtol=1e-5, atol=1e-5)
     sharded = [row for row in model.layout_plan.rows if any(row.axes)]
     assert sharded or mesh == "data=8,model=1" or not rules
+
+
+def test_what_another_layer_reads_is_one_array():
+    tokens, hidden = kd.Input((7,), dtype="int32"), kd.Input((7, 8))
+    embedding = layers.Embedding(16, 8, name="embedding")
+    scores = Decoder(embedding, name="scores")
+    model = kd.Model(tokens, scores(layers.Dense(8, name="d1")(embedding(tokens))))
+    assert [weight.shape for weight in model.weights] == [(16, 8), (8, 8), (8,)]
+    alone = kd.Model(hidden, scores(hidden))  # the embedding is not called in it
+    assert [weight.shape for weight in alone.weights] == [(16, 8)]
+    model.compile("sgd", kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(*next_tokens(8), verbose=0)
+    table = embedding.get_weights()[0]
+    x = np.ones((2, 7, 8), np.float32)
+    assert np.allclose(alone.predict(x, verbose=0), x @ table.T, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["input/x", "conv1/output"])

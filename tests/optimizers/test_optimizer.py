@@ -49,7 +49,7 @@ def assert_equal(one: Any, other: Any, **tolerance: Any) -> None:
 def test_all_have_a_test_here() -> None:
     exported = [getattr(optimizers, name) for name in optimizers.__all__]
     made = {cls.__name__ for cls in exported if isinstance(cls, type) and issubclass(cls, optimizers.Optimizer)}
-    assert made == {*NAMES, "Optimizer"}
+    assert made == {*NAMES, "LossScaleOptimizer", "Optimizer"}  # the former in tests/mixed_precision
 
 
 class TestTransformation:
@@ -231,7 +231,15 @@ class TestArguments:
             ("Adam", {"weight_decay": "0.1"}, "`weight_decay` is out of range"),
             ("Adam", {"learning_rate": "fast"}, "`learning_rate` is not a number"),
             ("Adam", {"learning_rate": float("nan")}, "`learning_rate` is not a number"),
-            ("Adam", {"learning_rate": lambda: 0.1}, "`learning_rate` cannot be called with a step"),
+            ("Adam", {"learning_rate": lambda a, b: 0.1}, "`learning_rate` cannot be called with a step"),
+            ("SGD", {"learning_rate": "0.1"}, "`learning_rate` is not a number"),
+            ("SGD", {"learning_rate": True}, "`learning_rate` is not a number"),
+            ("SGD", {"learning_rate": -1}, "`learning_rate` is negative"),
+            (
+                "SGD",
+                {"decay": 0.5},
+                r"(?s)no argument 'decay'.*InverseTimeDecay\(rate,",
+            ),
             ("Adam", {"learning_rate": optimizers.schedules.CosineDecay}, "`learning_rate` cannot be called with"),
             ("Adam", {"beta_1": 1.0}, "`beta_1` is out of range"),
             ("Adam", {"beta_2": -0.1}, "`beta_2` is out of range"),
@@ -331,3 +339,7 @@ class TestGet:
     def test_a_rate_goes_with_a_name(self, identifier: Any) -> None:
         with pytest.raises(errors.ModelError, match="`learning_rate` goes with the name"):
             optimizers.get(identifier, 0.1)
+
+
+def test_a_rate_may_be_a_callable_without_arguments() -> None:
+    assert_equal(after(make("SGD", lambda: 0.25)), after(make("SGD", 0.25)))

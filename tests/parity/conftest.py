@@ -4,8 +4,10 @@ import contextlib
 import importlib
 import os
 import types
+from collections.abc import Iterator
 
 import hypothesis
+import jax
 import pytest
 
 os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
@@ -15,6 +17,15 @@ os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 def keras() -> types.ModuleType:
     """Keras on JAX."""
     return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly() -> Iterator[None]:
+    """What is compared here is what is computed, not how fast: most of the time would go into optimizing code."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 FEWER = hypothesis.settings(max_examples=30 if os.environ.get("CI") else 10, deadline=None)

@@ -6,6 +6,7 @@ Names and arguments are found out, what else is to be said about them stands in 
 import functools
 import importlib
 import inspect
+import operator
 import os
 import pathlib
 import types
@@ -39,12 +40,18 @@ it runs. Paths are made of the attributes that lead to a weight, and leave out t
 `model.layout_plan` shows those that layout rules match. Losses, metrics and optimizers are not numbered.
 
 **Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
-say where a weight lives. `dtype` is the name of an element type. Layers have neither LoRA nor quantization. Arguments
-that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead.
+say where a weight lives. `dtype` is an element type, or a policy for all of a layer, not a map.
+Layers have neither LoRA nor quantization. Arguments
+that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead. In functional
+models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras overrides both. In a `call`
+that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the layers that are called after
+it; in Keras it leaks to them.
 
 **Training.** A `train_step` is a pure function `(state, batch, rngs) -> (state, logs)`: an argument of `compile`, or a
 method. Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is
-called when its step has been dispatched, and reading `logs` waits for the step.
+called when its step has been dispatched, and reading `logs` waits for the step. Plain `metrics` leave masked steps of
+sequences out in `fit`, too, as in `evaluate`; Keras on JAX counts them in `fit`, since predictions lose their mask on
+the way out of `jax.value_and_grad`.
 
 **Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
 that a mask leaves out may hold NaN.
@@ -62,15 +69,19 @@ Keras wrote are read, too.
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
+    "Model.load_weights": "from a file of safetensors",
+    "Model.save_weights": "to a file of safetensors",
+    "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
     "Model.train_on_batch": "gives the values of this batch",
     "activations.sparsemax": "adds up to 1, as in the paper",
     "callbacks.CallbackList": "`fit` makes it",
     "callbacks.CSVLogger": "appending to a file of other columns is refused",
     "callbacks.EarlyStopping": "NaN is never the best value",
+    "callbacks.ModelCheckpoint": "weights alone, as safetensors",
     "callbacks.ReduceLROnPlateau": "NaN is never the best value; a rate that cannot be set raises",
     "callbacks.LearningRateScheduler": "a rate that cannot be set raises",
     "callbacks.TensorBoard": "through tensorboardX; the layout table for the graph; images and embeddings are refused",
-    "callbacks.TerminateOnNaN": "names the variables that are not finite",
+    "callbacks.TerminateOnNaN": "a step late, without waiting; says whether a batch or which variables were first",
     "datasets.mnist.load_data": "through tfds, without TensorFlow",
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
     "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
@@ -102,21 +113,21 @@ What all optimizers share is taken by keyword: `weight_decay` (unless it stands 
     "optimizers.schedules.CosineDecayRestarts": "rounding does not put off a restart",
     "regularizers.Orthogonal*": "a single row costs nothing; Keras gives NaN",
     "regularizers.orthogonal*": "a single row costs nothing; Keras gives NaN",
+    "utils.normalize": "keeps the shape of one row; `axis=0` is the first axis",
     "utils.set_random_seed": "leaves `random` and `numpy.random` alone",
+    "utils.to_categorical": "an index that is no class is refused",
 }
 """What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
 
 INSTEAD = {
-    "*DTypePolicy": "`dtype=` of layers",
+    "*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
     "Function": "`kd.Model(inputs, outputs)`",
-    "KerasTensor": "what `kd.Input` gives",
     "Operation": "`kd.Layer`",
-    "RematScope": "`jax.checkpoint`",
+    "RematScope": "`remat=` of `compile`",
     "StatelessScope": "`model.stateless_call`",
-    "Variable": "`layer.add_weight`",
     "device": "`jax.default_device`, or a mesh of one device",
     "name_scope": "paths are made of attributes",
-    "remat": "`jax.checkpoint`",
+    "remat": "`remat=` of `compile`, or `jax.checkpoint`",
     "version": "`kd.__version__`",
     "applications.*": "any `flax.nnx` model, by `kd.Model.from_nnx`",
     "backend.*": "JAX is the only backend; `jax.numpy.finfo(dtype).eps`, `jax.numpy.result_type`",
@@ -124,7 +135,7 @@ INSTEAD = {
     "config.*": "no global settings: `dtype=`, `data_format=`, `verbose=` where they count; `kd.config` reads files",
     "datasets.*": "`tensorflow_datasets`",
     "distillation.*": "a `train_step` of your own",
-    "dtype_policies.*": "`dtype=` of layers",
+    "dtype_policies.*": "`kd.mixed_precision`",
     "export.*": "`jax.export`",
     "layers.AugMix": "augment while data is read",
     "layers.AutoContrast": "augment while data is read",
@@ -148,9 +159,7 @@ INSTEAD = {
     "layers.Solarization": "augment while data is read",
     "layers.TextVectorization": "encode while data is read",
     "legacy.*": "`kd.saving`",
-    "mixed_precision.*": "`dtype='bfloat16'` of layers, their weights included",
     "ops.*": "`jax.numpy`, `jax.nn`, `jax.lax`, `jax.image`, `jax.scipy`",
-    "optimizers.LossScaleOptimizer": "`loss_scale_factor=` of every optimizer",
     "optimizers.MultiOptimizer": "a dict of optimizers in `compile`",
     "optimizers.OptimizerMap": "a dict of optimizers in `compile`",
     "optimizers.ScheduleFreeAdamW": "`optax.contrib.schedule_free_adamw`",
@@ -163,30 +172,28 @@ INSTEAD = {
     "utils.bounding_boxes.*": "numpy",
     "utils.clear_session": "nothing: names are numbered within each model",
     "utils.disable_interactive_logging": "`verbose=0`",
-    "utils.get_source_inputs": "`model.inputs`",
     "utils.img_to_array": "`numpy.asarray`",
     "utils.is_interactive_logging_enabled": "`verbose=`",
     "utils.enable_interactive_logging": "`verbose=1`",
     "utils.legacy.*": "`kd.saving`",
     "utils.model_to_dot": "`model.summary()`",
-    "utils.normalize": "`x / jax.numpy.linalg.norm(x, axis=-1, keepdims=True)`",
     "utils.pack_x_y_sample_weight": "`(x, y, sample_weight)`",
     "utils.plot_model": "`model.summary()`",
     "utils.standardize_dtype": "`jax.numpy.dtype(dtype).name`",
-    "utils.to_categorical": "`jax.nn.one_hot`",
     "utils.unpack_x_y_sample_weight": "`x, y, sample_weight = batch`",
     "visualization.*": "matplotlib",
     "Model.export": "`jax.export`",
     "Layer.*build*_config": "layers are built when they first see an input",
-    "Layer.add_variable": "`add_weight`",
     "Layer.compute_output_spec": "`compute_output_shape`",
-    "Layer.stateless_call": "`model.stateless_call`",
     "Model.make_*_function": "steps are compiled when they are first needed",
     "Model.stateless_compute_loss": "`model.compute_loss`",
     "Model.train_step": "`train_step=` of `compile`, or a method of this form",
     "Model.compute_metrics": "`metrics=` of `compile`",
-    "Model.get_metrics_result": "`model.evaluate(..., return_dict=True)`",
-    "Model.reset_metrics": "nothing: each epoch starts anew",
+    "optimizers.Optimizer.add_*variable*": "`transformation`: optax makes the state",
+    "optimizers.Optimizer.assign*": "`variable.assign`",
+    "optimizers.Optimizer.load_own_variables": "`optimizer.set_weights`",
+    "optimizers.Optimizer.save_own_variables": "`optimizer.variables`",
+    "optimizers.Optimizer.update_step": "`transformation`, and `update` of optax",
     "Model.*_state_tree": "`model.state`, `model.get_weights`, `model.set_weights`",
 }
 """What to use in place of names and namespaces that are not here."""
@@ -194,7 +201,7 @@ INSTEAD = {
 OTHERS = {"config"}
 """Namespaces of ours that are called as those of Keras, and are something else."""
 
-METHODS = ("Layer", "Model")
+METHODS = ("Layer", "Model", "optimizers.Optimizer", "losses.Loss", "metrics.Metric", "callbacks.Callback")
 """Classes whose methods are told, too, where they differ; what a `Layer` has is not repeated for the `Model`."""
 
 INTERNAL = ("*quantiz*", "add_metric", "compute_loss_and_updates", "jax_state_sync", "*ed_call", "symbolic_call")
@@ -269,9 +276,9 @@ def _told(name: str, theirs: Any) -> tuple[str, str]:
 
 
 def _methods(keras: types.ModuleType) -> Iterator[str]:
-    shown: set[str] = set()
     for name in METHODS:
-        theirs, mine = getattr(keras, name), ours(name)
+        theirs, mine = operator.attrgetter(name)(keras), ours(name)
+        shown = dir(keras.Layer) if name == "Model" else []
         rows = []
         for method, function in inspect.getmembers(theirs, inspect.isroutine):
             if method.startswith("_") or method in shown or any(fnmatchcase(method, words) for words in INTERNAL):
@@ -281,8 +288,8 @@ def _methods(keras: types.ModuleType) -> Iterator[str]:
             words = "" if own is None else _in_words(differences(own, function))
             if own is None or words or note:
                 rows.append(_row(method, "no" if own is None else "yes", "; ".join(filter(None, [words, note]))))
-        shown |= set(dir(theirs)) if name == "Layer" else set()
-        yield from ("", f"### keras.{name}", "", _titles("method", "here", "note"), *rows)
+        table = [_titles("method", "here", "note"), *rows] if rows else ["All are here."]
+        yield from ("", f"### keras.{name}", "", *table)
 
 
 def said(notes: dict[str, str], name: str) -> str:

@@ -162,7 +162,10 @@ def test_terminate_on_nan(keras, models, loss, raise_error):
         printed, error = io.StringIO(), ""
         with redirect_stdout(printed):
             try:
+                callback.on_train_begin()
+                callback.on_train_batch_begin(3)
                 callback.on_train_batch_end(3, {} if loss is None else {"loss": loss})
+                callback.on_epoch_end(0, {})
             except RuntimeError as raised:
                 error = str(raised)
         found.append((model.stop_training, printed.getvalue().strip(), error))
@@ -189,3 +192,47 @@ def test_early_stopping_of_fit(keras, models):
         ends.append((history["loss"], history["learning_rate"], model.get_weights()))
     assert len(ends[0][0]) < 9
     assert_close(*ends)
+
+
+def recorder_of(library: Any, calls: list[Any], stop_at: tuple[int, int]) -> Any:
+    """A callback that notes every hook with its number and the names in its logs, and ends training in a batch."""
+
+    class Recorder(library.callbacks.Callback):
+        epoch = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            real = super().__getattribute__(name)
+            if not name.startswith("on_"):
+                return real
+
+            def hook(*args: Any, logs: Any = None) -> Any:  # Keras gives the logs of batches by name
+                numbers = [one for one in args if isinstance(one, int)]
+                logs = next(iter(args[len(numbers) :]), logs)
+                calls.append((name, numbers, sorted(logs or {})))
+                if name == "on_epoch_begin":
+                    self.epoch = numbers[0]
+                if name == "on_train_batch_end" and (self.epoch, *numbers) == stop_at:
+                    self.model.stop_training = True
+                return real(*args, logs) if len(args) == len(numbers) else real(*args)
+
+            return hook
+
+    return Recorder()
+
+
+@pytest.mark.parametrize("stop_at", [(9, 9), (1, 0)])
+def test_hooks_their_order_and_their_logs(keras, models, stop_at):
+    """All hooks of fit with validation, evaluate and predict, with batch numbers, names of logs and `params`."""
+    x, y = np.ones((6, 2), np.float32), np.ones((6, 1), np.float32)
+    found = []
+    for library, model in zip((kd, keras), models, strict=True):
+        calls: list[Any] = []
+        callback = recorder_of(library, calls, stop_at)
+        options = {"batch_size": 2, "verbose": 0, "callbacks": [callback]}
+        model.fit(x, y, epochs=3, initial_epoch=1, validation_data=(x[:4], y[:4]), **options)
+        params = dict(callback.params)
+        model.evaluate(x, y, **options)
+        model.predict(x, **options)
+        found.append((calls, params))
+    assert found[0] == found[1]
+    assert {name for name, *_ in found[0][0]} >= {"on_train_end", "on_test_batch_end", "on_predict_end"}

@@ -122,3 +122,67 @@ def test_training_gives_what_keras_gives(keras: types.ModuleType, case: str, mes
         for mine, other in zip(ours.weights, theirs.weights, strict=True):
             assert np.allclose(mine.numpy(), np.asarray(other.value), rtol=1e-4, atol=1e-5), mine.path
         assert np.allclose(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def branched(keras: Any, as_dict: bool) -> Any:
+    layers = keras.layers
+    inputs = keras.Input((6,))
+    x = layers.Dense(5, activation="tanh")(inputs)
+    sort, size = layers.Dense(CLASSES, activation="softmax", name="sort")(x), layers.Dense(2, name="size")(x)
+    return keras.Model(inputs, {"sort": sort, "size": size} if as_dict else [sort, size])
+
+
+@pytest.mark.parametrize("as_dict", [False, True], ids=["list", "dict"])
+def test_training_of_several_outputs_gives_what_keras_gives(keras: types.ModuleType, as_dict: bool) -> None:
+    rng = np.random.default_rng(2)
+    x, size = (rng.normal(size=(ROWS, width)).astype(np.float32) for width in (6, 2))
+    losses, metrics = ["sparse_categorical_crossentropy", "mse"], [["accuracy"], ["mae"]]
+    parts: list[Any] = [losses, [0.5, 2.0], metrics, [LABELS, size]]
+    if as_dict:
+        parts = [dict(zip(("sort", "size"), part, strict=True)) for part in parts]
+    loss, weights, metrics, y = parts
+    steps = {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": 2, "gradient_accumulation_steps": 2}
+    theirs = branched(keras, as_dict)
+    with on("data=2,model=4", {}).scope():
+        ours = branched(kd, as_dict)
+        ours.set_weights(theirs.get_weights())
+        histories = []
+        for library, model in ((kd, ours), (keras, theirs)):
+            optimizer = library.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.3, **steps)
+            model.compile(optimizer, loss, weights, metrics)
+            histories.append(model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history)
+        assert set(histories[0]) == set(histories[1]) and len(histories[0]) == 5
+        for name, values in histories[1].items():
+            assert np.allclose(histories[0][name], values, rtol=1e-4, atol=1e-5), name
+        for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*Your input ran out of data")
+def test_epochs_splits_and_weights_are_those_of_keras(keras: types.ModuleType) -> None:
+    x = np.random.default_rng(3).normal(size=(ROWS, 6)).astype(np.float32)
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "validation_split": 0.2,
+        "class_weight": {0: 0.3, 2: 2.5},
+        "steps_per_epoch": 3,
+        "validation_steps": 1,
+        "validation_batch_size": 3,
+        "validation_freq": [2, 3],
+    }
+    theirs = dense(keras)
+    with on("data=2,model=4", {}).scope():
+        ours = dense(kd)
+        ours.set_weights(theirs.get_weights())
+        histories = []
+        for model in (ours, theirs):
+            model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+            model.fit(x, LABELS, epochs=4, shuffle=False, verbose=0, **options)
+            histories.append(model.history)
+        assert [history.params for history in histories] == [{"verbose": 0, "epochs": 4, "steps": 3}] * 2
+        assert histories[0].epoch == histories[1].epoch
+        assert set(histories[0].history) == set(histories[1].history)
+        for name, values in histories[1].history.items():
+            assert np.allclose(histories[0].history[name], values, rtol=1e-4, atol=1e-5), name
+        for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            assert np.allclose(mine, other, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,7 @@
 """keras_dist/KERAS.md is true."""
 
 import functools
+import operator
 import re
 import types
 
@@ -37,11 +38,16 @@ def test_what_we_export_is_not_missing(keras):
         assert any(keras_names.ours(place) is not None for place in places[name]), (name, places[name])
 
 
+def _owner_and_method(name):
+    owner, _, method = name.rpartition(".")
+    return operator.attrgetter(owner)(kd), method
+
+
 def test_every_note_is_about_something(keras):
     names = keras_names.entries(keras)
-    methods = {f"{name}.{method}" for name in keras_names.METHODS for method in dir(getattr(keras, name))}
+    methods = {f"{name}.{method}" for name in keras_names.METHODS for method in dir(operator.attrgetter(name)(keras))}
     here = {name for name in names if keras_names.ours(name) is not None}
-    here |= {name for name in methods if hasattr(getattr(kd, name.partition(".")[0]), name.rpartition(".")[2])}
+    here |= {name for name in methods if hasattr(*_owner_and_method(name))}
     namespaces = {f"keras.{name}" for name in kd.__all__}
     missing = (names.keys() | methods) - here
     for notes, subjects in ((keras_names.NOTES, here | namespaces), (keras_names.INSTEAD, missing)):

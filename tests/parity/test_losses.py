@@ -221,6 +221,16 @@ def test_functions(keras, name, data):
     assert_near(found, expected)
 
 
+@pytest.mark.parametrize("name", ["CategoricalCrossentropy", "CategoricalFocalCrossentropy"])
+@given(SEEDS, st.sampled_from([1, -2]), BOOLEANS, st.sampled_from([(3, 3), (2, 5, 3)]))
+def test_axis_of_the_classes(keras, name, seed, axis, from_logits, shape):
+    options = {"from_logits": from_logits, "axis": axis, "reduction": "sum"}
+    rng = np.random.default_rng(seed)
+    y_true, y_pred = (jnp.asarray(array, "float32") for array in distributions(rng, shape, from_logits, axis))
+    weight = jnp.asarray(rng.uniform(0, 2, np.delete(shape, axis)), "float32")
+    assert_same(keras, getattr(losses, name)(**options), getattr(keras.losses, name)(**options), y_true, y_pred, weight)
+
+
 @pytest.mark.parametrize("name", ["MeanSquaredError", "BinaryCrossentropy", "Hinge", "LogCosh", "Poisson"])
 @given(st.data())
 def test_ranks_that_differ_by_one(keras, name, data):
@@ -234,10 +244,15 @@ def test_ranks_that_differ_by_one(keras, name, data):
 def ctc_of_both(keras, reduction):
     ours, theirs = losses.CTC(reduction=reduction), keras.losses.CTC(reduction=reduction)
 
-    def both(y_true, y_pred, weight):
+    def with_mask(y_true, y_pred, weight, mask):
+        y_pred = y_pred + 0
+        keras.src.backend.set_keras_mask(y_pred, mask)
+        return theirs(y_true, y_pred, sample_weight=weight)
+
+    def both(y_true, y_pred, weight, mask):
         return [
-            value_and_gradient(lambda z, loss=loss: loss(y_true, z, sample_weight=weight), y_pred)
-            for loss in (ours, theirs)
+            value_and_gradient(lambda z: ours(y_true, z, sample_weight=weight, mask=mask), y_pred),
+            value_and_gradient(lambda z: with_mask(y_true, z, weight, mask), y_pred),
         ]
 
     return jax.jit(both)
@@ -247,8 +262,8 @@ def ctc_of_both(keras, reduction):
 def test_ctc(keras, seed, reduction):
     rng = np.random.default_rng(seed)
     y_true = rng.integers(1, 4, (3, 4)) * (np.arange(4) < rng.integers(0, 5, (3, 1)))
-    y_pred, weight = rng.normal(size=(3, 9, 4)), rng.uniform(0, 2, 3)
-    ours, theirs = ctc_of_both(keras, reduction)(y_true, jnp.asarray(y_pred, "float32"), weight)
+    y_pred, weight, mask = rng.normal(size=(3, 9, 4)), rng.uniform(0, 2, 3), rng.integers(0, 2, 3).astype(bool)
+    ours, theirs = ctc_of_both(keras, reduction)(y_true, jnp.asarray(y_pred, "float32"), weight, mask)
     for found, expected in zip(ours, theirs, strict=True):
         assert_near(found, expected)
 
@@ -304,9 +319,16 @@ def test_every_name_means_the_same(keras):
     names = set(keras.src.losses.ALL_OBJECTS_DICT) - {"Loss", "LossFunctionWrapper"}
     assert {"mse", "MSE", "kld", "huber", "Huber", "ctc"} < names
     for name in names:
-        theirs = keras.losses.get(name)
-        expected = type(theirs).__name__ if isinstance(theirs, keras.losses.Loss) else theirs.__name__.replace("_", "")
-        assert type(losses.get(name)).__name__.lower() == expected.lower(), name
+        ours, theirs = losses.get(name), keras.losses.get(name)
+        if isinstance(theirs, keras.losses.Loss):
+            assert type(ours).__name__ == type(theirs).__name__, name
+            ours, theirs = losses.deserialize(name), keras.losses.deserialize(name)
+            assert ours.name == theirs.name, name
+        else:
+            assert ours is losses.deserialize(name) and ours.__name__ == theirs.__name__, name
+    assert (
+        losses.get(None) is keras.losses.get(None) is losses.deserialize(None) is keras.losses.deserialize(None) is None
+    )
 
 
 @pytest.mark.parametrize("name", [*CASES, "CTC"])

@@ -257,5 +257,25 @@ def test_every_metric_of_keras_is_there_with_its_arguments_and_names(keras):
             expected = cls()
         except (TypeError, NotImplementedError):
             continue
-        if identifier.lower() not in ("accuracy", "metric"):
-            assert type(kd.metrics.get(identifier)).__name__ == type(expected).__name__
+        if identifier.lower() != "metric":
+            ours = kd.metrics.get(identifier)
+            assert type(ours).__name__ == type(expected).__name__
+            assert expected.name.startswith(ours.name)  # Keras may have numbered it
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "attribute"),
+    [
+        ("AUC", {"num_labels": 3, "multi_label": True}, "num_labels"),
+        ("TopKCategoricalAccuracy", {"k": 2}, "k"),
+        ("SparseTopKCategoricalAccuracy", {"k": 2}, "k"),
+        ("F1Score", {}, "axis"),
+        ("F1Score", {"average": "micro"}, "axis"),
+        ("Precision", {"thresholds": [0.2, 0.4]}, "init_thresholds"),
+        ("Recall", {}, "init_thresholds"),
+        ("TruePositives", {"thresholds": 0.3}, "init_thresholds"),
+    ],
+)
+def test_arguments_are_attributes(keras: Any, name: str, arguments: Any, attribute: str) -> None:
+    ours, theirs = (getattr(module.metrics, name)(**arguments) for module in (kd, keras))
+    assert getattr(ours, attribute) == getattr(theirs, attribute)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keras_dist import optimizers
@@ -155,18 +155,20 @@ def test_weights_after_some_steps(keras: Any, name: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_accumulated_gradients(keras: Any, name: str) -> None:
+@settings(max_examples=2, deadline=None)
+@given(data=st.data())
+def test_accumulated_gradients(keras: Any, name: str, data: st.DataObject) -> None:
     arguments = {
         "learning_rate": 0.05,
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": data.draw(st.integers(2, 3)),
         "weight_decay": 0.1,
-        "clipnorm": 0.7,
+        data.draw(st.sampled_from(["clipnorm", "clipvalue", "global_clipnorm"])): 0.7,
         "loss_scale_factor": 4.0,
         "use_ema": True,
-        "ema_momentum": 0.8,
-        "ema_overwrite_frequency": 2,
+        "ema_momentum": data.draw(numbers(0.0, 1.0)),
+        "ema_overwrite_frequency": data.draw(st.none() | st.integers(1, 2)),
     }
-    weights, gradients = weights_and_gradients(TREES[0], seed=0)
+    weights, gradients = weights_and_gradients(TREES[0], data.draw(st.integers(0, 2**32)))
     mine, kerass = getattr(optimizers, name)(**arguments), getattr(keras.optimizers, name)(**arguments)
     check(ours(mine, weights, gradients, None), theirs(keras, kerass, weights, gradients, None))
 

@@ -140,3 +140,19 @@ def test_an_initializer_without_a_seed_follows_that_of_the_model():
 def test_a_layer_without_a_generator_works_on_arrays():
     layer = Noise(False)
     assert not same(layer(jnp.zeros((2, 3))), layer(jnp.zeros((2, 3))))
+
+
+@pytest.mark.parametrize("is_born", [True, False])
+def test_a_generator_that_a_compiled_function_does_not_own_is_refused(is_born):
+    generator = random.SeedGenerator(3)
+    if is_born:
+        assert generator.state is not None
+    with pytest.raises(ModelError, match="inside a compiled function that does not own it") as caught:
+        jax.jit(lambda: random.normal((2,), seed=generator))()
+    assert "seed 3" in caught.value.given and "generator.next()" in caught.value.fix
+    drawn = jax.jit(lambda key: random.normal((2,), seed=key))(generator.next())
+    assert jnp.array_equal(drawn, random.normal((2,), seed=random.SeedGenerator(3)))
+
+
+def test_a_generator_has_a_name():
+    assert (random.SeedGenerator(1).name, random.SeedGenerator(1, name="mine").name) == ("seed_generator", "mine")

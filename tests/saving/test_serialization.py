@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from keras_dist import activations, initializers, saving
+from keras_dist import activations, initializers, losses, saving
 from keras_dist.errors import ConfigError
 
 
@@ -124,6 +124,22 @@ def test_functions_are_found_by_name() -> None:
     assert "custom_objects={'triple': triple}" in caught.value.fix
 
 
+def test_functions_that_keras_wrote_as_builtins_are_found_inside_of_others() -> None:
+    relu = {"module": "builtins", "class_name": "function", "config": "relu", "registered_name": "function"}
+    assert saving.deserialize_keras_object(relu) is activations.relu
+    layer = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 3, "activation": relu}}
+    assert saving.deserialize_keras_object(layer).activation is activations.relu
+    wrapper = {
+        "module": "keras_dist.losses",
+        "class_name": "LossFunctionWrapper",
+        "config": {"fn": relu | {"config": "hinge"}},
+    }
+    assert losses.get(wrapper).fn is losses.hinge
+    for name in ("eval", "Dense", "Loss"):
+        with pytest.raises(ConfigError, match=f"{name!r}, which is not known"):
+            saving.deserialize_keras_object(relu | {"config": name})
+
+
 def test_configs_name_the_package_that_exports_an_object() -> None:
     config = saving.serialize_keras_object(initializers.HeNormal(seed=1))
     assert config == {
@@ -222,7 +238,7 @@ def test_damaged_configs_are_named(config: Any) -> None:
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("obj", [object(), {1, 2}, b"bytes", jax.random.key(0), print], ids=repr)
+@pytest.mark.parametrize("obj", [object(), {1, 2}, b"bytes", jax.random.key(0), print], ids=lambda o: type(o).__name__)
 def test_what_cannot_be_written_down_or_read_again_is_named(obj: Any) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written down|not known"):
         there_and_back(obj)

@@ -49,9 +49,19 @@ class TestSeveralOutputs:
             (LISTS, ["a", "b"], ["mse", SPARSE]),
             (LISTS, ["a", "b"], (losses.MeanSquaredError(), losses.SparseCategoricalCrossentropy())),
             ((DICTS[0], LISTS[1]), ["a", "b"], NAMED),
+            ((LISTS[0], DICTS[1]), None, NAMED),
             ((tuple(LISTS[0]), list(LISTS[1])), ["a", "b"], NAMED),
         ],
-        ids=["dicts", "dicts, list", "lists", "lists, list", "lists, objects", "dict for lists", "tuple for list"],
+        ids=[
+            "dicts",
+            "dicts, list",
+            "lists",
+            "lists, list",
+            "lists, objects",
+            "dict for lists",
+            "list for dicts",
+            "tuple for list",
+        ],
     )
     def test_losses_by_output_are_summed_and_logged_beside_their_sum(self, pair, names, loss):
         found = logged(*pair, names=names, loss=loss)
@@ -185,6 +195,20 @@ class TestMask:
         assert found["right"] == pytest.approx(np.sum(right * MASK) / MASK.sum(), rel=1e-5)
         assert found["acc"] == pytest.approx(np.sum(right * counts) / counts.sum(), rel=1e-5)
 
+    def test_metrics_that_take_no_weights_see_all(self):
+        class Rows(metrics.Sum):
+            def update_state(self, y_true, y_pred):  # pyright: ignore[reportIncompatibleMethodOverride]
+                super().update_state(jnp.ones(len(y_pred)))
+
+        def mean_logit(y_true, y_pred):
+            return jnp.mean(y_pred)
+
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+        found = logged(TOKENS, LOGITS, None, MASK, loss=loss, metrics=[mean_logit, Rows("rows")])
+        assert found["mean_logit"] == pytest.approx(LOGITS.mean(), rel=1e-5) and found["rows"] == 6
+        with pytest.raises(errors.ModelError, match="'mean_logit': `sample_weight` does not fit"):
+            logged(TOKENS, LOGITS, WEIGHT, MASK, loss=loss, weighted_metrics=[mean_logit])
+
     def test_it_may_be_of_one_output_alone(self):
         y, y_pred = {"a": A_TRUE, "t": TOKENS}, {"a": A_PRED, "t": LOGITS}
         loss = {"a": "mse", "t": losses.SparseCategoricalCrossentropy(from_logits=True)}
@@ -208,7 +232,7 @@ WRONG = {
         "`weighted_metrics`.*'c'",
     ),
     "one target for two": (lambda: logged(A_TRUE, DICTS[1], loss=NAMED), "`y` does not match.*one array.*'a', 'b'"),
-    "a list for dicts": (lambda: logged(LISTS[0], DICTS[1], loss=NAMED), "`y` does not match.*a list of 2"),
+    "three for dicts": (lambda: logged([A_TRUE] * 3, DICTS[1], loss=NAMED), "`y` does not match.*a list of 3"),
     "three targets for two": (lambda: logged([A_TRUE] * 3, LISTS[1], loss="mse"), "`y` does not match.*'output_1'"),
     "two targets for one": (lambda: logged([A_TRUE] * 2, A_PRED, loss="mse"), "`y` does not match.*one array"),
     "target of another name": (lambda: logged({"c": A_TRUE, "b": B_TRUE}, DICTS[1], loss=NAMED), "`y`.*'c', 'b'"),

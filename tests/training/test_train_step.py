@@ -223,7 +223,7 @@ class TestTrainable:
         nnx.PathContains("d2"): {"d2/bias", "d2/kernel"},
     }
 
-    @pytest.mark.parametrize(("trainable", "expected"), FROZEN.items(), ids=str)
+    @pytest.mark.parametrize(("trainable", "expected"), FROZEN.items(), ids=map(str, FROZEN))
     def test_a_filter_or_expression_freezes_the_rest(self, trainable, expected):
         model = built(Noisy, "data=4,model=2", trainable=trainable)
         assert {v.path for v in model.trainable_variables} == expected

@@ -1,0 +1,98 @@
+"""Epochs of so many batches: each goes on where the one before has stopped."""
+
+import numpy as np
+import pytest
+
+from keras_dist.data import ArraySource
+from keras_dist.data.batching import Batching, Span, Validation
+from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.errors import DataError
+
+SOURCE = ArraySource(np.arange(22), np.arange(22) % 3)
+
+
+def spans(steps, epochs=range(4)):
+    return [span for _, span in Batching(SOURCE, 5, steps).spans(epochs)]
+
+
+def test_without_steps_every_epoch_has_all_batches():
+    assert list(Batching(SOURCE, 5).spans(range(2, 4))) == [(2, Span(2, range(5))), (3, Span(3, range(5)))]
+    assert Batching(SOURCE, 5).steps_of_epoch == 5
+
+
+def test_an_epoch_goes_on_where_the_last_one_has_stopped_and_ends_early_at_the_end():
+    with pytest.warns(UserWarning, match="an epoch of 3 steps ends after 2"):
+        found = spans(3)
+    assert found == [Span(0, range(3)), Span(0, range(3, 5)), Span(2, range(3)), Span(2, range(3, 5))]
+
+
+def test_the_end_of_an_epoch_may_be_that_of_the_examples(recwarn):
+    assert spans(5) == [Span(epoch, range(5)) for epoch in range(4)]
+    assert not recwarn
+
+
+def test_once_is_one_epoch():
+    assert Batching(SOURCE, 5, 2).once() == range(2)
+    with pytest.warns(UserWarning, match="ran out of data: an epoch of 9 steps ends after 5"):
+        assert Batching(SOURCE, 5, 9).once() == range(5)
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("span", [range(2), range(1, 4), range(3, 5), range(4, 5)])
+def test_the_batches_of_a_span_are_some_of_all(span, stack):
+    def rows(**options):
+        batches = SOURCE.batches(5, 4, (1,), **options)
+        return [
+            part[: batch.rows].tolist()
+            for batch in batches
+            for part in (batch.arrays[0] if batch.stacked else batch.arrays[0][None])
+        ]
+
+    assert rows(span=span, stack=stack) == rows()[span.start : span.stop]
+
+
+def test_split_takes_the_last_rows():
+    first, last = SOURCE.split(20)
+    assert first.arrays[0].tolist() == list(range(20)) and last.arrays[0].tolist() == [20, 21]
+    assert last.arrays[1].tolist() == [2, 0] and last.name == "validation "
+
+
+@pytest.mark.parametrize(("freq", "epochs"), [(1, [0, 1, 2, 3]), (2, [1, 3]), ([1, 4, 9], [0, 3]), ([], [])])
+def test_validation_is_due(freq, epochs):
+    validation = Validation(Batching(SOURCE, 5), freq)
+    assert [epoch for epoch in range(4) if validation.is_due(epoch)] == epochs
+
+
+CLASSES = np.array([0, 2, 1, 7])
+
+
+@pytest.mark.parametrize(
+    "y",
+    [CLASSES, CLASSES[:, None], CLASSES + 0.2, np.eye(8)[CLASSES], CLASSES.astype("u1")],
+    ids=["indices", "column", "floats", "one-hot", "bytes"],
+)
+def test_examples_weigh_what_their_classes_do(y):
+    weights = weights_of_classes(y, {0: 2, 1: 0.5, np.int64(2): 3.0, 5: 9.0})
+    assert weights.dtype == np.float32 and weights.tolist() == [2.0, 3.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], {"a": 1.0}, {0: "heavy"}, 3.0], ids=str)
+def test_weights_that_are_none_are_refused(wrong):
+    with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index") as caught:
+        weights_of_classes(CLASSES, wrong)
+    assert repr(wrong) in caught.value.given
+
+
+@pytest.mark.parametrize(
+    ("y", "given"),
+    [
+        (None, "y=None"),
+        ([CLASSES, CLASSES], "y: a list for several outputs"),
+        (np.zeros((4, 2, 3)), r"y: shape (4, 2, 3)"),
+    ],
+    ids=["none", "outputs", "steps"],
+)
+def test_classes_are_those_of_one_output(y, given):
+    with pytest.raises(DataError, match="`class_weight` needs one class for each example") as caught:
+        weights_of_classes(y, {0: 1.0})
+    assert caught.value.given == given

@@ -1,0 +1,122 @@
+"""Symbolic tensors: what they are, and what cannot be done with them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+
+def test_a_symbolic_tensor_is_a_shape_and_an_element_type():
+    tensor = kd.KerasTensor((None, 3), "int32", name="x")
+    assert (tensor.shape, tensor.dtype, tensor.ndim, tensor.name) == ((None, 3), "int32", 2, "x")
+    assert not tensor.sparse and not tensor.ragged
+    assert isinstance(kd.Input((3,)), kd.KerasTensor)
+    for name in ("shape", "dtype"):
+        with pytest.raises(AttributeError):
+            setattr(tensor, name, (2, 3))
+    with pytest.raises(ModelError, match="sparse"):
+        kd.KerasTensor((2,), sparse=True)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (np.asarray, "NumPy array"),
+        (jnp.sum, "JAX function"),
+        (jax.nn.relu, "JAX function"),
+        (jax.nn.softmax, "JAX function"),
+        (jax.lax.exp, "JAX function"),
+        (bool, "a boolean"),
+        (list, "iterating"),
+        (int, "an int"),
+        (float, "a float"),
+    ],
+)
+def test_a_symbolic_tensor_has_no_values_and_its_error_tells_the_way_out(use, message):
+    with pytest.raises(ModelError, match=rf"(?s){message}.*layers\.Lambda"):
+        use(layers.Input((4,)))
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        (lambda x: layers.Conv2D(3, 3)(x), r"given: +shape \(None, None, 4\), dtype"),
+        (lambda x: layers.Reshape((7, 11))(x), r"\(7, 11\) for an input of shape \(None, None, 4\)"),
+        (lambda x: layers.Add()([x, layers.Input((5, 3))]), r"shapes \(None, None, 4\), \(None, 5, 3\)"),
+        (lambda x: x + layers.Input((5, 3)), r"\(None, None, 4\), \(None, 5, 3\)"),
+        (lambda x: layers.Lambda(lambda x: jnp.ones(7) + x[:, ::2, 0])(x), r"\(7,\).*\(None, None\)"),
+        (lambda x: kd.Sequential([layers.Dense(3), layers.Conv2D(3, 3)]).build(x.shape), r"shape \(None, None, 3\)"),
+    ],
+)
+def test_messages_show_none_for_dims_of_unknown_size(fails, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        fails(layers.Input((None, 4)))
+
+
+def test_what_depends_on_no_unknown_size_is_told_as_it_is():
+    with pytest.raises(TypeError, match=r"got \(3360,\) and \(3,\)"):
+        layers.Lambda(lambda x: x @ jnp.ones((3, 3)))(layers.Input((3360,)))
+
+
+class Pooled(layers.Layer):
+    """The sum of the steps that count; it cannot be called without a mask."""
+
+    supports_masking = True
+
+    def build(self, input_shape):
+        self.scale = self.add_weight((), "ones", name="scale")
+
+    def call(self, inputs, mask: Any = None):
+        return jnp.sum(inputs * mask[..., None], axis=1) * self.scale
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return None
+
+
+class FirstTwo(layers.Layer):
+    supports_masking = True
+
+    def call(self, inputs):
+        return inputs
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return jnp.arange(inputs.shape[1]) < jnp.full((inputs.shape[0], 1), 2)
+
+
+def test_a_layer_that_needs_a_mask_gets_that_of_its_symbolic_input():
+    inputs = kd.Input((4,), dtype="int32")
+    embedded = layers.Embedding(9, 3, embeddings_initializer="ones", mask_zero=True)(inputs)
+    model = kd.Model(inputs, Pooled()(embedded))
+    np.testing.assert_array_equal(model.predict(np.array([[1, 2, 0, 0], [1, 0, 0, 0]]), verbose=0)[:, 0], [2, 1])
+    assert (embedded.mask.shape, embedded.mask.dtype, model.output.mask) == ((None, 4), "bool", None)
+
+
+def test_masks_of_layers_of_ones_own_go_through_the_graph_of_symbolic_tensors():
+    inputs = kd.Input((None, 3))
+    sequences, *states = layers.LSTM(2, return_sequences=True, return_state=True)(FirstTwo()(inputs))
+    assert sequences.mask.shape == (None, None) and [state.mask for state in states] == [None, None]
+    assert (sequences * 2).mask is None
+    model = kd.Model(inputs, Pooled()(sequences))
+    assert model.predict(np.ones((2, 5, 3)), verbose=0).shape == (2, 2)
+
+
+def test_a_layer_that_another_builds_as_it_was_called_gets_the_mask_of_that_call():
+    class Scaled(layers.Layer):
+        def __init__(self, pooled, **kwargs):
+            super().__init__(**kwargs)
+            self.pooled = pooled
+
+        def call(self, inputs):
+            return inputs * self.pooled.scale
+
+    pooled = Pooled()
+    inputs = kd.Input((4, 3))
+    _ = pooled(layers.Masking()(inputs))
+    model = kd.Model(inputs, Scaled(pooled)(inputs))
+    assert model.predict(np.ones((2, 4, 3)), verbose=0).shape == (2, 4, 3)

@@ -1,0 +1,203 @@
+"""Functional models: what may be a graph of calls, and what is none."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import LayoutError, ModelError
+from tests.layouts import on
+from tests.models.forms import LOSS
+from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
+
+
+class TestGraphs:
+    def test_a_shared_layer_is_one_variable(self):
+        shared = layers.Dense(4, name="shared")
+        a, b = kd.Input((3,), name="a"), kd.Input((3,), name="b")
+        model = kd.Model([a, b], shared(a) + shared(b))
+        assert [w.path for w in model.weights] == ["shared/kernel", "shared/bias"]
+        kernel, bias = model.get_weights()
+        x, y = np.ones((2, 3), np.float32), np.full((2, 3), 2.0, np.float32)
+        assert np.allclose(model.predict([x, y], verbose=0), (x + y) @ kernel + 2 * bias, atol=1e-5)
+
+    @pytest.mark.parametrize("form", ["list", "dict", "tuple"])
+    def test_inputs_come_in_the_order_of_the_model_or_by_name(self, form):
+        a, b = kd.Input((2,), name="a"), kd.Input((2,), name="b")
+        model = kd.Model([b, a], b - 2.0 * a)
+        x, y = np.ones((3, 2), np.float32), np.full((3, 2), 5.0, np.float32)
+        given = {"list": [y, x], "tuple": (y, x), "dict": {"a": x, "b": y}}[form]
+        if form == "tuple":
+            assert np.allclose(model(given), 3.0)
+        else:
+            assert np.allclose(model.predict(given, verbose=0), 3.0)
+
+    def test_several_outputs_train_with_several_losses(self):
+        inputs = kd.Input((FEATURES,))
+        h = layers.Dense(HIDDEN, activation="relu")(inputs)
+        model = kd.Model(inputs, [layers.Dense(CLASSES, name="label")(h), layers.Dense(1, name="size")(h)])
+        model.compile("adam", loss={"label": LOSS, "size": "mse"}, loss_weights={"label": 1.0, "size": 0.5})
+        x, y = blobs(32)
+        history = model.fit(x, {"label": y, "size": x[:, :1]}, epochs=3, verbose=0).history
+        assert set(history) == {"loss", "label_loss", "size_loss"}
+        assert history["loss"][-1] < history["loss"][0]
+        assert np.allclose(history["loss"], np.add(history["label_loss"], np.multiply(0.5, history["size_loss"])))
+
+    def test_outputs_may_be_a_dict(self):
+        inputs = kd.Input((3,))
+        model = kd.Model(inputs, {"double": inputs * 2.0, "half": inputs / 2.0})
+        outputs = model.predict(np.ones((2, 3)), verbose=0)
+        assert np.allclose(outputs["double"], 2.0) and np.allclose(outputs["half"], 0.5)
+
+    def test_a_model_is_a_layer(self):
+        inner = kd.Sequential([layers.Dense(4, name="d1"), layers.Dense(3, name="d2")], name="inner")
+        inputs = kd.Input((5,))
+        model = kd.Model(inputs, layers.Dense(2, name="head")(inner(inputs)))
+        assert [w.path for w in model.weights][:2] == ["inner/d1/kernel", "inner/d1/bias"]
+        assert model.get_layer("inner") is inner
+        assert inner.get_layer("d1").kernel.path == "inner/d1/kernel"
+
+    def test_modules_of_flax_are_layers(self):
+        module = nnx.Linear(FEATURES, HIDDEN, rngs=nnx.Rngs(0))
+        model = kd.Sequential([kd.Input((FEATURES,)), module, layers.Dense(CLASSES)])
+        assert [w.path for w in model.weights][:2] == ["linear/kernel", "linear/bias"]
+        assert np.array_equal(model.get_weights()[0], module.kernel[...])
+        before = np.array(module.kernel[...])
+        model.compile("sgd", loss=LOSS)
+        model.fit(*blobs(16), verbose=0)
+        assert not np.array_equal(model.get_weights()[0], before) and np.array_equal(module.kernel[...], before)
+
+    def test_operators_and_keyword_tensors_are_part_of_the_graph(self):
+        class Weigh(layers.Layer):
+            def call(self, inputs, factor=None):
+                return inputs * factor
+
+        a, b = kd.Input((4,)), kd.Input((4,))
+        model = kd.Model([a, b], Weigh()(a[:, :2] + 1.0, factor=abs(b)[:, :2]))
+        assert np.allclose(model([np.ones((2, 4)), np.full((2, 4), -3.0)]), 6.0)
+
+    def test_training_given_in_a_call_stays(self):
+        inputs = kd.Input((100,))
+        model = kd.Model(inputs, layers.Dropout(0.5)(inputs, training=True))
+        assert (model.predict(np.ones((1, 100)), verbose=0) == 0).any()
+
+    def test_a_column_may_be_given_without_its_last_dim(self):
+        inputs = kd.Input((1,))
+        assert kd.Model(inputs, inputs * 2.0).predict(np.ones(3), verbose=0).shape == (3, 1)
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda a, b: kd.Model(a, a + b), r"(?s)graph is disconnected: .* depends on 'b', which is not an input"),
+            (lambda a, b: kd.Model(a, jnp.ones(3)), "`outputs` are not symbolic tensors"),
+            (lambda a, b: kd.Model(np.ones(3), a), "`inputs` are not symbolic tensors"),
+            (lambda a, b: kd.Model(a), "Model needs `inputs` and `outputs`"),
+            (
+                lambda a, b: kd.Model(a, layers.Dense(3, name="x")(layers.Dense(3, name="x")(a))),
+                "two layers are called 'x'",
+            ),
+            (lambda a, b: kd.Model([a, b], a + b)(np.ones((2, 3))), r"(?s)inputs do not fit the model.*1 input"),
+            (lambda a, b: kd.Model(a, a * 1.0)(np.ones((2, 4))), r"(?s)\(2, 4\) for input 'a'.*\(None, 3\)"),
+            (lambda a, b: kd.Model([a, b], a + b)({"a": np.ones((2, 3)), "c": 1}), r"(?s)dict with \['a', 'b'\]"),
+            (lambda a, b: kd.Sequential([a, layers.Dense(2), b]), "only the first layer may be an Input"),
+            (lambda a, b: kd.Sequential([lambda x: x]), r"(?s)not a layer.*layers.Lambda"),
+            (lambda a, b: kd.Sequential([layers.Dense(2)]).weights, "are not born yet"),
+            (lambda a, b: kd.Model(a, a * 1.0).get_layer("aa"), r"no layer 'aa' \(did you mean 'a'\?\)"),
+            (lambda a, b: kd.Sequential([]).pop(), "has no layers"),
+            (lambda a, b: kd.Sequential(layers.Dense(2)), r"(?s)`layers` is not a list.*Sequential\(\[dense\]\)"),
+            (lambda a, b: kd.Model({1: a, "b": b}, a + b), r"(?s)keys of `inputs`.*strings"),
+            (lambda a, b: kd.Model(a, {1: a + 1.0, "b": a + 2.0}), r"(?s)keys of `outputs`.*strings"),
+        ],
+    )
+    def test_what_is_no_model_says_why(self, make, message):
+        with pytest.raises(ModelError, match=message) as caught:
+            make(kd.Input((3,), name="a"), kd.Input((3,), name="b"))
+        assert caught.value.given and caught.value.expected and caught.value.fix
+
+    def test_an_input_that_is_missing_is_told_from_one_of_its_name(self):
+        a, b = kd.Input((3,)), kd.Input((3,))
+        expected = r"depends on 'input_layer' of shape \(None, 3\), argument 1 of 'add', another one than the input of"
+        with pytest.raises(ModelError, match=expected):
+            kd.Model(a, layers.Add()([a, b]))
+
+    def test_a_batch_of_known_size_goes_with_one_of_unknown_size(self):
+        a, b = kd.Input((2,)), kd.Input(batch_shape=(4, 2))
+        for total in (layers.Add()([a, b]), layers.Average()([b, a]) * 2.0, a + b):
+            assert total.shape == (4, 2)
+            x = np.ones((4, 2), np.float32)
+            assert np.allclose(kd.Model([a, b], total).predict([x, 2 * x], verbose=0), 3.0)
+        assert layers.Concatenate()([a, b]).shape == (4, 4)
+        with pytest.raises(ModelError, match="one batch size"):
+            layers.Add()([a, b, kd.Input(batch_shape=(5, 2))])
+
+    def test_a_rule_that_does_not_fit_is_found_at_construction(self):
+        with (
+            on("data=2,model=4", {"d1/kernel": (None, "model")}).scope(),
+            pytest.raises(LayoutError, match="d1/kernel"),
+        ):
+            kd.Sequential([kd.Input((4,)), layers.Dense(3, name="d1")])
+
+    def test_a_layer_may_occur_twice_in_a_sequential(self):
+        for start in ([], [kd.Input((4,))]):
+            dense, relu = layers.Dense(4), layers.Activation("relu")
+            model = kd.Sequential([*start, dense, relu, dense, relu])
+            model.build((None, 4))
+            kernel, bias = model.get_weights()
+            x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+            expected = np.maximum(np.maximum(x @ kernel + bias, 0) @ kernel + bias, 0)
+            again = kd.Sequential.from_config(model.get_config())
+            for same in (model, again, kd.models.clone_model(model)):
+                same.build((None, 4))
+                same.set_weights([kernel, bias])
+                assert np.allclose(same.predict(x, verbose=0), expected, atol=1e-5)
+                assert len(same.layers) == 4 and same.layers[0] is same.layers[2]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: kd.Sequential([kd.Input((None,)), layers.Dense(3)]),
+            lambda: kd.Sequential([kd.Input((None, 4)), layers.Flatten(), layers.Dense(3)]),
+            lambda: kd.Sequential([layers.Dense(3)]).build((None, None)),
+        ],
+    )
+    def test_weights_do_not_follow_from_dims_of_unknown_size(self, make):
+        with pytest.raises(ModelError, match=r"(?s)follows from a dim of unknown size.*\(None, 3\)"):
+            make()
+
+    def test_one_layer_may_give_two_outputs(self):
+        a, b = kd.Input((4,)), kd.Input((4,))
+        dense = layers.Dense(2, name="d")
+        model = kd.Model([a, b], [dense(a), dense(b)])
+        assert model.output_names == ["d", "d_1"]
+        model.compile("sgd", ["mse", "mse"])
+        x = np.ones((4, 4), np.float32)
+        assert len(model.evaluate([x, x], [np.ones((4, 2)), np.zeros((4, 2))], verbose=0)) == 3
+
+    def test_a_u_net_of_unknown_size(self):
+        inputs = kd.Input((None, None, 1))
+        h = inputs
+        for _ in range(4):
+            h = layers.MaxPooling2D()(h)
+        for _ in range(4):
+            h = layers.UpSampling2D()(h)
+        model = kd.Model(inputs, layers.Concatenate()([inputs, h]))
+        assert model.output_shape == (None, None, None, 2)
+        assert model.predict(np.ones((1, 32, 16, 1)), verbose=0).shape == (1, 32, 16, 2)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_one_output_is_that_output_in_calls_on_arrays(kind):
+    inputs = kd.Input((6,))
+    model = kd.Model(inputs=kind([inputs]), outputs=kind([layers.Dense(1)(inputs)]))
+    x = np.ones((4, 6), np.float32)
+    for given in (x, [x]):
+        assert model(given).shape == model.predict(given, verbose=0).shape == (4, 1)
+    assert (model.input_shape, model.output_shape) == ((None, 6), (None, 1))
+    (symbolic,) = model(kd.Input((6,)))  # as in Keras
+    assert isinstance(model(kd.Input((6,))), kind) and symbolic.shape == (None, 1)
+    assert model.compute_output_shape((4, 6)) == kind([(4, 1)])
+    assert kd.Model(inputs, model(inputs))(x).shape == (4, 1)
+    model.compile("sgd", ["mse"])
+    assert np.isfinite(model.fit([x], [np.ones((4, 1))], verbose=0).history["loss"][0])

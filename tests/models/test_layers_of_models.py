@@ -1,0 +1,151 @@
+"""The layers of a model: their weights, what is frozen, what is shared."""
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+from tests.layouts import on
+from tests.models.forms import LOSS, functional, sequential
+from tests.networks import FEATURES, HIDDEN, blobs
+
+
+class TestLayersOfAModel:
+    def test_layers_are_those_of_the_user_and_know_their_weights(self):
+        d1 = layers.Dense(8, name="d1", kernel_layout=(None, "model"))
+        with on("data=2,model=4", {}).scope():
+            model = kd.Sequential([kd.Input((4,)), d1, layers.Dense(2)])
+            assert model.layers[0] is d1 is model.get_layer("d1") is model.get_layer(index=0)
+            assert d1.kernel.layout.axes == (None, "model") and d1.kernel.path == "d1/kernel"
+            model.compile("sgd", "mse")
+            before = d1.get_weights()[0]
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+            assert not np.array_equal(d1.get_weights()[0], before)
+            assert np.allclose(
+                d1(np.ones((1, 4))), np.ones((1, 4)) @ d1.get_weights()[0] + d1.get_weights()[1], atol=1e-5
+            )
+
+    def test_an_explicit_layout_wins_over_the_rules(self):
+        layer = layers.Dense(8, name="d1", kernel_layout=kd.TensorLayout(("model", None)))
+        with on("data=2,model=4", {"d1/kernel": (None, "model")}).scope():
+            model = kd.Sequential([kd.Input((4,)), layer])
+        assert model.layout_plan.row("d1/kernel").axes == ("model", None)
+
+    def test_frozen_layers_stay_as_they_are_and_thaw_with_the_next_compile(self):
+        model = sequential()
+        x, y = blobs(32)
+        model.get_layer("d1").trainable = False
+        model.compile("adam", loss=LOSS)
+        before = model.get_layer("d1").get_weights()
+        model.fit(x, y, verbose=0)
+        assert all(np.array_equal(a, b) for a, b in zip(model.get_layer("d1").get_weights(), before, strict=True))
+        assert "d1/kernel" not in [w.path for w in model.trainable_variables]
+        model.get_layer("d1").trainable = True
+        model.compile("adam", loss=LOSS)
+        model.fit(x, y, verbose=0)
+        assert not np.array_equal(model.get_layer("d1").get_weights()[0], before[0])
+
+    def test_frozen_batch_normalization_does_not_learn_statistics(self):
+        model = sequential()
+        model.get_layer("norm").trainable = False
+        model.compile("adam", loss=LOSS)
+        before = model.get_layer("norm").moving_mean.numpy()
+        model.fit(*blobs(32), verbose=0)
+        assert np.array_equal(model.get_layer("norm").moving_mean.numpy(), before)
+        model.get_layer("norm").trainable = True
+        model.compile("adam", loss=LOSS)
+        model.fit(*blobs(32), verbose=0)
+        assert not np.array_equal(model.get_layer("norm").moving_mean.numpy(), before)
+
+    def test_weights_can_be_set(self):
+        model, other = functional(), sequential()
+        other.set_weights(model.get_weights())
+        x, _ = blobs(4)
+        assert np.array_equal(model.predict(x, verbose=0), other.predict(x, verbose=0))
+        assert model.count_params() == sum(value.size for value in model.get_weights())
+
+    def test_a_layer_with_values_brings_them_along(self):
+        layer = layers.Dense(3, name="d1")
+        layer(np.ones((1, 4)))
+        values = layer.get_weights()
+        with on("data=8,model=1", {}).scope():
+            model = kd.Sequential([kd.Input((4,)), layer])
+        assert np.array_equal(model.get_weights()[0], values[0])
+        assert layer.kernel.layout is not None  # it is the model's now
+
+    def test_models_that_share_a_layer_share_its_values(self):
+        model = functional()
+        x, y = blobs(16)
+        model.compile("sgd", loss=LOSS)
+        features = kd.Model(model.input, model.get_layer("d1").output)
+        for _ in range(2):
+            model.fit(x, y, verbose=0)
+            kernel, bias = model.get_layer("d1").get_weights()
+            assert np.allclose(features.predict(x, verbose=0), np.tanh(x @ kernel + bias), atol=1e-5)
+        features.compile("sgd", "mse")
+        features.fit(x, np.ones((16, HIDDEN)), verbose=0)
+        assert np.array_equal(features.get_weights()[0], model.get_weights()[0])
+        assert not np.array_equal(model.get_weights()[0], kernel)
+
+    def test_a_shared_layer_gets_the_same_shape_everywhere(self):
+        shared = layers.Dense(3, name="shared")
+        kd.Sequential([kd.Input((4,)), shared])
+        with pytest.raises(ModelError, match="layer 'shared' has weights for other inputs"):
+            kd.Sequential([kd.Input((5,)), shared])
+
+    def test_building_a_layer_counts(self):
+        layer = layers.Dense(3)
+        layer.build((None, 4))
+        layer.set_weights([np.ones((4, 3)), np.zeros(3)])
+        assert layer.built and np.allclose(layer(np.ones((1, 4))), 4.0)
+
+    def test_attributes_of_a_built_model_do_not_change_in_vain(self):
+        model = sequential()
+        with pytest.raises(ModelError, match="`activation` of layer 'd1' cannot change any more"):
+            model.get_layer("d1").activation = None
+        with pytest.raises(ModelError, match=r"(?s)`kernel` of layer 'd1' cannot change.*assign"):
+            model.get_layer("d1").kernel = np.zeros((FEATURES, HIDDEN))
+        model.note = "free"
+
+    def test_sublayers_made_in_build_can_be_frozen(self):
+        class Builds(layers.Layer):
+            def build(self, input_shape):
+                self.one = layers.Dense(4)
+                self.more = [layers.Dense(4)]
+
+            def call(self, inputs):
+                return self.more[0](self.one(inputs))
+
+        model = kd.Sequential([kd.Input((4,)), Builds(name="b")])
+        block = model.layers[0]
+        block.one.trainable = False
+        block.more[0].trainable = False
+        model.compile("sgd", "mse")
+        before = model.get_weights()
+        assert model.trainable_weights == []
+        model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
+        assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
+
+    def test_a_layer_with_values_may_go_into_two_models(self):
+        layer = layers.Dense(3)
+        layer(np.ones((1, 4)))
+        one = kd.Sequential([kd.Input((4,)), layer])
+        two = kd.Sequential([kd.Input((4,)), layer, layers.Dense(2)])
+        assert np.array_equal(one.get_weights()[0], two.get_weights()[0])
+
+
+def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
+    class Heads(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.heads = {"z": layers.Dense(3), "a": layers.Dense(2)}
+
+        def call(self, inputs):
+            for head in self.heads.values():
+                inputs = head(inputs)
+            return inputs
+
+    model = Heads()
+    assert model.predict(np.ones((2, 4)), verbose=0).shape == (2, 2)
+    assert [w.path for w in model.weights][::2] == ["heads/z/kernel", "heads/a/kernel"]

@@ -1,0 +1,123 @@
+"""`model.metrics`: the objects that compile was given tell what was measured last."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import metrics
+from keras_dist.errors import ModelError
+from tests import layouts
+from tests.networks import Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(43)
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> metrics.Metric:
+    return metrics.SparseCategoricalAccuracy(name="hits")
+
+
+@pytest.fixture(scope="module")
+def model(accuracy: metrics.Metric) -> kd.Model:
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", LOSS, metrics=[accuracy], weighted_metrics=["accuracy"])
+    return model
+
+
+def test_before_any_run_they_are_listed_and_their_names_are_not_known(model):
+    fresh = kd.Model.from_nnx(Plain, seed=0)
+    assert (fresh.metrics, fresh.metrics_names, fresh.get_metrics_result()) == ([], [], {})
+    fresh.compile("sgd", LOSS, metrics=["accuracy"])
+    fresh.reset_metrics()
+    assert fresh.metrics_names == ["loss", "compile_metrics"]
+    assert type(fresh.metrics[0]) is metrics.Mean
+    assert [metric.name for metric in fresh.metrics[1].metrics] == ["accuracy"]
+    with pytest.raises(ModelError, match="have no result yet"):
+        fresh.get_metrics_result()
+    fresh.compile("sgd", LOSS)
+    assert fresh.get_metrics_result() == {"loss": 0.0}
+
+
+def test_after_fit_they_tell_of_the_last_epoch(model, accuracy):
+    history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
+    assert float(accuracy.result()) == pytest.approx(history["hits"][-1])
+    assert float(model.metrics[0].result()) == pytest.approx(history["loss"][-1])
+    assert model.get_metrics_result() == pytest.approx({name: values[-1] for name, values in history.items()})
+
+
+def test_after_evaluate_they_tell_of_the_evaluation(model, accuracy):
+    found = model.evaluate(X[:9], Y[:9], verbose=0, return_dict=True)
+    assert model.get_metrics_result() == pytest.approx(found)
+    assert float(accuracy.result()) == pytest.approx(found["hits"])
+    history = model.fit(X, Y, verbose=0, validation_data=(X[:9], Y[:9])).history
+    assert float(accuracy.result()) == pytest.approx(history["val_hits"][-1])
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+def test_after_one_batch_they_tell_of_it(model, method):
+    found = getattr(model, method)(X[:7], Y[:7], return_dict=True)
+    assert model.get_metrics_result() == pytest.approx(found)
+
+
+def test_callbacks_read_them_at_the_end_of_an_epoch(model, accuracy):
+    seen = []
+
+    class Reader(kd.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(float(accuracy.result()))
+
+    history = model.fit(X, Y, verbose=0, epochs=2, callbacks=[Reader()]).history
+    assert seen == pytest.approx(history["hits"])
+
+
+def test_they_can_be_reset_and_the_next_run_begins_anew(model, accuracy):
+    before = model.evaluate(X, Y, verbose=0)
+    model.reset_metrics()
+    assert set(map(float, model.get_metrics_result().values())) == {0.0}
+    assert model.evaluate(X, Y, verbose=0) == before
+    accuracy.update_state(jnp.array([1]), jnp.array([[1.0, 0.0]]))
+    assert float(accuracy.result()) < before[1], "goes on from where the evaluation ended"
+    assert model.evaluate(X, Y, verbose=0) == before
+
+
+def test_nothing_is_fetched_before_somebody_reads(model, accuracy):
+    model.fit(X, Y, verbose=0)
+    held = [variable._held for variable in accuracy.variables]
+    assert all(len(array.devices()) == 8 for array in held), "on all devices, as the step has left them"
+    accuracy.result()
+    assert [variable._held for variable in accuracy.variables] == [None, None]
+
+
+class Two(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(X.shape[1], 3, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return {"a": self.linear(x), "b": self.linear(x) ** 2}
+
+
+def test_losses_of_several_outputs_have_means_of_their_own():
+    model = kd.Model.from_nnx(Two, seed=0)
+    model.compile("sgd", "mse", metrics={"a": ["mae"]})
+    targets = {"a": X[:, :3], "b": X[:, :3]}
+    found = model.evaluate(X, targets, verbose=0, return_dict=True)
+    assert model.metrics_names == ["loss", "compile_metrics", "a_loss", "b_loss"]
+    assert model.get_metrics_result() == pytest.approx(found)
+
+
+def test_a_step_of_ones_own_is_told_of_too():
+    def one_step(state, batch, rngs):
+        return state, {"d_loss": jnp.mean(batch[0])}
+
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", LOSS, metrics=["accuracy"], train_step=one_step)
+    accuracy = model.metrics[1].metrics[0]
+    assert model.evaluate(X, Y, verbose=0)[1] == pytest.approx(float(accuracy.result())) != 0
+    history = model.fit(X, verbose=0).history
+    assert model.get_metrics_result() == pytest.approx({"loss": 0.0, "d_loss": history["d_loss"][0]})
+    assert float(accuracy.result()) == 0.0, "fit has not seen it"

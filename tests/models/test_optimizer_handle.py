@@ -1,0 +1,69 @@
+"""`model.optimizer`: what Keras's users read of an optimizer."""
+
+import numpy as np
+import optax
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+from tests import layouts
+from tests.networks import Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(32)
+
+
+@pytest.fixture(scope="module")
+def model() -> kd.Model:
+    with layouts.on("data=2,model=4").scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile(kd.optimizers.SGD(0.1, momentum=0.5, name="mine"), LOSS)
+    return model
+
+
+def test_its_variables_are_its_state(model):
+    before = {variable.path: variable.numpy() for variable in model.optimizer.variables}
+    model.fit(X, Y, batch_size=16, verbose=0)
+    found = {variable.path: variable for variable in model.optimizer.variables}
+    assert list(found) == list(before)
+    assert found["optimizer/learning_rate"].numpy() == pytest.approx(0.1)
+    assert found["optimizer/inner/iterations"].numpy() == before["optimizer/inner/iterations"] + 2
+    momentum = next(variable for path, variable in found.items() if path.endswith("d1/kernel"))
+    kernel = next(variable for variable in model.variables if variable.path == "d1/kernel")
+    assert momentum.name == "kernel" and momentum.shape == kernel.shape and momentum.dtype == kernel.dtype
+    assert momentum.value.sharding == kernel.value.sharding, "laid out as its weight"
+    assert np.any(np.asarray(momentum)) and not np.array_equal(momentum.numpy(), before[momentum.path])
+
+
+def test_several_optimizers_have_variables_of_their_own(model):
+    other = kd.Model.from_nnx(Plain, seed=0)
+    other.compile({"d1": "sgd", "rest": ("adam", "(?!d1/).*")}, LOSS)
+    paths = {key: [variable.path for variable in handle.variables] for key, handle in other.optimizers.items()}
+    assert all(path.startswith(f"{key}/") for key in paths for path in paths[key])
+    rows = [row.path for row in other.state_plan.rows]
+    assert sorted([*paths["d1"], *paths["rest"]]) == sorted(set(rows) - {v.path for v in other.variables} - {"step"})
+
+
+def test_its_config_makes_it_again_with_the_current_rate(model):
+    model.optimizer.learning_rate = 0.25
+    config = model.optimizer.get_config()
+    again = kd.optimizers.SGD.from_config(config)
+    assert (again.learning_rate, again.momentum, again.name) == (0.25, 0.5, "mine") == (0.25, 0.5, model.optimizer.name)
+    scheduled = kd.Model.from_nnx(Plain, seed=0)
+    scheduled.compile(kd.optimizers.SGD(kd.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)), LOSS)
+    assert scheduled.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
+
+
+def test_a_transformation_of_optax_has_neither_name_nor_config():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile(optax.sgd(0.1), LOSS)
+    assert model.optimizer.name == "optimizer"
+    with pytest.raises(ModelError, match="'optimizer' has no config"):
+        model.optimizer.get_config()
+
+
+@pytest.mark.parametrize("method", ["apply", "apply_gradients"])
+def test_gradients_are_applied_in_steps_alone(model, method):
+    with pytest.raises(ModelError, match="not applied from outside of a step") as caught:
+        getattr(model.optimizer, method)([(np.ones(2), model.variables[0])])
+    assert "train_step" in caught.value.fix and "model.apply_gradients(state, grads)" in caught.value.fix

@@ -1,0 +1,213 @@
+"""What layers say about training, and what they add to the loss, as seen from outside of compiled steps."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32) * 5
+
+
+class Adds(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(jnp.sum(inputs**2))
+        return inputs
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    model = kd.Sequential(
+        [
+            kd.Input((2,)),
+            layers.BatchNormalization(name="norm", trainable=False),
+            Adds(name="adds"),
+            layers.Dense(1, name="d", kernel_regularizer="l2"),
+        ]
+    )
+    assert statistics_are_used(model), "before it has trained"
+    model.compile("sgd", "mse")
+    model.fit(X, np.ones((8, 1)), verbose=0)
+    return model
+
+
+@pytest.fixture
+def model(trained):
+    yield trained
+    trained.trainable = True
+    trained.layers[0].trainable = False
+
+
+def statistics_are_used(model: Any) -> bool:
+    norm = model.layers[0]
+    by_layer = np.allclose(norm(X, training=True), norm(X))
+    assert by_layer == np.allclose(model(X, training=True), model(X))
+    return by_layer
+
+
+def paths(weights: list[Any]) -> list[str]:
+    return [weight.path for weight in weights]
+
+
+def test_frozen_batch_normalization_uses_moving_statistics_from_the_moment_on(model):
+    norm = model.layers[0]
+    assert statistics_are_used(model)
+    norm.trainable = True
+    assert not statistics_are_used(model)
+    norm.trainable = False
+    assert statistics_are_used(model)
+
+
+def test_it_is_reported_before_the_next_compile(model):
+    kernel = model.layers[2].kernel
+    assert paths(model.trainable_weights) == ["d/kernel", "d/bias"] and kernel.trainable
+    model.layers[2].trainable = False
+    assert model.trainable_weights == [] == model.layers[2].trainable_variables and not kernel.trainable
+    assert len(model.non_trainable_weights) == len(model.weights) == 6
+    lines: list[str] = []
+    model.summary(print_fn=lines.append)
+    trainable = next(line for line in lines[0].splitlines() if "Trainable params" in line)
+    assert "│ 0 │" in " ".join(trainable.split()) or " 0 " in trainable
+
+
+def test_setting_the_model_sets_its_layers_and_a_layer_set_later_has_its_own_word(model):
+    model.trainable = False
+    assert model.trainable_weights == []
+    model.layers[2].trainable = True
+    assert model.trainable_weights == [] and paths(model.layers[2].trainable_weights) == ["d/kernel", "d/bias"]
+    model.trainable = True
+    assert paths(model.trainable_weights) == ["norm/gamma", "norm/beta", "d/kernel", "d/bias"]
+
+
+def test_a_layer_inside_of_a_frozen_one_can_be_set_free():
+    inner = kd.Sequential([layers.Dense(2, name="a"), layers.Dense(2, name="b")], name="inner")
+    model = kd.Sequential([kd.Input((2,)), inner])
+    inner.trainable = False
+    inner.layers[1].trainable = True
+    assert paths(model.trainable_weights) == ["inner/b/kernel", "inner/b/bias"]
+    model.compile("sgd", "mse")
+    before = model.get_weights()
+    model.fit(X, np.ones((8, 2)), verbose=0)
+    changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
+    assert changed == [False, False, True, True]
+
+
+def test_sublayers_of_a_layer_made_frozen_are_frozen():
+    layer = layers.TimeDistributed(layers.Dense(2), trainable=False)
+    layer(np.ones((1, 3, 2)))
+    assert [weight.trainable for weight in layer.weights] == [False, False]
+
+
+def test_losses_are_those_of_the_last_call_and_of_regularizers(model):
+    kernel = model.layers[2].kernel.numpy()
+    outputs = model.layers[0](X)
+    model(X)
+    np.testing.assert_allclose(model.losses, [np.sum(outputs**2), 0.01 * np.sum(kernel**2)], rtol=1e-5)
+    model.layers[1](X[:1])
+    np.testing.assert_allclose(model.losses[0], np.sum(X[:1] ** 2), rtol=1e-5)
+    np.testing.assert_allclose(model.layers[1].losses, [np.sum(X[:1] ** 2)], rtol=1e-5)
+    assert len(model.layers[2].losses) == 1
+    model.layers[2].trainable = False
+    assert model.layers[2].losses == [] and len(model.losses) == 1
+
+
+def test_losses_of_a_layer_on_its_own():
+    class Outer(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.adds, self.dense = Adds(), layers.Dense(1, activity_regularizer=lambda outputs: jnp.sum(outputs) * 0)
+
+        def call(self, inputs):
+            return self.dense(self.adds(inputs))
+
+    layer = Outer()
+    for _ in range(2):
+        layer(np.ones((1, 2)))
+    np.testing.assert_array_equal(layer.losses, [2.0, 0.0])
+    np.testing.assert_array_equal(layer.adds.losses, [2.0])
+
+
+def test_handles_count_as_their_values(model):
+    kernel = model.layers[2].kernel
+    value = kernel.numpy()
+    np.testing.assert_allclose(kernel * 2, value * 2)
+    np.testing.assert_allclose(2 * kernel - -kernel, value * 3, rtol=1e-6)
+    np.testing.assert_allclose(X @ kernel, X @ value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jnp.sum(kernel), value.sum(), rtol=1e-6)
+    np.testing.assert_array_equal(kernel[0], value[0])
+    np.testing.assert_array_equal(kernel > 0, value > 0)
+    assert (kernel == value).all() and (kernel.ndim, kernel.size, len(kernel)) == (2, 2, 2)
+    assert (kernel.name, kernel.path) == ("kernel", "d/kernel")
+
+
+def test_handles_are_assigned_to(model):
+    bias = model.layers[2].bias
+    assert bias.assign([1.0]) == 1.0
+    assert bias.assign_add([2.0]) == 3.0 and bias.assign_sub(bias) == 0.0
+    with pytest.raises(ModelError, match="cannot set `trainable` of 'd/bias'"):
+        bias.trainable = False
+
+
+def test_stateless_call_of_a_layer_leaves_it_as_it_is(model):
+    layer = model.layers[2]
+    before = layer.get_weights()
+    outputs, rest, losses = layer.stateless_call([np.ones((2, 1)), np.ones(1)], [], X, return_losses=True)
+    np.testing.assert_allclose(outputs, X.sum(1, keepdims=True) + 1, rtol=1e-5, atol=1e-5)
+    assert rest == [] and np.allclose(losses, 0.02)
+    assert all(np.array_equal(a, b) for a, b in zip(before, layer.get_weights(), strict=True))
+    own = layers.BatchNormalization(momentum=0.0)
+    own(X)
+    _, (mean, _) = own.stateless_call([np.ones(2), np.zeros(2)], own.non_trainable_variables, X, training=True)
+    np.testing.assert_allclose(mean, X.mean(0), rtol=1e-5)
+    assert not own.moving_mean.numpy().any()
+    with pytest.raises(ModelError, match="stateless_call of layer 'd': the values do not fit"):
+        layer.stateless_call([], [], X)
+
+
+def test_layers_know_their_paths_and_are_shown_by_name(model):
+    layer = layers.Dense(1, name="own")
+    assert layer.path is None and repr(layer) == str(layer) == "<Dense name=own, built=False>"
+    layer(X)
+    assert layer.path == "own" and model.layers[2].path == "d" and model.path == model.name
+
+    class Builds(layers.Layer):
+        def build(self, input_shape):
+            self.parts = [layers.Dense(2, name="part")]
+
+        def call(self, inputs):
+            return self.parts[0](inputs)
+
+    built = kd.Sequential([kd.Input((2,)), Builds(name="b")]).layers[0]
+    assert built.parts[0].path == "b/parts/0"
+    assert repr(built.parts) == "List([\n  <Dense name=part, built=True>\n])"
+
+
+def test_compute_loss_gets_what_it_takes():
+    class Own(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return jnp.mean(y - y_pred) * 0 + 3.0
+
+    model = Own()
+    model.compile("sgd", "mse")
+    assert model.train_on_batch(X, np.ones((8, 1))) == 3.0
+
+
+def test_metrics_of_layers_are_those_of_their_attributes():
+    class Measures(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = kd.metrics.Mean()
+
+    layer = Measures()
+    assert layer.metrics == [layer.mean] and len(layer.metrics_variables) == 2

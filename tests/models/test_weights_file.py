@@ -1,0 +1,166 @@
+"""`save_weights` and `load_weights`: what is in the file, and what fits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+from tests import layouts
+from tests.networks import Noisy
+
+
+def model_on(name, seed=0):
+    with layouts.on(name).scope():
+        return kd.Model.from_nnx(Noisy, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_on("data=4,model=2")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.weights.safetensors"
+
+
+def test_the_file_holds_every_weight_whole_under_its_path(model, path):
+    model.save_weights(path)
+    found = load_file(path)
+    assert found.keys() == {weight.path for weight in model.weights}
+    assert "norm/mean" in found and not any("key" in name for name in found)
+    for weight in model.weights:
+        np.testing.assert_array_equal(found[weight.path], weight.numpy())
+
+
+def key_of(model):
+    return next(variable for variable in model.variables if variable.path == "drop/rngs/key").numpy()
+
+
+@pytest.mark.parametrize("mesh", ["one device", "data=1,model=8"])
+def test_another_mesh_reads_it(model, path, mesh):
+    model.save_weights(str(path))
+    other = model_on(mesh, seed=1)
+    layouts_before = [weight.layout for weight in other.weights]
+    key = key_of(other)
+    other.load_weights(path)
+    for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [weight.layout for weight in other.weights] == layouts_before
+    np.testing.assert_array_equal(key_of(other), key)
+
+
+def test_elements_are_in_the_order_of_c_wherever_they_were(model, path, monkeypatch):
+    values = model.get_weights()
+    monkeypatch.setattr(type(model), "get_weights", lambda self: [np.asfortranarray(value) for value in values])
+    model.save_weights(path)
+    np.testing.assert_array_equal(load_file(path)["d1/kernel"], dict(zip_paths(model, values))["d1/kernel"])
+
+
+def zip_paths(model, values):
+    return zip([weight.path for weight in model.weights], values, strict=True)
+
+
+def test_scalars_and_bfloat16(path):
+    class Scaled(kd.layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight(shape=(), initializer="ones", dtype="bfloat16", name="scale")
+
+        def call(self, inputs):
+            return inputs * self.scale
+
+    model = kd.Sequential([kd.Input((2,)), Scaled(name="scaled")])
+    model.weights[0].assign(jnp.asarray(1.5, jnp.bfloat16))
+    model.save_weights(path)
+    model.weights[0].assign(jnp.asarray(2.0, jnp.bfloat16))
+    model.load_weights(path)
+    assert load_file(path)["scaled/scale"].dtype == jnp.bfloat16
+    assert float(model.weights[0].value) == 1.5
+
+
+def test_a_file_that_exists_stays_whole_until_the_new_one_is(model, path, monkeypatch):
+    model.save_weights(path)
+    before = path.read_bytes()
+
+    def fails(values, filename):
+        filename.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("keras_dist.models.weights_file.save_file", fails)
+    with pytest.raises(OSError, match="no space left"):
+        model.save_weights(path)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_may_be_read_by_whoever_may_read_others(model, path):
+    (path.parent / "other").touch()
+    model.save_weights(path)
+    assert path.stat().st_mode == (path.parent / "other").stat().st_mode
+
+
+def test_a_file_is_not_replaced_without_leave(model, path):
+    model.save_weights(path, overwrite=False)
+    with pytest.raises(ModelError, match="exists"):
+        model.save_weights(path, overwrite=False)
+
+
+def test_only_the_first_process_writes(model, path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    model.save_weights(path)
+    assert not path.exists()
+
+
+def test_all_that_does_not_fit_is_told_and_nothing_is_set(model, path):
+    values = dict(zip_paths(model, model.get_weights()))
+    del values["d2/bias"]
+    values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
+    save_file(values, path)
+    before = model.get_weights()
+    with pytest.raises(ModelError, match="does not fit") as error:
+        model.load_weights(path)
+    assert error.value.given == (
+        "missing in the file: d2/bias; not in the model: other; of another shape: d1/kernel (3, 5) for (8, 16)"
+    )
+    for mine, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_many_names_are_counted(model, path):
+    save_file({f"n{number}": np.zeros(1) for number in range(8)}, path)
+    with pytest.raises(ModelError) as error:
+        model.load_weights(path)
+    assert "n0, n1, n2, n3, n4 and 3 more" in error.value.given
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "model.keras", "model", 3])
+@pytest.mark.parametrize("method", ["save_weights", "load_weights"])
+def test_another_suffix_is_refused(model, method, name):
+    with pytest.raises(ModelError, match=r"\.safetensors") as error:
+        getattr(model, method)(name)
+    assert repr(name) in error.value.given and method in error.value.summary
+
+
+def test_files_that_are_not_there_or_damaged(model, path, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        model.load_weights(path)
+    with pytest.raises(FileNotFoundError):
+        model.save_weights(tmp_path / "none" / path.name)
+    path.write_bytes(b"x")
+    with pytest.raises(ModelError, match="cannot be read"):
+        model.load_weights(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError):
+        model.save_weights(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_element_type_that_the_format_does_not_know(model, path, monkeypatch):
+    values = [np.asarray(value, np.complex128) for value in model.get_weights()]
+    monkeypatch.setattr(type(model), "get_weights", lambda self: values)
+    with pytest.raises(ModelError, match="cannot be written") as error:
+        model.save_weights(path)
+    assert "complex128" in error.value.given and not path.exists()

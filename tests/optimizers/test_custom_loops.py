@@ -1,0 +1,146 @@
+"""What loops of one's own call: variables, pure steps on lists, and errors that name the way."""
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+from keras_dist.optimizers import SGD, Adam, LossScaleOptimizer, Optimizer
+
+ONES = np.ones(2, "float32")
+
+
+def built(optimizer: Any, *variables: Any) -> Any:
+    optimizer.build(list(variables) or [kd.Variable(ONES, name="kernel")])
+    return optimizer
+
+
+class TestVariables:
+    """`build` makes them, `stateless_apply` takes and gives their arrays."""
+
+    def test_are_there_once_it_is_built(self) -> None:
+        optimizer = Adam()
+        assert not optimizer.built
+        assert not hasattr(optimizer, "no_such_name")
+        with pytest.raises(ModelError, match=r"build\(model.trainable_variables\).*model.optimizer.variables"):
+            _ = optimizer.variables
+        with pytest.raises(ModelError, match="iterations"):
+            _ = optimizer.iterations
+        built(optimizer)
+        assert optimizer.built
+        assert {variable.name for variable in optimizer.variables} >= {"learning_rate", "iterations", "kernel"}
+        assert int(optimizer.iterations) == 0
+        before = optimizer.variables
+        optimizer.build([ONES, ONES])
+        assert [variable.path for variable in optimizer.variables] == [variable.path for variable in before]
+
+    def test_take_values_of_their_shape_alone(self) -> None:
+        optimizer = built(SGD(0.5, momentum=0.5))
+        rate = next(variable for variable in optimizer.variables if variable.name == "learning_rate")
+        rate.assign(0.25)
+        (weights,), _ = optimizer.stateless_apply(optimizer.variables, [ONES], [ONES])
+        np.testing.assert_allclose(weights, 0.75)
+        with pytest.raises(ModelError, match="learning_rate"):
+            rate.assign(ONES)
+        optimizer.set_weights([variable.value + 1 for variable in optimizer.variables])
+        assert float(rate) == 1.25
+        with pytest.raises(ModelError, match="`weights` does not fit"):
+            optimizer.set_weights([0.5])
+
+    def test_a_copy_has_its_own(self) -> None:
+        one = built(SGD(0.5))
+        other = copy.deepcopy(one)
+        one.apply([ONES])
+        assert (int(one.iterations), int(other.iterations)) == (1, 0)
+
+
+class TestStatelessApply:
+    """One step on lists of arrays."""
+
+    def test_rules_match_the_paths_of_variables(self) -> None:
+        optimizer = SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        variables = [kd.Variable(ONES, name=name) for name in ("kernel", "bias")]
+        built(optimizer, *variables)
+        new, _ = optimizer.stateless_apply(optimizer.variables, [0 * ONES, 0 * ONES], [ONES, ONES])
+        np.testing.assert_allclose(new, [[0.75, 0.75], [1.0, 1.0]])
+
+    def test_keeps_its_scale_of_the_loss(self) -> None:
+        optimizer = built(LossScaleOptimizer(SGD(0.5), initial_scale=8.0))
+        (weights,), state = jax.jit(optimizer.stateless_apply)(
+            [variable.value for variable in optimizer.variables], [8 * ONES], [ONES]
+        )
+        np.testing.assert_allclose(weights, 0.5)
+        (weights,), _ = optimizer.stateless_apply(state, [jnp.inf * ONES], [weights])
+        np.testing.assert_allclose(weights, 0.5)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"optimizer_variables": []}, "`optimizer_variables` does not fit"),
+            ({"grads": [None]}, "`grads` does not fit"),
+            ({"grads": [np.ones(3)]}, r"(?s)shape \(3,\) at place 0.*shape \(2,\)"),
+            ({"trainable_variables": [ONES, ONES]}, "(?s)`trainable_variables` does not fit.*2 arrays"),
+        ],
+    )
+    def test_refuses_other_lists(self, change: dict[str, Any], message: str) -> None:
+        optimizer = built(SGD())
+        given: Any = {"optimizer_variables": optimizer.variables, "grads": [ONES], "trainable_variables": [ONES]}
+        with pytest.raises(ModelError, match=message):
+            optimizer.stateless_apply(**{**given, **change})
+
+    def test_before_it_is_built(self) -> None:
+        with pytest.raises(ModelError, match="build"):
+            SGD().stateless_apply([], [], [])
+
+
+class TestApply:
+    """The same step, assigned."""
+
+    def test_only_to_the_variables_it_was_built_for(self) -> None:
+        variable = kd.Variable(ONES, name="a")
+        optimizer = built(SGD(0.5), variable)
+        optimizer.apply([])
+        assert int(optimizer.iterations) == 0
+        with pytest.raises(ModelError, match="built for other variables"):
+            optimizer.apply([ONES], [kd.Variable(ONES, name="b")])
+        with pytest.raises(ModelError, match=r"(?s)arrays in the place of variables.*stateless_apply"):
+            built(SGD(), ONES).apply([ONES])
+        with pytest.raises(ModelError, match=r"(?s)traced.*stateless_apply"):
+            jax.jit(lambda grad: optimizer.apply([grad]))(ONES)
+        np.testing.assert_allclose(variable.value, ONES)
+
+    @pytest.mark.parametrize("name", ["update_step", "add_variable", "assign", "save_own_variables"])
+    def test_what_is_absent_names_the_way(self, name: str) -> None:
+        with pytest.raises(AttributeError, match=f"{name}.*In its place"):
+            getattr(Optimizer(0.1), name)
+
+
+def test_a_random_generator_goes_on_in_a_loop_of_ones_own() -> None:
+    model = kd.Sequential([kd.Input((64,)), kd.layers.Dropout(0.5)])
+    x = np.ones((1, 64), "float32")
+    others = [variable.value for variable in model.non_trainable_variables]
+    first, others = model.stateless_call([], others, x, training=True)
+    second, _ = model.stateless_call([], others, x, training=True)
+    assert np.any(np.asarray(first) != np.asarray(second))
+    assert model.weights == []
+    with pytest.raises(ModelError, match=r"stateless_call of model .*do not fit"):
+        model.stateless_call([x], others, x)
+
+
+def test_slots_lie_where_their_weights_lie() -> None:
+    mesh = kd.distribution.DeviceMesh((2, 4), ["batch", "model"])
+    layout = kd.distribution.LayoutMap(mesh)
+    layout[".*kernel"] = (None, "model")
+    with kd.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch").scope():
+        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8, use_bias=False)])
+    optimizer = built(Adam(), *model.trainable_variables)
+    kernel = model.trainable_variables[0].value
+    slots = [variable.value for variable in optimizer.variables if variable.shape == kernel.shape]
+    assert len(slots) == 2
+    assert all(slot.sharding.is_equivalent_to(kernel.sharding, 2) for slot in slots)

@@ -1,0 +1,304 @@
+"""Several steps in one execution: the same numbers, fewer dispatches, hooks between them."""
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.core import Tracer
+
+import keras_dist as kd
+from keras_dist.data import ArraySource
+from keras_dist.training import executions
+from keras_dist.training.executions import ResidentFeed, fits_on_devices, stack_of
+from keras_dist.training.pace import Pace
+from tests import layouts
+from tests.networks import Noisy, Plain, blobs
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(107)  # 13 batches of 8 and one of 3
+
+
+class Looks(kd.callbacks.Callback):
+    """Sees the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.begun.append(batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ended.append(batch)
+
+
+def trained(name: str, steps_per_execution: Any, callbacks: Any = (), epochs: int = 2, factory: Any = Noisy) -> Any:
+    with layouts.on(name).scope():
+        model = kd.Model.from_nnx(factory, seed=0)
+    model.compile("adam", loss=LOSS, metrics=["accuracy"], steps_per_execution=steps_per_execution)
+    history = model.fit(
+        X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks), validation_data=(X[:20], Y[:20])
+    )
+    return model, history
+
+
+@pytest.fixture(scope="module", params=["one device", "data=4,model=2"])
+def single(request: pytest.FixtureRequest) -> tuple[str, list[np.ndarray], dict[str, Any]]:
+    """A mesh, and what single steps give on it: weights, statistics, random streams, slots; losses and metrics."""
+    model, history = trained(request.param, 1)
+    return request.param, arrays_of(model), history.history
+
+
+def arrays_of(model: Any) -> list[np.ndarray]:
+    leaves = jax.tree.leaves(model.state)
+    return [np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in leaves]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+class TestSameNumbers:
+    """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
+
+    @pytest.mark.parametrize("steps", [2, 4, 13, 50])
+    def test_a_fixed_number_of_steps(self, single, steps):
+        name, arrays, logs = single
+        model, history = trained(name, steps)
+        assert history.history == logs
+        for a, b in zip(arrays_of(model), arrays, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    @pytest.mark.parametrize("resident", [True, False])
+    def test_as_many_as_fit_finds_fast(self, single, resident, monkeypatch):
+        name, arrays, logs = single
+        if not resident:
+            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
+            monkeypatch.setattr(executions, "MANY_BATCHES", 1)
+            monkeypatch.setattr(executions, "MAX_STACK", 4)
+        model, history = trained(name, "auto")
+        assert history.history == logs
+        for a, b in zip(arrays_of(model), arrays, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_and_single_steps_that_somebody_watches(self, single):
+        name, arrays, logs = single
+        watch = Looks()
+        model, history = trained(name, "auto", [watch])
+        assert watch.begun == watch.ended == [*range(14), *range(14)]
+        assert history.history == logs
+        for a, b in zip(arrays_of(model), arrays, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class TestHooks:
+    def test_they_are_called_between_executions(self):
+        watch = Looks()
+        trained("one device", 5, [watch], epochs=1, factory=Plain)
+        assert watch.begun == [0, 5, 10, 11, 12, 13]
+        assert watch.ended == [4, 9, 10, 11, 12, 13]
+
+    def test_a_callback_assigns_between_executions(self):
+        class Zero(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                bias = self.model.variables[0]
+                seen.append(float(np.asarray(bias).min()))
+                bias.assign(np.full(bias.shape, 7.0))
+                assert np.asarray(self.model.variables[0]).min() == 7.0
+
+        seen: list[float] = []
+        trained("one device", 5, [Zero()], epochs=1, factory=Plain)
+        assert len(seen) == 6 and max(seen[:1]) < 1 < 6 < min(seen[1:])  # adam moves a little each step
+
+    def test_training_stops_between_executions(self):
+        class Stop(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_training = True
+
+        model, _ = trained("one device", 5, [Stop()], factory=Plain)
+        assert int(model.state.step) == 5
+
+
+class TestPrograms:
+    def test_one_for_each_length_however_many_steps(self):
+        model, history = trained("one device", "auto", epochs=4, factory=Plain)
+        assert history.timing.compilations == 2  # batches of 8, and the last one
+        assert model.fit(X, Y, batch_size=8, verbose=0).timing.compilations == 0
+
+    def test_of_a_fixed_number_of_steps_and_of_one(self):
+        _, history = trained("one device", 5, epochs=4, factory=Plain)
+        assert history.timing.compilations == 3  # stacks of 5, the 3 that are left over, the last one
+
+    def test_many_shapes_are_warned_of(self):
+        with layouts.one_device().scope():
+            model = kd.Model.from_nnx(Plain, seed=0)
+        model.compile("sgd", loss=LOSS)
+        for rows in (8, 3, 8, 3):
+            model.train_on_batch(X[:rows], Y[:rows])
+        with pytest.warns(kd.errors.RecompileWarning, match=r"3\. shape of batch: x float32\(5, 8\), y int32\(5,\)"):
+            model.train_on_batch(X[:5], Y[:5])
+        model.train_on_batch(X[:5], Y[:5])
+
+    def test_the_lengths_of_one_data_set_are_expected(self):
+        with layouts.one_device().scope():
+            model = kd.Model.from_nnx(Plain, seed=0)
+        model.compile("sgd", loss=LOSS, steps_per_execution=1)
+        for batch_size in (8, 9, 10):
+            model.fit(X[:21], Y[:21], batch_size=batch_size, verbose=0)
+            model.predict(X[:21], batch_size=batch_size, verbose=0)
+
+    def test_setting_the_rate_does_not_compile_again(self):
+        model, _ = trained("one device", "auto", factory=Plain)
+        programs = list(model._session.trainer._compiled._programs.values())
+        for rate in (0.1, np.float64(0.2), 1):
+            model.optimizer.learning_rate = rate
+            model.fit(X, Y, batch_size=8, verbose=0)
+        assert list(model._session.trainer._compiled._programs.values()) == programs
+
+    def test_they_do_not_keep_the_data(self):
+        x = np.repeat(X, 50, axis=0)
+        model, _ = trained("one device", "auto", epochs=1, factory=Plain)
+        before = {id(array) for array in jax.live_arrays()}
+        model.fit(x, np.repeat(Y, 50), batch_size=64, verbose=0)
+        gc.collect()
+        left = [array for array in jax.live_arrays() if id(array) not in before and array.size >= x.size]
+        assert left == []
+
+
+class TestResident:
+    def test_only_what_fits_is_kept_on_the_devices(self):
+        source = ArraySource(np.zeros((4, 2**18), np.float32))  # 4 MiB, on 8 devices 32
+        assert fits_on_devices(source, layouts.on("data=8,model=1"))
+        larger = ArraySource(np.zeros((12, 2**18), np.float32))
+        assert not fits_on_devices(larger, layouts.on("data=8,model=1"))
+        assert fits_on_devices(larger, layouts.one_device())
+
+    def test_devices_that_tell_their_memory_are_asked(self, monkeypatch):
+        class Device:
+            process_index = 0
+
+            def memory_stats(self) -> dict[str, int]:
+                return {"bytes_limit": 1000, "bytes_in_use": 200}
+
+        distribution = layouts.one_device()
+        monkeypatch.setattr(executions, "local_devices", lambda distribution: [Device()])
+        assert fits_on_devices(ArraySource(np.zeros(25, np.float32)), distribution)
+        assert not fits_on_devices(ArraySource(np.zeros(26, np.float32)), distribution)
+
+    def test_64_bit_numbers_count_as_the_32_bits_they_become(self):
+        source = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
+        assert fits_on_devices(source, kd.DataParallel(devices=kd.list_devices()[:4]))
+
+    def test_data_sets_of_another_length_are_streamed(self):
+        """Their length is a part of the program: each would be compiled anew."""
+        model, _ = trained("one device", "auto", factory=Plain)
+        compiled = model._session.trainer._compiled
+        programs = compiled.count
+        assert model.fit(X[:80], Y[:80], batch_size=8, verbose=0).timing.compilations == 1
+        for rows in (72, 64, 56):
+            assert model.fit(X[:rows], Y[:rows], batch_size=8, verbose=0).timing.compilations == 0
+            model.evaluate(X[:rows], Y[:rows], batch_size=8, verbose=0)
+        assert compiled.count == programs + 2  # one to train, one to test
+
+    def test_executions_follow_the_pace(self):
+        pace = Pace()
+        feed = ResidentFeed(ArraySource(X, Y), 8, 1, layouts.one_device(), pace)
+        steps = []
+        for execution in feed.executions():
+            steps.append((execution.steps, execution.rows))
+            pace.measured(seconds=0.02 * execution.steps, steps=execution.steps)
+        assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
+
+
+def test_only_many_small_batches_are_stacked():
+    small = ArraySource(np.zeros((executions.MANY_BATCHES, 4), np.float32))
+    assert stack_of(small, 1, epochs=1) == executions.MAX_STACK
+    assert stack_of(small, 2, epochs=1) == 1
+    assert stack_of(small, 2, epochs=2) == executions.MAX_STACK
+    large = ArraySource(np.zeros((100, 2**18), np.float32))
+    assert stack_of(large, 2, epochs=executions.MANY_BATCHES) == 2
+    assert stack_of(large, 32, epochs=executions.MANY_BATCHES) == 1
+
+
+class TestOptions:
+    @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": False}], ids=str)
+    @pytest.mark.parametrize("name", ["one device", "data=4,model=2"])
+    def test_operation_by_operation_gives_the_same(self, option, name):
+        values = []
+
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            result = LOSS(y_true, y_pred)
+            values.append(result if isinstance(result, Tracer) else float(result))
+            return result
+
+        histories = []
+        for options in ({}, option):
+            values.clear()
+            with layouts.on(name).scope():
+                model = kd.Model.from_nnx(Plain, seed=0)
+            model.compile("sgd", loss=loss, **options)
+            histories.append(model.fit(X[:21], Y[:21], batch_size=8, verbose=0).history["loss"])
+            model.predict(X[:3], verbose=0)
+        np.testing.assert_allclose(*histories, rtol=1e-5)
+
+    def test_values_can_be_seen_operation_by_operation(self):
+        seen = []
+
+        class Seen(kd.layers.Layer):
+            def call(self, x: Any) -> Any:
+                seen.append(isinstance(x, Tracer))
+                return x
+
+        model = kd.Sequential([kd.Input((8,)), Seen(), kd.layers.Dense(4)])
+        model.compile("sgd", loss=LOSS, run_eagerly=True)
+        seen.clear()
+        model.evaluate(X[:8], Y[:8], verbose=0)
+        assert seen[-1] is False
+
+    @pytest.mark.parametrize("donate", [True, False])
+    def test_donation(self, donate):
+        with layouts.one_device().scope():
+            model = kd.Model.from_nnx(Plain, seed=0)
+        model.compile("sgd", loss=LOSS, donate=donate)
+        held = model._session.cell.arrays
+        model.fit(X, Y, verbose=0)
+        assert held[0].is_deleted() is donate
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"steps_per_execution": 0},
+            {"steps_per_execution": True},
+            {"steps_per_execution": 2.5},
+            {"steps_per_execution": "fast"},
+            {"run_eagerly": "yes"},
+            {"jit_compile": "no"},
+            {"donate": None},
+        ],
+        ids=str,
+    )
+    def test_others_are_refused(self, options):
+        model = kd.Model.from_nnx(Plain, seed=0)
+        (name,) = options
+        with pytest.raises(kd.errors.ModelError, match=f"`{name}`") as caught:
+            model.compile("sgd", loss=LOSS, **options)
+        assert f"{name}={options[name]!r}" in caught.value.given
+
+
+class TestTiming:
+    def test_what_it_tells(self):
+        _, history = trained("one device", "auto", epochs=3, factory=Plain)
+        timing = history.timing
+        assert timing.steps == 3 * 14
+        assert timing.compile_seconds > 0
+        assert 0 < timing.median_step_seconds <= timing.p95_step_seconds
+        assert timing.samples_per_second == pytest.approx(3 * 107 / timing.wall_seconds)
+        assert 0 <= timing.overhead <= 1
+        assert timing.peak_bytes == {}
+
+    def test_a_history_of_its_own_has_none(self):
+        assert kd.callbacks.History().timing is None

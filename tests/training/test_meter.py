@@ -1,0 +1,121 @@
+"""The meter, by a clock that the tests set."""
+
+import types
+from typing import Any
+
+import pytest
+
+from keras_dist.training import meter
+from keras_dist.training.meter import Meter
+from keras_dist.training.pace import GOAL_SECONDS, GROWTH, Pace
+
+
+class Clock:
+    """Stands where the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(meter, "time", types.SimpleNamespace(perf_counter=lambda: self.now))
+
+
+class Signal:
+    """An array that is ready at a given time."""
+
+    def __init__(self, clock: Clock, at: float) -> None:
+        self._clock, self._at = clock, at
+
+    def is_ready(self) -> bool:
+        return self._clock.now >= self._at
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def execution(steps: int, rows: int = 10) -> Any:
+    return types.SimpleNamespace(steps=steps, rows=rows)
+
+
+def test_two_executions_with_a_gap_between_them(clock):
+    watch = Meter(Pace())
+    watch.begin()
+    clock.now = 1.0  # the first batch took a second to make
+    first = watch.dispatched(watch.look(), Signal(clock, at=3.0), execution(2), False)
+    clock.now = 2.0
+    watch.look()  # still running
+    clock.now = 4.0
+    began = watch.look()  # done, at some time since 2.0
+    second = watch.dispatched(began, Signal(clock, at=6.0), execution(2), False)
+    watch.finished(first, 2)
+    clock.now = 6.0
+    watch.finished(second, 2)
+    watch.end()
+    timing = watch.timing([])
+    assert timing.steps == 4
+    assert timing.wall_seconds == 6.0
+    assert timing.overhead == pytest.approx((1.0 + 2.0) / 6.0)
+    assert timing.samples_per_second == pytest.approx(40 / 6.0)
+    assert (timing.median_step_seconds, timing.p95_step_seconds) == (pytest.approx(1.25), pytest.approx(1.5))
+    assert (timing.compilations, timing.compile_seconds) == (0, 0.0)
+
+
+def test_while_a_step_is_in_flight_the_host_may_take_its_time(clock):
+    watch = Meter(Pace())
+    watch.begin()
+    first = watch.dispatched(watch.look(), Signal(clock, at=9.0), execution(1), False)
+    clock.now = 5.0
+    second = watch.dispatched(watch.look(), Signal(clock, at=12.0), execution(1), False)
+    clock.now = 9.0
+    watch.finished(first, 1)
+    clock.now = 12.0
+    watch.finished(second, 1)
+    watch.end()
+    assert watch.timing([]).overhead == 0.0
+
+
+def test_compiling_is_told_apart(clock):
+    watch = Meter(Pace())
+    watch.begin()
+    began = watch.look()
+    clock.now = 7.0
+    started = watch.dispatched(began, Signal(clock, at=8.0), execution(1), True)
+    clock.now = 8.0
+    watch.finished(started, 1)
+    watch.end()
+    timing = watch.timing([])
+    assert (timing.compilations, timing.compile_seconds, timing.wall_seconds) == (1, 7.0, 1.0)
+    assert timing.median_step_seconds == 1.0
+
+
+def test_peak_memory_is_told_where_it_is_known():
+    class Device:
+        def __init__(self, name: str, stats: Any) -> None:
+            self._name, self._stats = name, stats
+
+        def memory_stats(self) -> Any:
+            return self._stats
+
+        def __str__(self) -> str:
+            return self._name
+
+    devices = [Device("gpu:0", {"peak_bytes_in_use": 5}), Device("cpu:0", None), Device("odd:0", {})]
+    assert Meter(Pace()).timing(devices).peak_bytes == {"gpu:0": 5}
+
+
+class TestPace:
+    def test_it_reaches_the_goal_and_stays(self):
+        pace = Pace()
+        for _ in range(6):
+            pace.measured(seconds=pace.steps() * GOAL_SECONDS / 300, steps=pace.steps())
+        assert pace.steps() == 300
+
+    def test_slow_steps_go_one_by_one(self):
+        pace = Pace()
+        pace.measured(seconds=5.0, steps=1)
+        assert pace.steps() == 1
+
+    def test_it_grows_step_by_step_even_if_no_time_has_passed(self):
+        pace = Pace()
+        pace.measured(seconds=0.0, steps=1)
+        assert pace.steps() == GROWTH

@@ -1,0 +1,138 @@
+"""compile(remat=...): the same numbers, and less that is kept for the way back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import errors, layers, optimizers
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(8, 5, 6)).astype("float32")
+X[2:, 3:] = 0.0
+Y = RANDOM.normal(size=(8, 3)).astype("float32")
+BARRIER = "stablehlo.optimization_barrier"
+"""What a checkpoint leaves in the program, once where it is differentiated."""
+
+
+class Penalized(layers.Layer):
+    """Has a sublayer, adds to the loss, and gives its mask on."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inner = layers.Dense(6, activation="tanh", activity_regularizer="l2")
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self.inner(inputs)
+        self.add_loss(0.1 * jnp.mean(outputs**2))
+        return outputs
+
+
+def network(remat: str | None) -> kd.Model:
+    kd.set_random_seed(1)
+    inputs = kd.Input((5, 6))
+    hidden = layers.Masking(name="masking")(inputs)
+    for index in range(2):
+        hidden = Penalized(name=f"block_{index}")(hidden)
+        hidden = layers.Dropout(0.4, seed=index, name=f"dropout_{index}")(hidden)
+        hidden = layers.BatchNormalization(name=f"norm_{index}")(hidden)
+    model = kd.Model(inputs, layers.Dense(3, name="head")(layers.LSTM(4, name="lstm")(hidden)))
+    model.compile(optimizers.SGD(0.1), "mse", remat=remat)
+    return model
+
+
+def numbers(model: kd.Model) -> list[Any]:
+    losses = [model.train_on_batch(X, Y) for _ in range(2)]
+    return [*losses, *(weight.numpy() for weight in model.weights), *model.predict(X, verbose=0)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return numbers(network(None))
+
+
+@pytest.mark.parametrize("remat", ["full", "dots_saveable", "block_.*|dropout_1|norm_0|lstm"])
+def test_losses_weights_and_statistics_are_the_same(remat: str, expected: list[Any]) -> None:
+    for a, b in zip(numbers(network(remat)), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def program(remat: str | None, depth: int = 4) -> str:
+    model = kd.Sequential([kd.Input((6,)), *(layers.Dense(6, "tanh", name=f"d{i}") for i in range(depth))])
+    model.compile("sgd", "mse", remat=remat)
+    return model.lower_train_step(X[:, 0], X[:, 1]).as_text()
+
+
+@pytest.mark.parametrize(
+    ("remat", "checkpoints"), [(None, 0), ("full", 1), ("dots_saveable", 1), ("d[12]", 2), ("d3", 1), (".*", 4)]
+)
+def test_there_is_a_checkpoint_for_each_layer_that_is_named(remat: str | None, checkpoints: int) -> None:
+    assert program(remat).count(BARRIER) == checkpoints
+
+
+def test_a_policy_says_what_is_computed_again() -> None:
+    products = {remat: program(remat).count("stablehlo.dot_general") for remat in (None, "full", "dots_saveable")}
+    assert products["full"] > products["dots_saveable"] == products[None]
+
+
+@pytest.mark.parametrize("remat", ["full", "d.*"])
+def test_less_is_kept_for_the_way_back(remat: str) -> None:
+    """What the backward pass takes from the forward pass, beside the weights and the batch."""
+
+    def kept(remat: str | None) -> int:
+        blocks = [kd.Sequential([layers.Dense(6, "tanh"), layers.Activation("gelu")], name=f"d{i}") for i in range(4)]
+        model = kd.Sequential([kd.Input((6,)), *blocks])
+        model.compile("sgd", "mse", remat=remat)
+        session: Any = model._born()
+        state, forward = session.cell.state, session.forward
+
+        def loss(trainable: Any) -> Any:
+            return forward.measure(session.recipe.objective, state, trainable, (X[:, 0], X[:, 1], None), True)[0][
+                "loss"
+            ]
+
+        if forward.remat is not None:
+            loss = forward.remat.whole(loss)
+        residuals = jax.tree.leaves(jax.vjp(loss, state.trainable)[1])
+        return sum(array.nbytes for array in residuals if hasattr(array, "nbytes"))
+
+    assert kept(remat) < 0.7 * kept(None)
+
+
+def test_modules_of_flax_keep_their_statistics() -> None:
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.norm, self.dropout = nnx.BatchNorm(6, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+            self.head = nnx.Linear(6, 3, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.head(self.dropout(self.norm(x)))
+
+    found = []
+    for remat in (None, "norm|dropout"):
+        model = kd.Model.from_nnx(Net, seed=0)
+        model.compile(optimizers.SGD(0.1), "mse", remat=remat)
+        found.append([model.train_on_batch(X[:, 0], Y), model.train_on_batch(X[:, 0], Y), *model.get_weights()])
+        assert model.lower_train_step(X[:, 0], Y).as_text().count(BARRIER) == (0 if remat is None else 2)
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        ("ful", r"did you mean 'full'"),
+        ("dots_savable", r"did you mean 'dots_saveable'"),
+        ("heed", r"(?s)did you mean 'head'.*remat='heed'.*block_0"),
+        ("(", "`remat` is not a regular expression"),
+        (True, "remat=True"),
+    ],
+)
+def test_what_names_nothing_is_refused(remat: Any, message: str) -> None:
+    with pytest.raises(errors.ModelError, match=message):
+        network(remat)
