@@ -1,0 +1,94 @@
+"""Makes the table in README.md and `benchmarks/results.png` from the JSON of the last runs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+from benchmarks import measure as m
+
+README = m.ROOT / "README.md"
+PICTURE = m.ROOT / "benchmarks" / "results.png"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+ORDER = ("loop", "keras", "dtensor", "memory", "scaling", "import")
+REACHED, MISSED = "#2a9d8f", "#e76f51"
+
+Record = dict[str, Any]
+
+
+def read_records(folder: pathlib.Path = m.RESULTS) -> list[Record]:
+    """What the benchmarks that have run wrote, in their order."""
+    paths = [folder / f"{name}.json" for name in ORDER]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def render_table(records: list[Record]) -> str:
+    """What has an aim, as Markdown, and where it was measured."""
+    if not records:
+        return "Nothing was measured yet."
+    lines = ["| compared | ratio | aim | ours | theirs | |", "|---|---|---|---|---|---|"]
+    for record in records:
+        lines.append(f"| **{record['title']}** | | | | | |")
+        lines += [_row(result) for result in _aimed(record)]
+    places = {_place(record): None for record in records}
+    return "\n".join([*lines, "", "Measured on " + "; ".join(places) + "."])
+
+
+def with_table(text: str, table: str) -> str:
+    """The text with the table between its two markers."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    replaced, count = pattern.subn(lambda _: f"{BEGIN}\n{table}\n{END}", text)
+    if count != 1:
+        raise ValueError(f"expected the markers {BEGIN} and {END} once, and found them {count} times")
+    return replaced
+
+
+def draw(records: list[Record], path: pathlib.Path) -> None:
+    """A bar for each ratio that has an aim, which a line marks."""
+    bars = [(record["title"], result) for record in records for result in _aimed(record)][::-1]
+    figure, axes = plt.subplots(figsize=(9, 0.28 * len(bars) + 1), layout="constrained")
+    for position, (_, result) in enumerate(bars):
+        reached = result["ratio"] <= result["aim"]
+        axes.barh(position, result["ratio"], color=REACHED if reached else MISSED)
+        axes.plot([result["aim"]] * 2, [position - 0.4, position + 0.4], color="black")
+    axes.set_yticks(range(len(bars)), [f"{title}: {result['name']}" for title, result in bars], fontsize=7)
+    axes.axvline(1, color="grey", linewidth=0.5)
+    axes.set_xlabel("ratio: less is better; the line is the aim")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _aimed(record: Record) -> list[dict[str, Any]]:
+    return [result for result in record["results"] if result["aim"] is not None]
+
+
+def _row(result: dict[str, Any]) -> str:
+    ours, theirs = (m.number(result[who]) for who in ("ours", "theirs"))
+    mark = "reached" if result["ratio"] <= result["aim"] else "not reached"
+    name, ratio, aim = result["name"], f"{result['ratio']:.2f}", f"{result['aim']:g}"
+    return f"| {name} | {ratio} | {aim} | {ours} | {theirs} {result['unit']} | {mark} |"
+
+
+def _place(record: Record) -> str:
+    where, versions = record["machine"], record["versions"]
+    return (
+        f"{where['cores']} cores of {where['processor']} (load {where['load']} at the end), "
+        f"Python {versions['python']}, jax {versions['jax']}, Keras {versions['keras']}, {record['date']}"
+    )
+
+
+def main() -> None:
+    """Write the table and the picture."""
+    matplotlib.use("agg")
+    records = read_records()
+    README.write_text(with_table(README.read_text(), render_table(records)))
+    draw(records, PICTURE)
+
+
+if __name__ == "__main__":
+    main()
