@@ -78,9 +78,10 @@ class CompiledSteps:
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
 
-    def begin(self) -> None:
-        """A run over a data set begins, which may have shapes of its own, or is over."""
-        self._shapes.clear()
+    def forget_shapes(self, mode: str) -> None:
+        """A run over a data set begins or is over: the next shapes of batches are the first ones."""
+        for counted in [key for key in self._shapes if key[0] == mode]:
+            del self._shapes[counted]
 
     @property
     def count(self) -> int:

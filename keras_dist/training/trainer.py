@@ -127,6 +127,7 @@ class Trainer:
                     break
             self._finalize()
             hooks.end("train", logs)
+        self._compiled.forget_shapes("train")
         return meter.timing(self._cell.mesh.backend_mesh.local_devices)
 
     def evaluate(self, batching: Batching, hooks: Hooks) -> dict[str, float]:
@@ -137,7 +138,7 @@ class Trainer:
     def predict(self, batching: Batching, hooks: Hooks) -> Any:
         """The outputs for the examples, in order, on the host."""
         outputs: list[Any] = []
-        self._compiled.begin()
+        self._compiled.forget_shapes("predict")
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
@@ -151,7 +152,7 @@ class Trainer:
                 collect=lambda execution, result: outputs.append(real_outputs(execution.rows, result)),
             )
             hooks.end("predict")
-        self._compiled.begin()
+        self._compiled.forget_shapes("predict")
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
     def train_batch(self, source: ArraySource) -> dict[str, float]:
@@ -233,7 +234,7 @@ class Trainer:
 
     def _feed(self, mode: Mode, batching: Batching, hooks: Hooks, epochs: int) -> StreamFeed | ResidentFeed:
         """How batches come to the steps."""
-        self._compiled.begin()
+        self._compiled.forget_shapes(mode)
         sizes = source, batch_size, _ = self._sizes(batching)
         key = source.length, batch_size
         if not self._options.jit:
@@ -308,6 +309,7 @@ class Trainer:
                 as_logs=lambda execution, states: LazyLogs(states, tallies),
             )
             self._hold(tallies, states)
+            self._compiled.forget_shapes("test")
             logs = LazyLogs(states, tallies)
             hooks.end("test", logs)
             return logs

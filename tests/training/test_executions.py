@@ -150,6 +150,9 @@ class TestPrograms:
         for batch_size in (8, 9, 10):
             model.fit(X[:21], Y[:21], batch_size=batch_size, verbose=0)
             model.predict(X[:21], batch_size=batch_size, verbose=0)
+            model.evaluate(X[:21], Y[:21], batch_size=batch_size, verbose=0)
+        model.train_on_batch(X[:6], Y[:6])
+        model.test_on_batch(X[:6], Y[:6])
 
     def test_setting_the_rate_does_not_compile_again(self):
         model, _ = trained("one device", "auto", factory=Plain)
