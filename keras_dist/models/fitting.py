@@ -38,6 +38,7 @@ class Fitting:
 
     output: Any
     output_names: list[str] | None
+    _program: Any
     _may_add_losses: bool
     dtype_policy: DTypePolicy
 
@@ -159,8 +160,10 @@ class Fitting:
             check_callable("train_step", train_step, "state, batch, rngs")
         objective = None
         if loss is not None or train_step is None:
-            names = None if self.output_names is None else Outputs(self.output, self.output_names).names
-            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, names)
+            names, is_known = self.output_names, self._program is not None
+            if is_known:
+                names = Outputs(self.output, names).names
+            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known)
         check_option("auto_scale_loss", auto_scale_loss, (False, True))
         if not isinstance(optimizer, Mapping) or optimizers.is_config(optimizer):
             optimizer = optimizers.get(optimizer)

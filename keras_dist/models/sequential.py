@@ -16,6 +16,7 @@ from keras_dist.layers.weights import children_of
 from keras_dist.models.config import one_config, read_layer, write_layer
 from keras_dist.models.model import Model
 from keras_dist.models.naming import name_members
+from keras_dist.models.session import Session
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 
 
@@ -65,6 +66,14 @@ class Sequential(Model):
     def layers(self) -> list[Layer]:
         """Its layers in the order in which they are called, without an `InputLayer`; one may occur twice."""
         return [vars(self._members)[name] for name in self._chain]
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """The name of its last layer; None without layers.
+
+        Losses and metrics of outputs that are a dict go by its keys.
+        """
+        return super().output_names or [layer.name for layer in self.layers[-1:]] or None
 
     def add(self, layer: Any) -> None:
         """Put a layer at the end. The layers before it keep their values.
@@ -147,6 +156,20 @@ class Sequential(Model):
     def get_build_config(self) -> None:
         """Nothing: the config itself tells the shape of the input."""
 
+    def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
+        session = super()._give_birth(*args, **kwargs)
+        is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
+        if self._symbols_or_none() is None and is_chain and isinstance(args[0], KerasTensor):
+            symbols = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
+            for layer in self.layers:
+                symbols.append(layer(symbols[-1]))
+            object.__setattr__(self, "_seen", (symbols[0], symbols[-1]))
+        return session
+
+    def _symbolic(self) -> tuple[Any, Any]:
+        # of a model without Input what it was born for: calls take other shapes, too
+        return vars(self).get("_seen") or super()._symbolic()
+
     def _append(self, layer: Any) -> None:
         if isinstance(layer, KerasTensor | InputLayer):
             self._begin(layer)
@@ -173,6 +196,7 @@ class Sequential(Model):
         object.__setattr__(self, "_session", None)
         object.__setattr__(self, "_home", None)
         object.__setattr__(self, "_born_for", None)
+        object.__setattr__(self, "_seen", None)
         if output is None:
             unique = list({id(layer): layer for layer in layers}.values())
             self._members = nnx.Dict(name_members(unique))

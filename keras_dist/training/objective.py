@@ -186,6 +186,7 @@ def resolve_objective(
     metrics: Any = None,
     weighted_metrics: Any = None,
     output_names: Sequence[str] | None = None,
+    are_outputs_known: bool = True,
 ) -> Objective:
     """What `compile` was given, with names resolved.
 
@@ -196,6 +197,8 @@ def resolve_objective(
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.
         output_names: names for outputs that are lists, tuples or lone arrays.
+        are_outputs_known: whether these are all the outputs for sure, and what is given for others is an error now; else
+            it is one when the outputs are seen.
 
     Raises:
         UnknownNameError: a loss or metric is not known.
@@ -217,7 +220,7 @@ def resolve_objective(
             expected="a loss for at least one output",
             fix='for example loss="mse"',
         )
-    if output_names:
+    if output_names and are_outputs_known:
         outputs = Outputs(dict.fromkeys(output_names, 0))
         for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
             given = getattr(objective, argument)

@@ -114,7 +114,7 @@ class Outputs:
             given=_described_spec(given),
             expected=f"a dict by output, or a list of {len(names)}, for {_listed(names)}"
             if len(names) > 1
-            else f"a single one of `{argument}`, for the model has one output",
+            else f"a single one of `{argument}`, for the model has one output" + (f", {names[0]!r}" * bool(names[0])),
             fix=f"compile(..., {argument}={{{names[0]!r}: ...}})"
             if len(names) > 1
             else f"compile(..., {argument}=...)",

@@ -201,3 +201,44 @@ def test_a_list_of_one_output_is_that_output_in_calls_on_arrays(kind):
     assert kd.Model(inputs, model(inputs))(x).shape == (4, 1)
     model.compile("sgd", ["mse"])
     assert np.isfinite(model.fit([x], [np.ones((4, 1))], verbose=0).history["loss"][0])
+
+
+class TestSequentialWithoutInput:
+    def test_after_its_first_input_parts_of_it_make_other_models(self):
+        model = kd.Sequential([layers.Dense(4, name="a"), layers.Dense(CLASSES, name="b")])
+        with pytest.raises(ModelError, match="no symbolic inputs and outputs"):
+            _ = model.input
+        x, y = blobs(12)
+        model.compile("sgd", LOSS)
+        model.fit(x, y, verbose=0)
+        assert model.output_names == ["b"] and model.input_shape == (None, FEATURES)
+        features = kd.Model(model.inputs, model.layers[0].output)
+        kernel, bias = model.get_weights()[:2]
+        assert np.allclose(features.predict(x, verbose=0), x @ kernel + bias, atol=1e-5)
+        assert np.allclose(kd.Model(model.input, model.output)(x), model(x), atol=1e-6)
+
+    def test_it_goes_on_taking_other_lengths(self):
+        model = kd.Sequential([layers.SimpleRNN(3), layers.Dense(2)])
+        model.build((None, 5, 4))
+        assert model.input_shape == (None, 5, 4)
+        assert model.predict(np.ones((6, 7, 4), np.float32), verbose=0).shape == (6, 2)
+
+    def test_a_layer_more_and_its_inputs_are_not_known_again(self):
+        model = kd.Sequential([layers.Dense(4)])
+        model.build((None, 3))
+        model.add(layers.Dense(2))
+        with pytest.raises(ModelError, match="no symbolic inputs"):
+            _ = model.outputs
+        model.build((None, 3))
+        assert model.output_shape == (None, 2)
+
+    def test_what_is_given_by_output_goes_by_the_name_of_the_last_layer(self):
+        x, y = blobs(12)
+        model = kd.Sequential([layers.Dense(4, name="a"), layers.Dense(CLASSES, name="b")])
+        model.compile("sgd", {"b": LOSS}, metrics={"b": ["accuracy"]})
+        assert {*model.fit(x, y, verbose=0).history} == {"loss", "accuracy"}
+        for argument in ("loss", "metrics"):
+            model = kd.Sequential([layers.Dense(4, name="a"), layers.Dense(CLASSES, name="b")])
+            model.compile("sgd", **({"loss": LOSS} | {argument: {"nope": "mse"}}))
+            with pytest.raises(ModelError, match=f"`{argument}` does not match.*\\n.*'nope'.*\\n.*'b'"):
+                model.fit(x, y, verbose=0)
