@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._operators import value_of
 from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.metrics.variable import MetricVariable, replaced, value_of
+from keras_dist.metrics.variable import MetricVariable, replaced
 from keras_dist.saving import Configurable
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
@@ -165,7 +166,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with replaced(self._paired(metric_variables)):
+        with replaced(self.variables, self._checked(metric_variables)):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 
@@ -175,12 +176,12 @@ class Metric(Configurable, metaclass=_TakesMesh):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with replaced(self._paired(metric_variables)):
+        with replaced(self.variables, self._checked(metric_variables)):
             return jax.tree.map(value_of, self.result())
 
     def stateless_reset_state(self) -> list[Any]:
         """The values of `variables` after `reset_state`. Changes nothing."""
-        with replaced({}):
+        with replaced((), ()):
             self.reset_state()
             return [variable.value for variable in self.variables]
 
@@ -192,7 +193,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
 
-    def _paired(self, values: Sequence[Any]) -> dict[MetricVariable, Any]:
+    def _checked(self, values: Sequence[Any]) -> list[Any]:
         variables = self.variables
         if len(values) != len(variables):
             raise ModelError(
@@ -201,7 +202,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
                 expected=f"one for each of {[variable.name for variable in variables]}",
                 fix="start from metric.stateless_reset_state()",
             )
-        return {variable: jnp.asarray(value, variable.dtype) for variable, value in zip(variables, values, strict=True)}
+        return [jnp.asarray(value, variable.dtype) for variable, value in zip(variables, values, strict=True)]
 
     def _check_initialised(self) -> None:
         if "_variables" not in vars(self):

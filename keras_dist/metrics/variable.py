@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._operators import Operators, value_of
 from keras_dist.errors import ModelError
 
-_replaced: contextvars.ContextVar[dict[MetricVariable, Any]] = contextvars.ContextVar("replaced")
-
-
-def value_of(value: Any) -> Any:
-    """The array of a variable; anything else as it is."""
-    return value.value if isinstance(value, MetricVariable) else value
+_replaced: contextvars.ContextVar[dict[int, Any]] = contextvars.ContextVar("replaced")
 
 
 @contextlib.contextmanager
-def replaced(values: Mapping[MetricVariable, Any]) -> Iterator[None]:
+def replaced(variables: Sequence[MetricVariable], values: Sequence[Any]) -> Iterator[None]:
     """Inside, the variables have these values, and what is assigned is forgotten afterwards."""
-    token = _replaced.set({**_replaced.get({}), **values})
+    token = _replaced.set({**_replaced.get({}), **dict(zip(map(id, variables), values, strict=True))})
     try:
         yield
     finally:
         _replaced.reset(token)
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(jnp.asarray(self.value), value_of(other))
-
-
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(value_of(other), jnp.asarray(self.value))
-
-
-class MetricVariable:
-    """An array of a metric's state. It counts as its value in arithmetic; functions of `jax.numpy` take `value`.
+class MetricVariable(Operators):
+    """An array of a metric's state. It counts as its value in arithmetic and functions of `jax.numpy`.
 
     Args:
         value: the initial value; it decides shape and dtype for good.
@@ -49,36 +36,25 @@ class MetricVariable:
     """
 
     def __init__(self, value: np.ndarray, name: str) -> None:
-        self.name = name
+        self.name = self.path = name
         self.shape = value.shape
         self.dtype = value.dtype
         self._value: Any = value
         self._held: Any = None
 
-    @property
-    def value(self) -> Any:
-        """The current array."""
+    def _read(self) -> Any:
         values = _replaced.get({})
-        if self in values:
-            return values[self]
+        if id(self) in values:
+            return values[id(self)]
         if self._held is not None:
             self._value, self._held = np.asarray(self._held), None
-        return self._value
+        return jnp.asarray(self._value)
 
     def hold(self, value: jax.Array) -> None:
         """Put an array of its shape and dtype in the place of the current one; reading it fetches it to the host."""
         self._held = value
 
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return len(self.shape)
-
-    def numpy(self) -> np.ndarray:
-        """The current value on the host."""
-        return np.asarray(self.value)
-
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Any) -> Any:
         """Put `value` in the place of the current one; it is broadcast to the shape and cast to the dtype.
 
         Raises:
@@ -98,47 +74,8 @@ class MetricVariable:
         if values is None:
             self._value, self._held = array, None
         else:
-            values[self] = array
-
-    def assign_add(self, value: Any) -> None:
-        """Add `value` in place."""
-        self.assign(self.value + value_of(value))
-
-    def assign_sub(self, value: Any) -> None:
-        """Subtract `value` in place."""
-        self.assign(self.value - value_of(value))
-
-    def __jax_array__(self) -> Any:
-        return jnp.asarray(self.value)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.value, dtype)
+            values[id(self)] = array
+        return array
 
     def __repr__(self) -> str:
         return f"<MetricVariable {self.name!r} {self.value}>"
-
-    def __getitem__(self, index: Any) -> Any:
-        return jnp.asarray(self.value)[index]
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __neg__(self) -> Any:
-        return -jnp.asarray(self.value)
-
-    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
-    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
-    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
-    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
-    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
-    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)

@@ -21,10 +21,6 @@ from keras_dist.saving import custom_object_scope, deserialize_keras_object, ser
 _GRAPH = {"layers", "input_layers", "output_layers"}
 
 
-_ONLY_IN_KERAS = ("jit_compile", "run_eagerly", "steps_per_execution")
-"""What Keras writes beside the rest, and what does not change the numbers."""
-
-
 class Configuring(Layer):
     """A model as a config of plain values and back. Subclasses say what compiles it and what gives birth to it."""
 
@@ -139,9 +135,8 @@ class Configuring(Layer):
 
         Source: `keras.Model.compile_from_config`.
         """
-        known = {name: value for name, value in config.items() if name not in _ONLY_IN_KERAS}
-        if known:
-            self.compile(**deserialize_keras_object(known))  # type: ignore[attr-defined]
+        if config:
+            self.compile(**deserialize_keras_object(config))  # type: ignore[attr-defined]
 
     def _build_for(self, tensors: Any) -> None:
         """Give birth to the weights, for inputs like these symbolic tensors."""

@@ -197,8 +197,8 @@ def resolve_objective(
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.
         output_names: names for outputs that are lists, tuples or lone arrays.
-        are_outputs_known: whether these are all the outputs for sure, and what is given for others is an error now; else
-            it is one when the outputs are seen.
+        are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
+            now; else it is one when the outputs are seen.
 
     Raises:
         UnknownNameError: a loss or metric is not known.

@@ -440,6 +440,8 @@ class TestCompileConfig:
                 "loss": {"dense": "mse"},
                 "loss_weights": {"dense": 2.0},
             },
+            {"loss": "mse", "run_eagerly": True, "donate": False},
+            {"loss": "mse", "jit_compile": True, "steps_per_execution": 2, "remat": "dots_saveable"},
         ],
     )
     def test_comes_back(self, arguments):
@@ -450,6 +452,10 @@ class TestCompileConfig:
         config = model.get_compile_config()
         again.compile_from_config(json.loads(json.dumps(config)))
         assert again.get_compile_config() == config
+        assert (
+            config.items()
+            >= {name: value for name, value in arguments.items() if isinstance(value, bool | int)}.items()
+        )
         y = np.ones((4, 3), "float32")
         one, other = (m.fit(x, y, epochs=2, verbose=0, shuffle=False).history for m in (model, again))
         assert one == other
