@@ -176,7 +176,9 @@ def check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
         )
 
 
-def step_options(run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any) -> StepOptions:
+def step_options(
+    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, prefetch: Any
+) -> StepOptions:
     """How the steps run.
 
     Raises:
@@ -188,7 +190,8 @@ def step_options(run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, d
     steps = None
     if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
         steps = check_steps("steps_per_execution", steps_per_execution, "or 'auto'")
-    return StepOptions(steps, jit=not run_eagerly and jit_compile is not False, donate=bool(donate))
+    jit = not run_eagerly and jit_compile is not False
+    return StepOptions(steps, jit, bool(donate), check_steps("prefetch", prefetch, "the number of executions"))
 
 
 def check_steps(argument: str, value: Any, alternative: str = "or None") -> int:

@@ -26,11 +26,27 @@ from keras_dist.models.arguments import (
 )
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.session import Choices, Session
+from keras_dist.training.loop import Mode
 from keras_dist.training.measures import Measures
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import TrainStep
+
+
+def _stop_flag(mode: Mode, method: str) -> Any:
+    """An attribute that tells whether the running `method` ends after the current step."""
+
+    def get(self: Any) -> bool:
+        session = getattr(self, "_session", None)
+        return session is not None and mode in session.trainer.stops
+
+    def put(self: Any, value: Any) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            (session.trainer.stops.add if value else session.trainer.stops.discard)(mode)
+
+    return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
 
 class Fitting:
@@ -41,6 +57,10 @@ class Fitting:
     _program: Any
     _may_add_losses: bool
     dtype_policy: DTypePolicy
+
+    stop_training = _stop_flag("train", "fit")
+    stop_evaluating = _stop_flag("test", "evaluate")
+    stop_predicting = _stop_flag("predict", "predict")
 
     def _born(self, x: Any = None) -> Session:
         """The session of the model; its weights are born now, if need be, for inputs like `x`."""
@@ -76,6 +96,7 @@ class Fitting:
         *,
         train_step: TrainStep | None = None,
         donate: bool = True,
+        prefetch: int = 2,
         remat: str | None = None,
     ) -> None:
         """Choose how the model is trained. Optimizer slots are born here, sharded as their parameters.
@@ -106,6 +127,8 @@ class Fitting:
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
             donate: whether a step may reuse the memory of the state before it. Without, twice the memory is needed.
+            prefetch: how many executions the loop is ahead of the devices: while one runs, the batches of the next ones
+                are already being put there.
             remat: what the way back computes again instead of keeping it: "full" for everything; the name of a policy
                 in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
                 layers that keep only their inputs. The numbers are the same. A `train_step` of your own decides itself
@@ -130,9 +153,10 @@ class Fitting:
             "auto_scale_loss": auto_scale_loss,
             "train_step": train_step,
             "donate": donate,
+            "prefetch": prefetch,
             "remat": remat,
         }
-        options = step_options(run_eagerly, steps_per_execution, jit_compile, donate)
+        options = step_options(run_eagerly, steps_per_execution, jit_compile, donate, prefetch)
         for name in ("test_step", "predict_step", "compute_metrics", "make_train_function"):
             if hasattr(type(self), name):
                 raise ModelError(
@@ -291,14 +315,12 @@ class Fitting:
         hooks = self._hooks(callbacks, verbose, examples, epochs, add_history=True)
         object.__setattr__(self, "_history", hooks.history)
         with session.cell.training():
-            session.stop_training = False
             hooks.history.timing = session.trainer.fit(
                 examples,
                 epoch_numbers,
                 shuffle_key if shuffle else None,
                 validated,
                 hooks,
-                lambda: session.stop_training,
             )
         return hooks.history
 

@@ -401,15 +401,6 @@ class Model(CustomSteps, Fitting, Configuring, WeightsFile):
             )
         self._born().redistribute(distribution)
 
-    @property
-    def stop_training(self) -> bool:
-        """Whether `fit` ends after the current step; a callback sets it."""
-        return self._born().stop_training
-
-    @stop_training.setter
-    def stop_training(self, value: bool) -> None:
-        self._born().stop_training = bool(value)
-
     # How it comes to be
 
     @property

@@ -80,7 +80,6 @@ class Session:
         stated: what each layer said of itself when `compile` looked last.
         added_losses: what layers added to the loss in the last call, by their paths.
         fits: how often `fit` has been called without a seed.
-        stop_training: ends `fit` after the current step.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class Session:
         self.trainability: Trainability | None = None
         self.stated: tuple[bool, ...] = ()
         self.added_losses: dict[str, list[Any]] = {}
-        self.stop_training = False
         self._call = call
         self._compute_loss = compute_loss
         self._names = names or {}

@@ -17,6 +17,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.executions import Execution, Single, data_layouts
+from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
 from keras_dist.training.tallies import Tally, add, tally_of
@@ -47,11 +48,13 @@ class StepOptions:
         steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
         jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
         donate: whether a step may reuse the memory of the state before it.
+        prefetch: how many executions the loop is ahead of the devices.
     """
 
     steps_per_execution: int | None = None
     jit: bool = True
     donate: bool = True
+    prefetch: int = MAX_IN_FLIGHT
 
 
 class CompiledSteps:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -195,16 +196,39 @@ class StreamFeed:
         source: the examples.
         batch_size: rows of a step.
         multiple_of: batches are padded to a multiple of this many rows.
+        distribution: where the batches live.
         stack: how many batches one execution takes; what is left over is taken one by one.
+        ahead: how many more executions are being put on the devices than are dispatched.
     """
 
-    def __init__(self, source: ArraySource, batch_size: int, multiple_of: int, stack: int = 1) -> None:
+    def __init__(
+        self,
+        source: ArraySource,
+        batch_size: int,
+        multiple_of: int,
+        distribution: Distribution,
+        stack: int = 1,
+        ahead: int = 0,
+    ) -> None:
         self._source, self._sizes, self._stack = source, (batch_size, multiple_of), stack
+        self._distribution, self._ahead = distribution, ahead
 
-    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterable[Execution]:
+    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterator[Execution]:
         """One epoch, or some batches of it."""
-        for batch in self._source.batches(*self._sizes, shuffle_key, self._stack, span):
-            yield Single(batch) if batch.stacked is None else Stacked(batch)
+        batches = self._source.batches(*self._sizes, shuffle_key, self._stack, span)
+        waiting: collections.deque[Execution] = collections.deque()
+        for batch in batches:
+            waiting.append(self._execution(batch))
+            if len(waiting) > self._ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _execution(self, batch: Batch) -> Single | Stacked:
+        execution = Single(batch) if batch.stacked is None else Stacked(batch)
+        if not self._ahead:
+            return execution  # its dispatch puts it there
+        placed = jax.device_put(batch.arrays, execution.shardings(self._distribution))
+        return type(execution)(dataclasses.replace(batch, arrays=placed))
 
 
 class ResidentFeed:

@@ -60,6 +60,7 @@ def run_steps(
     as_logs: Callable[[Execution, Any], Mapping[str, Any]],
     collect: Callable[[Execution, Any], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    in_flight: int = MAX_IN_FLIGHT,
 ) -> Any:
     """Dispatch every execution, with a bounded number of them in flight.
 
@@ -73,14 +74,15 @@ def run_steps(
         as_logs: what the hooks get to see of an execution and the arrays that `dispatch` returned.
         collect: called with each finished execution, in order.
         should_stop: asked after each execution.
+        in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
     """
-    in_flight: collections.deque[tuple[Execution, Any, Any, float]] = collections.deque()
+    waiting: collections.deque[tuple[Execution, Any, Any, float]] = collections.deque()
 
     def finish_oldest() -> None:
-        execution, result, signal, started = in_flight.popleft()
+        execution, result, signal, started = waiting.popleft()
         signal.block_until_ready()
         meter.finished(started, execution.steps)
         if collect is not None:
@@ -90,20 +92,20 @@ def run_steps(
     batch = 0
     meter.begin()
     for execution in executions:
-        if len(in_flight) >= MAX_IN_FLIGHT:
+        if len(waiting) >= min(in_flight, MAX_IN_FLIGHT):
             finish_oldest()
         hooks.batch_begin(mode, batch)
         began = meter.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
-        in_flight.append((execution, result, signal, meter.dispatched(began, signal, execution, compiled)))
+        waiting.append((execution, result, signal, meter.dispatched(began, signal, execution, compiled)))
         batch += execution.steps
         hooks.batch_end(mode, batch - 1, as_logs(execution, result))
         meter.look()
         check_interrupt()
         if should_stop():
             break
-    while in_flight:
+    while waiting:
         finish_oldest()
     meter.end()
     return result

@@ -19,7 +19,7 @@ from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, rows_
 from keras_dist.training.executions import Execution, ResidentFeed, Single, StreamFeed, fits_on_devices, stack_of
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
-from keras_dist.training.loop import Hooks, Mode, run_steps
+from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks, Mode, run_steps
 from keras_dist.training.measures import Measures
 from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.objective import Objective
@@ -56,6 +56,9 @@ class Trainer:
         forward: calls the module.
         distribution: where data lives.
         recipe: None while the model is not compiled: only prediction works then.
+
+    Attributes:
+        stops: the modes whose run is to end after the current step; it is taken out of there when a run begins.
     """
 
     def __init__(self, cell: StateCell, forward: Forward, distribution: Distribution, recipe: Recipe | None) -> None:
@@ -70,6 +73,7 @@ class Trainer:
         self._paces: dict[Mode, Pace] = {"train": Pace(), "test": Pace()}
         self._residents: dict[Mode, tuple[int, int]] = {}
         self._tensor_rules_checked = False
+        self.stops: set[Mode] = set()
         self._train_step: Any = None
         self._test_step: Any = None
         self._recipe = recipe
@@ -83,7 +87,6 @@ class Trainer:
         shuffle_key: tuple[int, ...] | None,
         validation: Validation | None,
         hooks: Hooks,
-        should_stop: Callable[[], bool],
     ) -> Timing:
         """Train for the epochs, and tell how fast it went.
 
@@ -94,7 +97,6 @@ class Trainer:
                 turn; None for their own order.
             validation: what is evaluated after which epochs.
             hooks: the callbacks.
-            should_stop: asked after each step; ends the epoch and the training.
         """
         self._check_targets(batching.source)
         feed = self._feed("train", batching, hooks, len(epochs))
@@ -102,6 +104,7 @@ class Trainer:
         evaluate = self._evaluation(validation.batching, hooks, len(epochs)) if validation is not None else None
         meter = Meter(self._paces["train"])
         logs: Mapping[str, float] = {}
+        should_stop = self._stopper("train")
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("train")
             for epoch, span in batching.spans(epochs):
@@ -116,6 +119,7 @@ class Trainer:
                     meter,
                     as_logs=lambda execution, states: LazyLogs(states, tallies),
                     should_stop=should_stop,
+                    in_flight=self._options.prefetch,
                 )
                 self._hold(tallies, states)
                 known: dict[str, float] = {}
@@ -139,17 +143,20 @@ class Trainer:
         """The outputs for the examples, in order, on the host."""
         outputs: list[Any] = []
         self._compiled.forget_shapes("predict")
+        should_stop = self._stopper("predict")
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
-                StreamFeed(*self._sizes(batching)).executions(span=batching.once()),
+                self._stream(batching).executions(span=batching.once()),
                 self._predict_dispatch,
                 hooks,
                 check_interrupt,
                 Meter(Pace()),
                 as_logs=lambda execution, result: LazyOutputs(execution.rows, result),
                 collect=lambda execution, result: outputs.append(real_outputs(execution.rows, result)),
+                should_stop=should_stop,
+                in_flight=self._options.prefetch,
             )
             hooks.end("predict")
         self._compiled.forget_shapes("predict")
@@ -238,15 +245,24 @@ class Trainer:
         sizes = source, batch_size, _ = self._sizes(batching)
         key = source.length, batch_size
         if not self._options.jit:
-            return StreamFeed(*sizes)
+            return self._stream(batching)
         if self._options.steps_per_execution is not None:
-            return StreamFeed(*sizes, self._options.steps_per_execution)
+            return self._stream(batching, self._options.steps_per_execution)
         if hooks.sees_every_batch(mode):
-            return StreamFeed(*sizes)
+            return self._stream(batching)
         # programs that gather rows know how many there are: one data set of each kind is enough to compile for
         if fits_on_devices(source, self._distribution) and self._residents.setdefault(mode, key) == key:
             return ResidentFeed(*sizes, self._distribution, self._paces[mode])
-        return StreamFeed(*sizes, stack_of(source, batch_size, epochs))
+        return self._stream(batching, stack_of(source, batch_size, epochs))
+
+    def _stream(self, batching: Batching, stack: int = 1) -> StreamFeed:
+        ahead = max(0, self._options.prefetch - MAX_IN_FLIGHT)
+        return StreamFeed(*self._sizes(batching), self._distribution, stack, ahead)
+
+    def _stopper(self, mode: Mode) -> Callable[[], bool]:
+        """What tells whether the run that begins now is to end after the current step."""
+        self.stops.discard(mode)
+        return lambda: mode in self.stops
 
     def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
         logs = zero_logs(tallies, self._cell.mesh)
@@ -298,6 +314,7 @@ class Trainer:
         tallies = self._tallies_of_test(self._batches(batching))
 
         def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
+            should_stop = self._stopper("test")
             hooks.begin("test")
             states = run_steps(
                 "test",
@@ -307,6 +324,8 @@ class Trainer:
                 check_interrupt,
                 Meter(self._paces["test"]),
                 as_logs=lambda execution, states: LazyLogs(states, tallies),
+                should_stop=should_stop,
+                in_flight=self._options.prefetch,
             )
             self._hold(tallies, states)
             self._compiled.forget_shapes("test")

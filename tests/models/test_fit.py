@@ -233,6 +233,23 @@ def test_stop_training_ends_after_the_current_step(model):
     assert model.fit(X, Y, epochs=2, verbose=0).epoch == [0, 1], "the next fit starts afresh"
 
 
+def test_evaluation_and_prediction_can_be_ended_too(model):
+    class Stop(kd.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = batch == 1
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = batch == 2
+
+    whole = model.predict(X, batch_size=8, verbose=0)
+    assert np.array_equal(model.predict(X, batch_size=8, verbose=0, callbacks=Stop()), whole[:24])
+    assert np.array_equal(model.predict(X, batch_size=8, verbose=0), whole), "the next run starts afresh"
+    found = model.evaluate(X, Y, batch_size=8, verbose=0, callbacks=Stop())
+    assert found == model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)
+    history = model.fit(X, Y, epochs=2, verbose=0, validation_data=(X, Y), validation_batch_size=8, callbacks=Stop())
+    assert history.epoch == [0, 1], "the end of a validation is none of the training"
+
+
 def test_training_from_another_thread(model):
     found = []
     distribution = model.distribution

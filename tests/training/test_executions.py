@@ -36,10 +36,12 @@ class Looks(kd.callbacks.Callback):
         self.ended.append(batch)
 
 
-def trained(name: str, steps_per_execution: Any, callbacks: Any = (), epochs: int = 2, factory: Any = Noisy) -> Any:
+def trained(
+    name: str, steps_per_execution: Any, callbacks: Any = (), epochs: int = 2, factory: Any = Noisy, **options: Any
+) -> Any:
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=0)
-    model.compile("adam", loss=LOSS, metrics=["accuracy"], steps_per_execution=steps_per_execution)
+    model.compile("adam", loss=LOSS, metrics=["accuracy"], steps_per_execution=steps_per_execution, **options)
     history = model.fit(
         X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks), validation_data=(X[:20], Y[:20])
     )
@@ -271,6 +273,33 @@ class TestOptions:
         model.fit(X, Y, verbose=0)
         assert held[0].is_deleted() is donate
 
+    @pytest.mark.parametrize(("prefetch", "drawn"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+    @pytest.mark.parametrize("mesh", ["one device", "data=4,model=2"])
+    def test_prefetch(self, mesh, prefetch, drawn, monkeypatch):
+        drawn_now, batches = [0], ArraySource.batches
+        ahead, are_ready = [], []
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            for batch in batches(*args, **kwargs):
+                drawn_now[0] += 1
+                yield batch
+
+        class Look(kd.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                drawn_now[0] = 0
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                ahead.append(drawn_now[0] - batch)
+                are_ready.append(self.model._session.cell.arrays[0].is_ready())
+
+        expected, _ = trained(mesh, 1, factory=Plain)
+        monkeypatch.setattr(ArraySource, "batches", counted)
+        model, _ = trained(mesh, 1, [Look()], factory=Plain, prefetch=prefetch)
+        assert ahead[:10] == [drawn] * 10
+        assert prefetch > 1 or all(are_ready)
+        for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+            assert np.array_equal(weight, other)
+
     @pytest.mark.parametrize(
         "options",
         [
@@ -281,6 +310,7 @@ class TestOptions:
             {"run_eagerly": "yes"},
             {"jit_compile": "no"},
             {"donate": None},
+            {"prefetch": 0},
         ],
         ids=str,
     )
