@@ -182,6 +182,14 @@ class TestTraining:
         products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
         assert len(products) >= 4 and all("f32" not in line.rpartition(":")[2] for line in products)
 
+    def test_sums_over_devices_are_float32(self) -> None:
+        with kd.DataParallel().scope():
+            model = network("mixed_bfloat16")
+        model.compile("sgd", "mse")
+        text = model.lower_train_step(X[:16], Y[:16]).compile().as_text()
+        sums = [line.split(" all-reduce")[0] for line in text.splitlines() if " all-reduce(" in line]
+        assert sums and all("f32[" in line and "bf16[" not in line for line in sums)
+
 
 class TestLossScale:
     """The scale of a float16 model's loss."""

@@ -77,6 +77,7 @@ def start(name):
     return model, model.module
 
 
+@pytest.mark.filterwarnings("ignore::keras_dist.errors.RecompileWarning")
 @hypothesis.settings(max_examples=8)
 @hypothesis.given(rows=st.integers(1, 20), name=st.sampled_from(["data=8,model=1", "data=4,model=2"]))
 def test_any_number_of_rows_is_exact(rows, name):
