@@ -69,7 +69,7 @@ class BareLoop:
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
         self._data, self._batch_size = (x, y), batch_size
         self._rng = np.random.default_rng(1)
-        self._optimizer = optax.rmsprop(1e-3, decay=0.9, eps=1e-7, eps_in_sqrt=False)
+        self._optimizer = optax.rmsprop(1e-3, decay=0.9, eps=1e-7)  # as in Keras: eps under the root
         self._dropout = network.dropout
         self.state = jax.jit(lambda: self._first_state(network), out_shardings=replicated)()
         self._step = jax.jit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
@@ -21,12 +21,14 @@ class Batch:
         arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...), in a stack (batches, padded rows, ...); y and
             sample_weight may be None.
         rows: how many of the rows are real; the others repeat the last one.
+        form: alike for batches whose arrays have the same structure, shapes and dtypes.
         name: of the data set, as errors call it, such as `"validation "`.
         stacked: how many batches the stack holds; None for a lone batch.
     """
 
     arrays: tuple[Any, Any, Any]
     rows: int
+    form: Hashable = None
     name: str = ""
     stacked: int | None = None
 
@@ -50,6 +52,10 @@ class ArraySource:
         sample_weight: a weight for each example, or None.
         name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
 
+    Attributes:
+        length: how many examples there are.
+        form: alike for sources whose arrays differ in their values and number of rows alone.
+
     Raises:
         DataError: something is not an array of numbers, is empty, or has another length.
     """
@@ -62,6 +68,7 @@ class ArraySource:
         )
         self.length = _common_length(self._arrays, name)
         self._leaves, self._tree = jax.tree.flatten(self._arrays)
+        self.form: Hashable = (self._tree, tuple((leaf.shape[1:], leaf.dtype) for leaf in self._leaves))
 
     @property
     def x(self) -> Any:
@@ -159,7 +166,7 @@ class ArraySource:
     def _gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         # `take` copies, so that nobody can change the rows of a step in flight
         gathered = [array.take(padded, axis=0) for array in self._leaves]
-        return Batch(self._tree.unflatten(gathered), rows, self.name, stacked)
+        return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name, stacked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,8 +125,7 @@ class CompiledSteps:
         self, mode: str, step: Any, execution: Execution, arguments: tuple[Any, ...], compile_: Callable[..., Any]
     ) -> Callable[[], Any]:
         """The program with its arguments, compiled already."""
-        leaves, treedef = jax.tree.flatten(arguments[-1])
-        key = (mode, step, execution.kind, execution.rows, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        key = mode, step, execution.kind, execution.form
         program = self._programs.get(key)
         if program is None:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -40,7 +40,8 @@ class Execution(Protocol):
         operands: arrays for the program.
         rows: the real rows of each batch.
         steps: how many steps it runs.
-        kind: how the steps find their batches among the operands; a part of the program's identity.
+        kind: how the steps find their batches among the operands.
+        form: of one kind, alike for executions that one program serves.
     """
 
     @property
@@ -51,6 +52,8 @@ class Execution(Protocol):
     def steps(self) -> int: ...  # noqa: D102
     @property
     def kind(self) -> str: ...  # noqa: D102
+    @property
+    def form(self) -> Hashable: ...  # noqa: D102
 
     def shardings(self, distribution: Distribution) -> Any:
         """Where the operands live."""
@@ -83,6 +86,11 @@ class Single:
     def rows(self) -> int:
         """Those of the batch."""
         return self.batch.rows
+
+    @property
+    def form(self) -> Hashable:
+        """That of the batch, and its real rows."""
+        return self.batch.rows, self.batch.form
 
     def shardings(self, distribution: Distribution) -> Any:
         """Those of the batch."""
@@ -117,6 +125,11 @@ class Stacked:
         return self.stack.rows
 
     @property
+    def form(self) -> Hashable:
+        """That of the stack, and the real rows of its batches."""
+        return self.stack.rows, self.stack.form
+
+    @property
     def steps(self) -> int:
         """One for each batch."""
         return self.stack.stacked or 1
@@ -149,6 +162,7 @@ class Resident:
         rows: the real rows of each batch.
         start: the first batch.
         steps: how many batches.
+        form: alike for data sets and batches of the same shapes.
         name: of the data set, as errors call it.
     """
 
@@ -157,6 +171,7 @@ class Resident:
     rows: int
     start: int
     steps: int
+    form: Hashable
     name: str
     kind = "resident"
 
@@ -186,11 +201,11 @@ class Resident:
     def describe(self) -> str:
         """One batch."""
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.rows, *leaf.shape[1:]), leaf.dtype), self.data)
-        return Batch(like, self.rows, self.name).describe()
+        return Batch(like, self.rows, name=self.name).describe()
 
 
 class StreamFeed:
-    """Batches from the host, gathered when they are needed.
+    """Batches from the host, gathered when they are needed. Its executions have their own lengths, whatever they take.
 
     Args:
         source: the examples.
@@ -212,13 +227,15 @@ class StreamFeed:
     ) -> None:
         self._source, self._sizes, self._stack = source, (batch_size, multiple_of), stack
         self._distribution, self._ahead = distribution, ahead
+        self.pace = None
 
     def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterator[Execution]:
         """One epoch, or some batches of it."""
         batches = self._source.batches(*self._sizes, shuffle_key, self._stack, span)
         waiting: collections.deque[Execution] = collections.deque()
-        for batch in batches:
-            waiting.append(self._execution(batch))
+        for execution in map(self._execution, batches):
+            waiting.append(execution)
+            del execution  # whoever is given one decides how long it stays in memory
             if len(waiting) > self._ahead:
                 yield waiting.popleft()
         yield from waiting
@@ -246,12 +263,8 @@ class ResidentFeed:
         self, source: ArraySource, batch_size: int, multiple_of: int, distribution: Distribution, pace: Pace
     ) -> None:
         mesh = distribution.device_mesh
-        self._source, self._sizes, self._distribution, self._pace = (
-            source,
-            (batch_size, multiple_of),
-            distribution,
-            pace,
-        )
+        self._source, self._sizes, self._distribution = source, (batch_size, multiple_of), distribution
+        self.pace = pace
         self._data = jax.tree.map(
             lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout), source.arrays
         )
@@ -262,8 +275,9 @@ class ResidentFeed:
             numbers = self._placed(rows)
             start = rows.wanted.start
             while start < rows.wanted.stop:
-                steps = min(self._pace.steps(), rows.wanted.stop - start)
-                yield Resident(self._data, numbers, rows.real, start, steps, self._source.name)
+                steps = min(self.pace.steps(), rows.wanted.stop - start)
+                form = rows.real, numbers.shape, self._source.form, self._source.length
+                yield Resident(self._data, numbers, rows.real, start, steps, form, self._source.name)
                 start += steps
 
     def _placed(self, rows: RowNumbers) -> jax.Array:

@@ -57,8 +57,8 @@ def run_steps(
     check_interrupt: Callable[[], None],
     meter: Meter,
     *,
-    as_logs: Callable[[Execution, Any], Mapping[str, Any]],
-    collect: Callable[[Execution, Any], None] | None = None,
+    as_logs: Callable[[int, Any], Mapping[str, Any]],
+    collect: Callable[[int, Any], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
 ) -> Any:
@@ -71,22 +71,22 @@ def run_steps(
         hooks: called around each execution.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
         meter: told of what happens.
-        as_logs: what the hooks get to see of an execution and the arrays that `dispatch` returned.
-        collect: called with each finished execution, in order.
+        as_logs: what the hooks get to see of the real rows of a batch, and the arrays that `dispatch` returned.
+        collect: called with the same for each finished execution, in order.
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
     """
-    waiting: collections.deque[tuple[Execution, Any, Any, float]] = collections.deque()
+    waiting: collections.deque[tuple[int, int, Any, Any, float]] = collections.deque()
 
     def finish_oldest() -> None:
-        execution, result, signal, started = waiting.popleft()
+        steps, rows, result, signal, started = waiting.popleft()
         signal.block_until_ready()
-        meter.finished(started, execution.steps)
+        meter.finished(started, steps)
         if collect is not None:
-            collect(execution, result)
+            collect(rows, result)
 
     result = None
     batch = 0
@@ -98,9 +98,11 @@ def run_steps(
         began = meter.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
-        waiting.append((execution, result, signal, meter.dispatched(began, signal, execution, compiled)))
-        batch += execution.steps
-        hooks.batch_end(mode, batch - 1, as_logs(execution, result))
+        steps, rows = execution.steps, execution.rows
+        waiting.append((steps, rows, result, signal, meter.dispatched(began, signal, steps * rows, compiled)))
+        del execution  # its arrays are memory that the next batch can have
+        batch += steps
+        hooks.batch_end(mode, batch - 1, as_logs(rows, result))
         meter.look()
         check_interrupt()
         if should_stop():

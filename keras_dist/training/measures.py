@@ -79,7 +79,7 @@ class Measures:
     def hold(self, tallies: Mapping[str, Tally], states: Mapping[str, Any]) -> None:
         """Let the metrics tell what is in these states; those that are not among them tell of nothing."""
         logged = {name: tally.metric for name, tally in tallies.items() if isinstance(tally, MetricTally)}
-        means = {name: self._means.setdefault(name, Mean(name)) for name in tallies if name not in logged}
+        means = {name: self._mean(name) for name in tallies if name not in logged}
         if self._compiled is not None:
             self._compiled.log_as(logged)
         for name, metric in (logged | means).items():
@@ -88,3 +88,8 @@ class Measures:
         for metric in [*self._means.values(), *(self._compiled.metrics if self._compiled is not None else ())]:
             if id(metric) not in held:
                 metric.reset_state()
+
+    def _mean(self, name: str) -> Mean:
+        if name not in self._means:
+            self._means[name] = Mean(name)
+        return self._means[name]

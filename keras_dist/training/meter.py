@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.training.executions import Execution
 from keras_dist.training.pace import Pace
 
 
@@ -45,10 +44,10 @@ class Meter:
     """Watches the loop: told of every dispatch, of every wait, and of the end.
 
     Args:
-        pace: learns from what is measured.
+        pace: learns from what is measured; None where nobody asks it.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
         self._pace = pace
         self._step_seconds: list[tuple[float, int]] = []
         self._rows = self._compilations = 0
@@ -68,13 +67,13 @@ class Meter:
             self._busy_until = now
         return now
 
-    def dispatched(self, began: float, signal: Any, execution: Execution, compiled: bool) -> float:
+    def dispatched(self, began: float, signal: Any, rows: int, compiled: bool) -> float:
         """A dispatch is over.
 
         Args:
             began: when, as `look` returned it.
             signal: an array that is ready when the steps are done.
-            execution: what was dispatched.
+            rows: those of all its steps.
             compiled: whether the dispatch had to compile its program.
 
         Returns:
@@ -82,7 +81,7 @@ class Meter:
         """
         self._idle += began - self._busy_until
         self._busy_until = time.perf_counter()
-        self._rows += execution.steps * execution.rows
+        self._rows += rows
         self._newest = signal
         if not compiled:
             return began
@@ -96,7 +95,8 @@ class Meter:
         seconds = now - max(started, self._finished)
         self._finished = self._busy_until = now
         self._step_seconds.append((seconds / steps, steps))
-        self._pace.measured(seconds, steps)
+        if self._pace is not None:
+            self._pace.measured(seconds, steps)
 
     def end(self) -> None:
         """All executions were waited for."""

@@ -70,6 +70,7 @@ class Trainer:
         self._predict_step = steps.make_predict_step(forward)
         self._train_tallies: dict[str, Tally] | None = None
         self._test_tallies: dict[str, Tally] | None = None
+        self._zero_logs: dict[int, Logs] = {}
         self._paces: dict[Mode, Pace] = {"train": Pace(), "test": Pace()}
         self._residents: dict[Mode, tuple[int, int]] = {}
         self._tensor_rules_checked = False
@@ -100,9 +101,9 @@ class Trainer:
         """
         self._check_targets(batching.source)
         feed = self._feed("train", batching, hooks, len(epochs))
-        tallies = self._tallies_of_train(self._batches(batching))
+        tallies = self._tallies_of_train(lambda: next(self._batches(batching)))
         evaluate = self._evaluation(validation.batching, hooks, len(epochs)) if validation is not None else None
-        meter = Meter(self._paces["train"])
+        meter = Meter(feed.pace)
         logs: Mapping[str, float] = {}
         should_stop = self._stopper("train")
         with interrupt_between_steps() as check_interrupt:
@@ -117,7 +118,7 @@ class Trainer:
                     hooks,
                     check_interrupt,
                     meter,
-                    as_logs=lambda execution, states: LazyLogs(states, tallies),
+                    as_logs=lambda rows, states: LazyLogs(states, tallies),
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
                 )
@@ -148,13 +149,13 @@ class Trainer:
             hooks.begin("predict")
             run_steps(
                 "predict",
-                self._stream(batching).executions(span=batching.once()),
+                self._stream(self._sizes(batching)).executions(span=batching.once()),
                 self._predict_dispatch,
                 hooks,
                 check_interrupt,
-                Meter(Pace()),
-                as_logs=lambda execution, result: LazyOutputs(execution.rows, result),
-                collect=lambda execution, result: outputs.append(real_outputs(execution.rows, result)),
+                Meter(),
+                as_logs=LazyOutputs,
+                collect=lambda rows, result: outputs.append(real_outputs(rows, result)),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
@@ -166,7 +167,7 @@ class Trainer:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
         batch = source.whole(self._prepare(source))
-        tallies = self._tallies_of_train(iter([batch]))
+        tallies = self._tallies_of_train(lambda: batch)
         with interrupt_between_steps():
             states = self._train_dispatch(tallies)(Single(batch))[0]
         self._hold(tallies, states)
@@ -176,7 +177,7 @@ class Trainer:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = source.whole(self._prepare(source))
-        tallies = self._tallies_of_test(iter([batch]))
+        tallies = self._tallies_of_test(lambda: batch)
         states = self._test_dispatch(tallies)(Single(batch))[0]
         self._hold(tallies, states)
         return dict(LazyLogs(states, tallies))
@@ -189,7 +190,7 @@ class Trainer:
     def lower_train(self, source: ArraySource) -> Any:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
         batch = source.whole(self._prepare(source))
-        logs = zero_logs(self._tallies_of_train(iter([batch])), self._cell.mesh)
+        logs = zero_logs(self._tallies_of_train(lambda: batch), self._cell.mesh)
         return self._compiled.lower_train(self._train_step, self._cell.arrays, logs, batch)
 
     def _use(self, recipe: Recipe) -> None:
@@ -217,18 +218,18 @@ class Trainer:
             self._tensor_rules_checked = True
         return rows_multiple(source.x, self._distribution)
 
-    def _tallies_of_train(self, batches: Iterator[Batch]) -> dict[str, Tally]:
+    def _tallies_of_train(self, some_batch: Callable[[], Batch]) -> dict[str, Tally]:
         """How to accumulate what the train step logs; a user's step is traced for it once."""
         if self._recipe is not None and self._recipe.train_step is None:
-            return self._tallies_of_test(batches)
+            return self._tallies_of_test(some_batch)
         if self._train_tallies is None:
-            self._train_tallies = self._compiled.train_tallies(self._train_step, self._cell.state, next(batches))
+            self._train_tallies = self._compiled.train_tallies(self._train_step, self._cell.state, some_batch())
         return self._train_tallies
 
-    def _tallies_of_test(self, batches: Iterator[Batch]) -> dict[str, Tally]:
+    def _tallies_of_test(self, some_batch: Callable[[], Batch]) -> dict[str, Tally]:
         """How to accumulate what the test step logs; it is traced once, which gives metrics their shapes."""
         if self._test_tallies is None:
-            self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, next(batches))
+            self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, some_batch())
         return self._test_tallies
 
     def _sizes(self, batching: Batching) -> tuple[ArraySource, int, int]:
@@ -245,19 +246,24 @@ class Trainer:
         sizes = source, batch_size, _ = self._sizes(batching)
         key = source.length, batch_size
         if not self._options.jit:
-            return self._stream(batching)
+            return self._stream(sizes)
         if self._options.steps_per_execution is not None:
-            return self._stream(batching, self._options.steps_per_execution)
+            return self._stream(sizes, self._options.steps_per_execution)
         if hooks.sees_every_batch(mode):
-            return self._stream(batching)
+            return self._stream(sizes)
         # programs that gather rows know how many there are: one data set of each kind is enough to compile for
         if fits_on_devices(source, self._distribution) and self._residents.setdefault(mode, key) == key:
             return ResidentFeed(*sizes, self._distribution, self._paces[mode])
-        return self._stream(batching, stack_of(source, batch_size, epochs))
+        return self._stream(sizes, stack_of(source, batch_size, epochs))
 
-    def _stream(self, batching: Batching, stack: int = 1) -> StreamFeed:
-        ahead = max(0, self._options.prefetch - MAX_IN_FLIGHT)
-        return StreamFeed(*self._sizes(batching), self._distribution, stack, ahead)
+    def _stream(self, sizes: tuple[ArraySource, int, int], stack: int = 1) -> StreamFeed:
+        return StreamFeed(*sizes, self._distribution, stack, ahead=max(0, self._options.prefetch - MAX_IN_FLIGHT))
+
+    def _zeros(self, tallies: dict[str, Tally]) -> Logs:
+        """The states of the tallies before the first batch; steps do not consume them, so one copy will do."""
+        if id(tallies) not in self._zero_logs:
+            self._zero_logs[id(tallies)] = zero_logs(tallies, self._cell.mesh)
+        return self._zero_logs[id(tallies)]
 
     def _stopper(self, mode: Mode) -> Callable[[], bool]:
         """What tells whether the run that begins now is to end after the current step."""
@@ -265,7 +271,7 @@ class Trainer:
         return lambda: mode in self.stops
 
     def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
-        logs = zero_logs(tallies, self._cell.mesh)
+        logs = self._zeros(tallies)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
@@ -290,7 +296,7 @@ class Trainer:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
     def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
-        logs = zero_logs(tallies, self._cell.mesh)
+        logs = self._zeros(tallies)
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
             nonlocal logs
@@ -311,7 +317,7 @@ class Trainer:
         """What evaluates these examples once an epoch: its data is put in place once."""
         self._check_measurable(batching.source)
         feed = self._feed("test", batching, hooks, epochs)
-        tallies = self._tallies_of_test(self._batches(batching))
+        tallies = self._tallies_of_test(lambda: next(self._batches(batching)))
 
         def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
             should_stop = self._stopper("test")
@@ -322,8 +328,8 @@ class Trainer:
                 self._test_dispatch(tallies),
                 hooks,
                 check_interrupt,
-                Meter(self._paces["test"]),
-                as_logs=lambda execution, states: LazyLogs(states, tallies),
+                Meter(feed.pace),
+                as_logs=lambda rows, states: LazyLogs(states, tallies),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )

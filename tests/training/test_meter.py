@@ -33,20 +33,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def execution(steps: int, rows: int = 10) -> Any:
-    return types.SimpleNamespace(steps=steps, rows=rows)
-
-
 def test_two_executions_with_a_gap_between_them(clock):
     watch = Meter(Pace())
     watch.begin()
     clock.now = 1.0  # the first batch took a second to make
-    first = watch.dispatched(watch.look(), Signal(clock, at=3.0), execution(2), False)
+    first = watch.dispatched(watch.look(), Signal(clock, at=3.0), 20, False)
     clock.now = 2.0
     watch.look()  # still running
     clock.now = 4.0
     began = watch.look()  # done, at some time since 2.0
-    second = watch.dispatched(began, Signal(clock, at=6.0), execution(2), False)
+    second = watch.dispatched(began, Signal(clock, at=6.0), 20, False)
     watch.finished(first, 2)
     clock.now = 6.0
     watch.finished(second, 2)
@@ -63,9 +59,9 @@ def test_two_executions_with_a_gap_between_them(clock):
 def test_while_a_step_is_in_flight_the_host_may_take_its_time(clock):
     watch = Meter(Pace())
     watch.begin()
-    first = watch.dispatched(watch.look(), Signal(clock, at=9.0), execution(1), False)
+    first = watch.dispatched(watch.look(), Signal(clock, at=9.0), 10, False)
     clock.now = 5.0
-    second = watch.dispatched(watch.look(), Signal(clock, at=12.0), execution(1), False)
+    second = watch.dispatched(watch.look(), Signal(clock, at=12.0), 10, False)
     clock.now = 9.0
     watch.finished(first, 1)
     clock.now = 12.0
@@ -79,7 +75,7 @@ def test_compiling_is_told_apart(clock):
     watch.begin()
     began = watch.look()
     clock.now = 7.0
-    started = watch.dispatched(began, Signal(clock, at=8.0), execution(1), True)
+    started = watch.dispatched(began, Signal(clock, at=8.0), 10, True)
     clock.now = 8.0
     watch.finished(started, 1)
     watch.end()
