@@ -118,8 +118,8 @@ class Fitting:
             run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
             steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
                 called between these. By default so many as take about a tenth of a second, and only one where a
-                callback looks at single batches; small arrays are kept on the devices while fit runs, and must not
-                change meanwhile. The results are the same, bit for bit.
+                callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
+                and must not change meanwhile. The results are the same, bit for bit.
             jit_compile: False means the same as `run_eagerly=True`.
             auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
                 `LossScaleOptimizer`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from keras_dist.data.arrays import ArraySource, Batch, RowNumbers
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
-from keras_dist.training.pace import Pace
+from keras_dist.training.pace import FixedPace, Pace
 
 Body = Callable[[Any, Any], Any]
 """One step: `body(carry, (x, y, sample_weight)) -> carry`."""
@@ -59,9 +60,12 @@ class Execution(Protocol):
         """Where the operands live."""
         ...
 
-    @staticmethod
-    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """All steps, one after the other (traced). Static, for the program outlives the execution and its arrays."""
+    @property
+    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
+        """`run(body, carry, operands, distribution)`: all steps, one after the other (traced).
+
+        It outlives the execution, and does not hold it or its arrays.
+        """
         ...
 
     def describe(self) -> str:
@@ -154,7 +158,7 @@ class Stacked:
 class Resident:
     """Steps on rows that are on the devices already, gathered there by number.
 
-    The number of steps is an operand: one program serves every pace.
+    Where the number of steps is not fixed, it is an operand: one program serves every pace.
 
     Attributes:
         data: the whole data set `(x, y, sample_weight)`, on every device.
@@ -163,6 +167,7 @@ class Resident:
         start: the first batch.
         steps: how many batches.
         form: alike for data sets and batches of the same shapes.
+        is_fixed: whether the number of steps is a part of the program.
         name: of the data set, as errors call it.
     """
 
@@ -172,8 +177,13 @@ class Resident:
     start: int
     steps: int
     form: Hashable
+    is_fixed: bool
     name: str
-    kind = "resident"
+
+    @property
+    def kind(self) -> str:
+        """With the number of steps, where that is a part of the program."""
+        return f"resident {self.steps}" if self.is_fixed else "resident"
 
     @property
     def operands(self) -> Any:
@@ -185,23 +195,30 @@ class Resident:
         span = TensorLayout.replicated(1, distribution.device_mesh).backend_layout
         return jax.tree.map(lambda leaf: leaf.sharding, self.data), self.numbers.sharding, span
 
-    @staticmethod
-    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """A loop that gathers each batch and steps."""
-        data, numbers, span = operands
-
-        def step(index: Any, carry: Any) -> Any:
-            rows = numbers[index]
-            batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
-            shardings = _shardings(data_layouts(batch, distribution))
-            return body(carry, jax.tree.map(jax.lax.with_sharding_constraint, batch, shardings))
-
-        return jax.lax.fori_loop(span[0], span[1], step, carry)
+    @property
+    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
+        """A scan or loop that gathers each batch and steps."""
+        return functools.partial(_run_resident, self.steps if self.is_fixed else None)
 
     def describe(self) -> str:
         """One batch."""
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.rows, *leaf.shape[1:]), leaf.dtype), self.data)
         return Batch(like, self.rows, name=self.name).describe()
+
+
+def _run_resident(steps: int | None, body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
+    """The steps on resident rows; for None so many as the operands say."""
+    data, numbers, span = operands
+
+    def step(carry: Any, index: Any) -> Any:
+        rows = numbers[index]
+        batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+        shardings = _shardings(data_layouts(batch, distribution))
+        return body(carry, jax.tree.map(jax.lax.with_sharding_constraint, batch, shardings))
+
+    if steps is None:
+        return jax.lax.fori_loop(span[0], span[1], lambda index, carry: step(carry, index), carry)
+    return jax.lax.scan(lambda carry, index: (step(carry, index), None), carry, span[0] + jnp.arange(steps))[0]
 
 
 class StreamFeed:
@@ -260,7 +277,12 @@ class ResidentFeed:
     """
 
     def __init__(
-        self, source: ArraySource, batch_size: int, multiple_of: int, distribution: Distribution, pace: Pace
+        self,
+        source: ArraySource,
+        batch_size: int,
+        multiple_of: int,
+        distribution: Distribution,
+        pace: Pace | FixedPace,
     ) -> None:
         mesh = distribution.device_mesh
         self._source, self._sizes, self._distribution = source, (batch_size, multiple_of), distribution
@@ -275,9 +297,11 @@ class ResidentFeed:
             numbers = self._placed(rows)
             start = rows.wanted.start
             while start < rows.wanted.stop:
-                steps = min(self.pace.steps(), rows.wanted.stop - start)
+                steps = self.pace.steps(left=rows.wanted.stop - start)
                 form = rows.real, numbers.shape, self._source.form, self._source.length
-                yield Resident(self._data, numbers, rows.real, start, steps, form, self._source.name)
+                yield Resident(
+                    self._data, numbers, rows.real, start, steps, form, self.pace.is_fixed, self._source.name
+                )
                 start += steps
 
     def _placed(self, rows: RowNumbers) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.training.pace import Pace
+from keras_dist.training.pace import FixedPace, Pace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Meter:
         pace: learns from what is measured; None where nobody asks it.
     """
 
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self, pace: Pace | FixedPace | None = None) -> None:
         self._pace = pace
         self._step_seconds: list[tuple[float, int]] = []
         self._rows = self._compilations = 0

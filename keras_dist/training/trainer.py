@@ -24,7 +24,7 @@ from keras_dist.training.measures import Measures
 from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, finalize, has_final_values
-from keras_dist.training.pace import Pace
+from keras_dist.training.pace import FixedPace, Pace
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
 
@@ -244,17 +244,14 @@ class Trainer:
         """How batches come to the steps."""
         self._compiled.forget_shapes(mode)
         sizes = source, batch_size, _ = self._sizes(batching)
-        key = source.length, batch_size
-        if not self._options.jit:
-            return self._stream(sizes)
-        if self._options.steps_per_execution is not None:
-            return self._stream(sizes, self._options.steps_per_execution)
-        if hooks.sees_every_batch(mode):
+        key, stack = (source.length, batch_size), self._options.steps_per_execution
+        if not self._options.jit or stack == 1 or (stack is None and hooks.sees_every_batch(mode)):
             return self._stream(sizes)
         # programs that gather rows know how many there are: one data set of each kind is enough to compile for
         if fits_on_devices(source, self._distribution) and self._residents.setdefault(mode, key) == key:
-            return ResidentFeed(*sizes, self._distribution, self._paces[mode])
-        return self._stream(sizes, stack_of(source, batch_size, epochs))
+            pace = self._paces[mode] if stack is None else FixedPace(stack)
+            return ResidentFeed(*sizes, self._distribution, pace)
+        return self._stream(sizes, stack_of(source, batch_size, epochs) if stack is None else stack)
 
     def _stream(self, sizes: tuple[ArraySource, int, int], stack: int = 1) -> StreamFeed:
         return StreamFeed(*sizes, self._distribution, stack, ahead=max(0, self._options.prefetch - MAX_IN_FLIGHT))

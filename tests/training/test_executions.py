@@ -67,9 +67,11 @@ def _is_key(leaf: Any) -> bool:
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 
-    @pytest.mark.parametrize("steps", [2, 4, 13, 50])
-    def test_a_fixed_number_of_steps(self, single, steps):
+    @pytest.mark.parametrize(("steps", "resident"), [(2, True), (4, True), (4, False), (13, False), (50, True)])
+    def test_a_fixed_number_of_steps(self, single, steps, resident, monkeypatch):
         name, arrays, logs = single
+        if not resident:
+            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
         model, history = trained(name, steps)
         assert history.history == logs
         for a, b in zip(arrays_of(model), arrays, strict=True):
@@ -208,6 +210,16 @@ class TestResident:
             assert model.fit(X[:rows], Y[:rows], batch_size=8, verbose=0).timing.compilations == 0
             model.evaluate(X[:rows], Y[:rows], batch_size=8, verbose=0)
         assert compiled.count == programs + 2  # one to train, one to test
+
+    @pytest.mark.parametrize("resident", [True, False])
+    def test_a_fixed_number_of_steps_is_one_scan(self, resident, monkeypatch):
+        if not resident:
+            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
+        seen = []
+        monkeypatch.setattr(jax.lax, "scan", lambda *args, scan=jax.lax.scan: [seen.append(args), scan(*args)][1])
+        trained("one device", 5, epochs=1, factory=Plain)
+        lengths = [len(jax.tree.leaves(xs)[0]) for _, _, xs in seen]
+        assert 5 in lengths and set(lengths) <= {1, 5}
 
     def test_executions_follow_the_pace(self):
         pace = Pace()

@@ -103,15 +103,15 @@ class TestPace:
     def test_it_reaches_the_goal_and_stays(self):
         pace = Pace()
         for _ in range(6):
-            pace.measured(seconds=pace.steps() * GOAL_SECONDS / 300, steps=pace.steps())
-        assert pace.steps() == 300
+            pace.measured(seconds=pace.steps(left=999) * GOAL_SECONDS / 300, steps=pace.steps(left=999))
+        assert pace.steps(left=999) == 300
 
     def test_slow_steps_go_one_by_one(self):
         pace = Pace()
         pace.measured(seconds=5.0, steps=1)
-        assert pace.steps() == 1
+        assert pace.steps(left=999) == 1
 
     def test_it_grows_step_by_step_even_if_no_time_has_passed(self):
         pace = Pace()
         pace.measured(seconds=0.0, steps=1)
-        assert pace.steps() == GROWTH
+        assert pace.steps(left=999) == GROWTH
