@@ -59,6 +59,18 @@ def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
     return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
 
 
+def is_literal(value: Any) -> bool:
+    """Whether an input of an equation of a jaxpr is a value that is written there, and no variable."""
+    return isinstance(value, jax.extend.core.Literal)
+
+
+def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """The outputs of an equation of a jaxpr for these inputs."""
+    with equation.ctx.manager:
+        outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+    return outputs if equation.primitive.multiple_results else [outputs]
+
+
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:
     """Raise `refuse(value)` where an object of this class is given to a primitive of JAX."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from keras_dist import _environment, _jax
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.slices import Slice, slices_of
 
 _SMALL_BYTES = 1 << 20
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
@@ -20,7 +22,8 @@ class CompiledInit:
     """An initialiser, compiled for a plan as one or more programs that run one after the other.
 
     Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns.
-    Large states are therefore born a few arrays at a time: never more at once than the largest shard.
+    Large states are therefore born a few arrays at a time: never more at once than the largest shard. Arrays that are
+    computed alike, as the kernels of equal layers are, share a program: compiling takes longer than running.
 
     Attributes:
         programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
@@ -30,27 +33,60 @@ class CompiledInit:
         closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
         plan.check_tree(shape, "the result of the initialiser")
         self._treedef = jax.tree.structure(shape)
-        self._groups = _groups([row.nbytes_per_device for row in plan.rows])
+        self._nbytes = [row.nbytes_per_device for row in plan.rows]
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
-        self.programs = tuple(
-            jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
-            .lower(*flat_args)
-            .compile(compiler_options=_compiler_options(plan.mesh))
-            for group in self._groups
-        )
+        self._births: list[_Birth] = []
+        options = _compiler_options(plan.mesh)
+        alike, others = _alike(slices_of(closed), shardings)
+        for members in alike:
+            index, first = next(iter(members.items()))
+            jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
+            program = jitted.lower(_numbers(first), *flat_args).compile(compiler_options=options)
+            self._births += [_Birth(program, [i], (_numbers(member),)) for i, member in members.items()]
+        for positions in _groups([self._nbytes[i] for i in others]):
+            group = [others[position] for position in positions]
+            jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
+            self._births.append(_Birth(jitted.lower(*flat_args).compile(compiler_options=options), group))
+        self.programs = tuple({id(birth.program): birth.program for birth in self._births}.values())
 
     def __call__(self, *args: Any) -> Any:
         """The initial values, each array with the layout of the plan."""
         flat_args = jax.tree.leaves(list(args))
         leaves: list[Any] = [None] * self._treedef.num_leaves
-        for group, program in zip(self._groups, self.programs, strict=True):
-            values = jax.block_until_ready(program(*flat_args))
-            if len(self.programs) > 1:
-                _environment.release_freed_memory()
-            for index, value in zip(group, values, strict=True):
+        born = 0
+        for birth in self._births:
+            values = jax.block_until_ready(birth.program(*birth.numbers, *flat_args))
+            for index, value in zip(birth.indices, values, strict=True):
                 leaves[index] = value
+                born += self._nbytes[index]
+            if born >= _SMALL_BYTES:
+                _environment.release_freed_memory()
+                born = 0
         return self._treedef.unflatten(leaves)
+
+
+class _Birth(NamedTuple):
+    """One run of a program: which arrays it gives, and for what numbers, which go before the arguments."""
+
+    program: Any
+    indices: list[int]
+    numbers: tuple[Any, ...] = ()
+
+
+def _alike(slices: Sequence[Slice | None], shardings: Sequence[Any]) -> tuple[list[dict[int, Slice]], list[int]]:
+    """The slices that are alike, by their index; and the indices of all others."""
+    found: dict[Any, dict[int, Slice]] = {}
+    others = [index for index, part in enumerate(slices) if part is None]
+    for index, part in enumerate(slices):
+        if part is not None:
+            found.setdefault((part.form, shardings[index]), {})[index] = part
+    others += [index for members in found.values() if len(members) == 1 for index in members]
+    return [members for members in found.values() if len(members) > 1], sorted(others)
+
+
+def _numbers(part: Slice) -> np.ndarray:
+    return np.array(part.numbers, np.uint32)
 
 
 def _select(closed: Any, group: Sequence[int]) -> Callable[..., list[Any]]:

@@ -55,7 +55,7 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
             with random.key_stream(seed), call_context.entered(False, anew=True) as context:
                 copy(*args, **kwargs)
             for variable, value in context.created:
-                variable[...] = value  # whatever the call has assigned
+                variable.set_raw_value(value)  # whatever the call has assigned
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
             built["names"] = dict(_keras_names(copy))
             tell_paths(copy)

@@ -268,18 +268,19 @@ def in_keras_order(layers: Sequence[Any], nodes: Sequence[Node], outputs: Any) -
     met: dict[int, int] = {}
     visited: dict[int, Node] = {}
 
-    def visit(tensor: KerasTensor) -> None:
-        node = tensor.node
-        if node is None or id(node) in visited:
-            return
-        met.setdefault(id(node.operation), len(met))
-        if id(node) in known:
-            for parent in node.parents:
-                visit(parent)
-        visited.setdefault(id(node), node)
-
-    for tensor in jax.tree.leaves(outputs):
-        visit(tensor)
+    for output in jax.tree.leaves(outputs):
+        waiting = [(output.node, False)]  # not by recursion: models may be deeper than Python's stack
+        while waiting:
+            node, is_left = waiting.pop()
+            if node is None or id(node) in visited:
+                continue
+            if is_left:
+                visited[id(node)] = node
+                continue
+            met.setdefault(id(node.operation), len(met))
+            waiting.append((node, True))
+            if id(node) in known:
+                waiting += [(parent.node, False) for parent in reversed(node.parents)]
     depths: dict[int, int] = {}
     of_operations: dict[int, int] = {}
     for node in reversed(visited.values()):

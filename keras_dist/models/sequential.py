@@ -57,8 +57,7 @@ class Sequential(Model):
                 expected="a list of layers",
                 fix=f"Sequential([{getattr(layers, 'name', 'layer')}])",
             )
-        for layer in layers or ():
-            self._append(layer)
+        self._extend(layers or ())
         if self._program is not None:
             self._born()
 
@@ -81,7 +80,7 @@ class Sequential(Model):
         Raises:
             ModelError: it is not a layer, or its name is taken.
         """
-        self._append(layer)
+        self._extend([layer])
 
     def pop(self) -> Layer:
         """Take the last layer out. The layers before it keep their values.
@@ -170,19 +169,25 @@ class Sequential(Model):
         # of a model without Input what it was born for: calls take other shapes, too
         return vars(self).get("_seen") or super()._symbolic()
 
-    def _append(self, layer: Any) -> None:
-        if isinstance(layer, KerasTensor | InputLayer):
-            self._begin(layer)
-            return
-        layer = as_layer(layer)
-        if not self.layers and layer._own_input_shape is not None and self._symbols_or_none() is None:
-            self._begin(Input(batch_shape=layer._own_input_shape))
-        symbols = self._symbols_or_none()
-        self._arrange([*self.layers, layer], None if symbols is None else layer(symbols[1]))
+    def _extend(self, added: Iterable[Any]) -> None:
+        layers = self.layers
+        output = (self._symbols_or_none() or (None, None))[1]
+        for layer in added:
+            if isinstance(layer, KerasTensor | InputLayer):
+                output = self._begin(layer, layers)
+                continue
+            layer = as_layer(layer)
+            if not layers and output is None and layer._own_input_shape is not None:
+                output = self._begin(Input(batch_shape=layer._own_input_shape), layers)
+            output = None if output is None else layer(output)
+            layers.append(layer)
+        if layers:
+            self._arrange(layers, output)
 
-    def _begin(self, start: Any) -> None:
+    def _begin(self, start: Any, layers: list[Layer]) -> KerasTensor:
+        """Note the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
-        if self.layers or self._symbols_or_none() is not None or tensor.node is None or tensor.node.args:
+        if layers or self._symbols_or_none() is not None or tensor.node is None or tensor.node.args:
             raise ModelError(
                 "Sequential: only the first layer may be an Input",
                 given=shorten(start),
@@ -190,6 +195,7 @@ class Sequential(Model):
                 fix="for several inputs use Model(inputs, outputs)",
             )
         object.__setattr__(self, "_symbols", (tensor, tensor))
+        return tensor
 
     def _arrange(self, layers: list[Layer], output: Any) -> None:
         """Consist of these layers from now on; `output` is their symbolic output, if the input is known."""

@@ -46,3 +46,47 @@ def test_compiled_once_for_many_seeds() -> None:
     compiled = kd.DataParallel().plan(jax.ShapeDtypeStruct((8, 8), "float32")).compile_init(init, jax.random.key(0))
     for seed in (0, 1):
         np.testing.assert_array_equal(compiled(jax.random.key(seed)), init(jax.random.key(seed)))
+
+
+def test_arrays_that_differ_in_the_number_of_their_key_share_a_program() -> None:
+    def init() -> dict[str, jax.Array]:
+        keys = (jax.random.fold_in(jax.random.key(7), count) for count in range(9))
+        born = {f"normal_{n}": jax.random.normal(next(keys), (4, 8)) for n in range(4)}
+        born |= {f"uniform_{n}": jax.random.uniform(next(keys), (4, 8)) for n in range(3)}
+        born |= {"alone": jax.random.uniform(next(keys), (8,)), "zeros": np.zeros(3)}
+        return born | {f"bias_{n}": jax.numpy.zeros(8) for n in range(4)}
+
+    plan = kd.DataParallel().plan(jax.eval_shape(init))
+    compiled = plan.compile_init(init)
+    assert len(compiled.programs) == 4  # two kinds of kernels, the biases, and all others
+    born = compiled()
+    for name, whole in init().items():
+        np.testing.assert_array_equal(born[name], whole)
+    assert not np.array_equal(born["normal_0"], born["normal_1"])
+
+
+def test_arrays_of_other_layouts_do_not() -> None:
+    def init() -> dict[str, jax.Array]:
+        return {n: jax.random.normal(jax.random.fold_in(jax.random.key(7), i), (8, 8)) for i, n in enumerate("abcd")}
+
+    layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
+    layout_map["a|b"] = (None, "model")
+    plan = kd.ModelParallel(layout_map).plan(jax.eval_shape(init))
+    compiled = plan.compile_init(init)
+    assert len(compiled.programs) == 2
+    for name, value in compiled().items():
+        np.testing.assert_array_equal(value, init()[name])
+        assert value.sharding == plan.shardings[name]
+
+
+def test_what_is_drawn_from_an_argument_or_given_back_is_right_too() -> None:
+    def init(key: jax.Array, scale: jax.Array) -> list[jax.Array]:
+        drawn = [scale * jax.random.normal(jax.random.fold_in(key, count), (4,)) for count in range(3)]
+        return [*drawn, drawn[1] + jax.random.normal(jax.random.fold_in(key, 9), (4,)), scale]
+
+    args = jax.random.key(3), jax.numpy.arange(4.0)
+    plan = kd.DataParallel().plan(jax.eval_shape(init, *args))
+    compiled = plan.compile_init(init, *args)
+    assert len(compiled.programs) == 2
+    for value, whole in zip(compiled(*args), init(*args), strict=True):
+        np.testing.assert_allclose(value, whole, rtol=1e-6)

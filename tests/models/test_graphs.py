@@ -242,3 +242,8 @@ class TestSequentialWithoutInput:
             model.compile("sgd", **({"loss": LOSS} | {argument: {"nope": "mse"}}))
             with pytest.raises(ModelError, match=f"`{argument}` does not match.*\\n.*'nope'.*\\n.*'b'"):
                 model.fit(x, y, verbose=0)
+
+    def test_it_may_have_more_layers_than_python_has_stack(self):
+        model = kd.Sequential([kd.Input((2,)), *(layers.Dense(2, use_bias=False) for _ in range(1100))])
+        assert len(model.layers) == len(model.weights) == 1100
+        assert not np.array_equal(*model.get_weights()[:2])
