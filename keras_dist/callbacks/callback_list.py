@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode, watches
@@ -93,7 +92,7 @@ class CallbackList(Callback):
 
     def begin(self, mode: Mode) -> None:
         """`on_train_begin` and its like."""
-        getattr(self, f"on_{mode}_begin")()
+        getattr(self, f"on_{mode}_begin")({})
         for when in ("begin", "end"):
             hooks = [getattr(callback, f"on_{mode}_batch_{when}") for callback in self.callbacks]
             self._batch_hooks[mode, when] = [
@@ -102,16 +101,18 @@ class CallbackList(Callback):
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
         """`on_train_end` and its like."""
-        getattr(self, f"on_{mode}_end")(logs)
+        getattr(self, f"on_{mode}_end")({} if logs is None else logs)
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
         """`on_train_batch_begin` and its like, of the callbacks that had one when the run began."""
         for hook in self._batch_hooks[mode, "begin"]:
-            hook(batch, None)
+            hook(batch, {})
 
-    def batch_end(self, mode: Mode, batch: int, logs: Logs | None) -> None:
+    def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Logs]) -> None:
         """`on_train_batch_end` and its like, of the callbacks that had one when the run began."""
-        for hook in self._batch_hooks[mode, "end"]:
+        hooks = self._batch_hooks[mode, "end"]
+        logs = make_logs() if hooks else {}
+        for hook in hooks:
             hook(batch, logs)
 
     # What loops of one's own call
@@ -122,9 +123,7 @@ class CallbackList(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """After an epoch and its validation. What a callback adds to the logs, those after it see."""
-        # the lazy logs are the second map, which nobody writes
-        shared: ChainMap[str, float] = ChainMap({}, logs or {})  # pyright: ignore[reportArgumentType]
-        self._call_all("on_epoch_end", epoch, shared)
+        self._call_all("on_epoch_end", epoch, {} if logs is None else logs)
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """The name of `on_train_batch_begin` in older code."""
@@ -183,8 +182,10 @@ class CallbackList(Callback):
         self._call_all("on_predict_batch_end", batch, logs)
 
     def _call_all(self, hook: str, *args: Any) -> None:
+        *others, logs = args
+        logs = {} if logs is None else logs
         for callback in self.callbacks:
-            getattr(callback, hook)(*args)
+            getattr(callback, hook)(*others, logs)
 
 
 def _sees_every_batch(callback: Any, mode: Mode) -> bool:

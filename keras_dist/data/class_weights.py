@@ -44,7 +44,8 @@ def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
 def _check_weights(class_weight: Any) -> None:
     numbers = (int, float, np.number)
     fits = isinstance(class_weight, Mapping) and all(
-        isinstance(label, int | np.integer) and isinstance(weight, numbers) for label, weight in class_weight.items()
+        isinstance(label, numbers) and label == int(label) and isinstance(weight, numbers)
+        for label, weight in class_weight.items()
     )
     if not fits:
         raise DataError(

@@ -490,12 +490,16 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
         if isinstance(getattr(type(self), name, None), property):
             return
         weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)
-        if weight or (name in vars(self) and not np.array_equal(vars(self)[name], value)):
+        is_known = name in vars(self) or hasattr(type(self), name)
+        if weight or (is_known and not np.array_equal(getattr(self, name), value)):
             raise ModelError(
                 f"`{name}` of layer {self.name!r} cannot change any more: its model is built",
                 given=f"{name} = {shorten(value)}",
                 expected="attributes that stay as they are",
-                fix=f"layer.{name}.assign(value)" if weight else "change it before, or make the model anew",
+                fix=f"layer.{name}.assign(value)"
+                if weight
+                else "change it before, make the model anew, or keep it in a weight, which can be assigned to: "
+                f"self.{name} = self.add_weight(shape=(), trainable=False)",
             )
 
     def _check_initialised(self) -> None:

@@ -145,7 +145,8 @@ def as_metric(identifier: Any) -> Metric:
     if found is None or not takes(found, None, None):
         raise _no_metric(identifier)
     name = getattr(found, "name", None) or getattr(found, "__name__", None)
-    return reduction.MeanMetricWrapper(in_keras_order(found), name or snake_case(type(found).__name__))
+    name = (name or snake_case(type(found).__name__)).strip("<>")  # lambdas, too, have a name that can be monitored
+    return reduction.MeanMetricWrapper(in_keras_order(found), name)
 
 
 def serialize(metric: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist import _jax
 from keras_dist._operators import Operators, value_of
 from keras_dist.errors import ModelError
 
@@ -71,6 +72,14 @@ class MetricVariable(Operators):
                 )
             array = jnp.broadcast_to(array, self.shape)
         values = _replaced.get(None)
+        if values is None and _jax.is_traced(array):
+            raise ModelError(
+                f"a metric is updated inside of a compiled function, which does not own its variable {self.name!r}",
+                given="metric.update_state(...) in call, compute_loss or train_step",
+                expected="metrics that compile knows, or pure functions",
+                fix="compile(..., metrics=[metric]); in a train_step of your own return the value in its logs, or use "
+                "metric.stateless_update_state",
+            )
         if values is None:
             self._value, self._held = array, None
         else:

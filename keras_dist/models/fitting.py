@@ -119,7 +119,8 @@ class Fitting:
             steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
                 called between these. By default so many as take about a tenth of a second, and only one where a
                 callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
-                and must not change meanwhile. The results are the same, bit for bit.
+                and must not change meanwhile. The results are the same: bit for bit, but where XLA compiles the body of
+                a loop otherwise than a single step, as it does with convolutions on CPUs; there to rounding.
             jit_compile: False means the same as `run_eagerly=True`.
             auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
                 `LossScaleOptimizer`.
@@ -157,8 +158,8 @@ class Fitting:
             "remat": remat,
         }
         options = step_options(run_eagerly, steps_per_execution, jit_compile, donate, prefetch)
-        for name in ("test_step", "predict_step", "compute_metrics", "make_train_function"):
-            if hasattr(type(self), name):
+        for name in ("test_step", "predict_step", "compute_metrics", "make_train_function", "metrics"):
+            if getattr(type(self), name, None) is not getattr(Fitting, name, None):
                 raise ModelError(
                     f"{type(self).__name__}.{name} would not be called",
                     given=f"a model that defines {name}",
@@ -299,6 +300,7 @@ class Fitting:
         """
         session = self._compiled("fit", x)
         session.check_current_distribution("fit")
+        session.warn_of_trainable()
         epoch_numbers = epoch_range(initial_epoch, epochs)
         check_option("shuffle", shuffle, (False, True))
         source, held_out = training_sources((x, y, sample_weight), class_weight, validation_split, validation_data)
@@ -322,6 +324,7 @@ class Fitting:
                 validated,
                 hooks,
             )
+        session.warn_of_trainable()
         return hooks.history
 
     @property
@@ -419,6 +422,7 @@ class Fitting:
         """
         session = self._compiled("train_on_batch", x)
         session.check_current_distribution("train_on_batch")
+        session.warn_of_trainable()
         source = weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
             return _keras_result(session.trainer.train_batch(source), return_dict)
@@ -451,7 +455,13 @@ class Fitting:
     ) -> CallbackList:
         check_option("verbose", verbose, (0, 1, 2, "auto"))
         params = {"verbose": verbose, "epochs": epochs, "steps": examples.steps_of_epoch}
-        return CallbackList(callbacks, add_history, bool(verbose), self, **params)
+        if not isinstance(callbacks, CallbackList):
+            return CallbackList(callbacks, add_history, bool(verbose), self, **params)
+        if add_history and callbacks.history is None:
+            callbacks.append(History())
+        callbacks.set_params(params)
+        callbacks.set_model(self)
+        return callbacks
 
 
 def _keras_result(values: dict[str, float], return_dict: bool) -> Any:

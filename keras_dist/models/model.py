@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,25 @@ from keras_dist.models.weights_file import WeightsFile
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
 from keras_dist.training.step import default_call
+
+
+def _then_born(init: Callable[..., None]) -> Callable[..., None]:
+    """`__init__`, after which the weights are born, if the inputs are known: not before all attributes are set."""
+
+    @functools.wraps(init)
+    def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_is_made" in vars(self):
+            init(self, *args, **kwargs)
+            return
+        object.__setattr__(self, "_is_made", False)
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            object.__delattr__(self, "_is_made")
+        if vars(self).get("_program") is not None:
+            self._born()
+
+    return outermost
 
 
 class Model(CustomSteps, Fitting, Configuring, WeightsFile):
@@ -65,6 +85,7 @@ class Model(CustomSteps, Fitting, Configuring, WeightsFile):
     Source: `keras.Model`.
     """
 
+    @_then_born
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, *, trainable: bool = True, **kwargs: Any
     ) -> None:
@@ -88,7 +109,12 @@ class Model(CustomSteps, Fitting, Configuring, WeightsFile):
         self._program: Program | None = None
         if inputs is not None:
             self._connect(inputs, outputs)
-            self._born()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """See that the weights are born when the constructor is through, whoever wrote it."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _then_born(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     @classmethod
     def from_nnx(

@@ -94,7 +94,7 @@ class OptimizerHandle:
                 expected="an optimizer by name, or one made by keras_dist.optimizers",
                 fix="note yourself what made it",
             )
-        return self.transformation.get_config_at(self.learning_rate)
+        return self.transformation.get_config_at(float(self.learning_rate))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """An error: the state of a model changes in compiled steps alone.
@@ -121,15 +121,15 @@ class OptimizerHandle:
             return int(self._cell.state.step)
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step. Setting it counts from then on and compiles nothing.
+    def learning_rate(self) -> LearningRate:
+        """The learning rate of the next step, a float. Setting it counts from then on and compiles nothing.
 
         Raises:
             ModelError: the optimizer does not keep its rate in state (plain optax); or it is set while it follows a
                 schedule, or to something that is not a finite number.
         """
         with self._cell.lock:
-            return float(np.asarray(self._rated()[0].learning_rate))
+            return LearningRate(np.asarray(self._rated()[0].learning_rate), self)
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
@@ -165,6 +165,38 @@ class OptimizerHandle:
                 fix="in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)",
             )
         return rated
+
+
+class LearningRate(float):
+    """A learning rate as it was when it was asked for, with what Keras's variable has beside its value.
+
+    Args:
+        value: the rate.
+        handle: of the optimizer.
+    """
+
+    def __new__(cls, value: Any, handle: OptimizerHandle) -> LearningRate:
+        """A float."""
+        rate = super().__new__(cls, value)
+        rate._handle = handle  # type: ignore[attr-defined]
+        return rate
+
+    @property
+    def value(self) -> float:
+        """As a plain float."""
+        return float(self)
+
+    def numpy(self) -> np.float32:
+        """As numpy has it."""
+        return np.float32(self)
+
+    def assign(self, value: float) -> None:
+        """The same as `optimizer.learning_rate = value`.
+
+        Raises:
+            ModelError: the optimizer follows a schedule, or it is not a finite number.
+        """
+        self._handle.learning_rate = value  # type: ignore[attr-defined]
 
 
 def _has_rate(node: Any) -> bool:

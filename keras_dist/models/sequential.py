@@ -58,8 +58,6 @@ class Sequential(Model):
                 fix=f"Sequential([{getattr(layers, 'name', 'layer')}])",
             )
         self._extend(layers or ())
-        if self._program is not None:
-            self._born()
 
     @property
     def layers(self) -> list[Layer]:

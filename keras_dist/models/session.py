@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -287,6 +288,14 @@ class Session:
                 given=f"{method} in a callback, or in another thread, while the model trains",
                 expected="a model that is not training",
                 fix=f"end the training with model.stop_training = True, and call {method} after it",
+            )
+
+    def warn_of_trainable(self) -> None:
+        """Warn, if layers say other things about training than when `compile` looked."""
+        if self.trainability is not None and self.trainability.stated() != self.stated:
+            warnings.warn(
+                "`trainable` of a layer was set after compile, and does not count before the next compile",
+                stacklevel=3,
             )
 
     def check_current_distribution(self, method: str) -> None:

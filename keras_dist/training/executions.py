@@ -74,12 +74,14 @@ class Execution(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Single:
-    """One step on a batch from the host."""
+class Streamed:
+    """One or several steps on what comes from the host; what its subclasses share.
+
+    Attributes:
+        batch: a batch, or several of one length as a stack.
+    """
 
     batch: Batch
-    steps = 1
-    kind = "single"
 
     @property
     def operands(self) -> Any:
@@ -88,13 +90,24 @@ class Single:
 
     @property
     def rows(self) -> int:
-        """Those of the batch."""
+        """The real rows of each step."""
         return self.batch.rows
 
     @property
     def form(self) -> Hashable:
         """That of the batch, and its real rows."""
         return self.batch.rows, self.batch.form
+
+    def describe(self) -> str:
+        """The batch, as a step sees it."""
+        return self.batch.describe()
+
+
+class Single(Streamed):
+    """One step on a batch."""
+
+    steps = 1
+    kind = "single"
 
     def shardings(self, distribution: Distribution) -> Any:
         """Those of the batch."""
@@ -106,41 +119,20 @@ class Single:
         del distribution
         return body(carry, operands)
 
-    def describe(self) -> str:
-        """The batch."""
-        return self.batch.describe()
 
+class Stacked(Streamed):
+    """One step on each batch of a stack."""
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stacked:
-    """One step on each batch of a stack from the host."""
-
-    stack: Batch
     kind = "stacked"
-
-    @property
-    def operands(self) -> Any:
-        """The arrays of the stack."""
-        return self.stack.arrays
-
-    @property
-    def rows(self) -> int:
-        """Those of each batch."""
-        return self.stack.rows
-
-    @property
-    def form(self) -> Hashable:
-        """That of the stack, and the real rows of its batches."""
-        return self.stack.rows, self.stack.form
 
     @property
     def steps(self) -> int:
         """One for each batch."""
-        return self.stack.stacked or 1
+        return self.batch.stacked or 1
 
     def shardings(self, distribution: Distribution) -> Any:
         """Those of each batch, with the stack's dim on every device."""
-        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.stack.arrays)
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.batch.arrays)
         return _shardings(data_layouts(batch, distribution), stacked=True)
 
     @staticmethod
@@ -148,10 +140,6 @@ class Stacked:
         """A scan."""
         del distribution
         return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
-
-    def describe(self) -> str:
-        """The stack."""
-        return self.stack.describe()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -288,7 +276,9 @@ class ResidentFeed:
         self._source, self._sizes, self._distribution = source, (batch_size, multiple_of), distribution
         self.pace = pace
         self._data = jax.tree.map(
-            lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout), source.arrays
+            # of a copy, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
+            lambda leaf: jax.device_put(leaf.copy(), TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
+            source.arrays,
         )
 
     def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterable[Execution]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ import numpy as np
 from keras_dist.training.tallies import Tally
 
 
-class LazyLogs(Mapping[str, Any]):
+class LazyLogs(MutableMapping[str, Any]):
     """Loss and metrics by name: floats, or arrays where a metric has several values.
 
-    Reading the first one waits for the step and fetches all of them.
+    Reading the first one waits for the step and fetches all of them. What callbacks write stays for those after them.
 
     Args:
         states: of the tallies, on the device.
@@ -34,13 +34,28 @@ class LazyLogs(Mapping[str, Any]):
         return self._values()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*(name for tally in self._tallies.values() for name in tally.names), *self._known])
+        if self._fetched is not None:
+            return iter(self._fetched)
+        return iter(dict.fromkeys([*(name for tally in self._tallies.values() for name in tally.names), *self._known]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        (self._known if self._fetched is None else self._fetched)[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values()[name]
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {list(self)}>"
+        return repr(self._values())
+
+    def __or__(self, other: Any) -> Any:
+        return self._values() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def copy(self) -> dict[str, Any]:
+        """The values as a dict of their own."""
+        return dict(self._values())
 
     def _values(self) -> dict[str, Any]:
         if self._fetched is None:

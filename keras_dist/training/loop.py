@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
@@ -32,7 +33,7 @@ class Hooks(Protocol):
         """Before an execution is dispatched, whose first batch this is."""
         ...
 
-    def batch_end(self, mode: Mode, batch: int, logs: Mapping[str, float] | None) -> None:
+    def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
         """After an execution was dispatched, whose last batch this is; it may still be running."""
         ...
 
@@ -102,7 +103,7 @@ def run_steps(
         waiting.append((steps, rows, result, signal, meter.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps
-        hooks.batch_end(mode, batch - 1, as_logs(rows, result))
+        hooks.batch_end(mode, batch - 1, functools.partial(as_logs, rows, result))
         meter.look()
         check_interrupt()
         if should_stop():

@@ -81,7 +81,7 @@ def resolve_remat(given: Any) -> Remat | None:
     Raises:
         ModelError: it is no string, or no regular expression.
     """
-    if given is None:
+    if given is None or given == "none":
         return None
     if not isinstance(given, str):
         raise _unknown(given, ())
@@ -96,7 +96,7 @@ def _unknown(given: Any, paths: Iterable[str]) -> ModelError:
     return ModelError(
         f"`remat` is neither a policy nor the path of a layer{near}",
         given=f"remat={shorten(given)}",
-        expected=f"None, {', '.join(map(repr, known))}{layers}",
+        expected=f"'none', {', '.join(map(repr, known))}{layers}",
         fix='for example remat="full", remat="dots_saveable" or remat="block_.*"',
     )
 

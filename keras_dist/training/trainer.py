@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ from keras_dist.training.optimization import Optimizer, finalize, has_final_valu
 from keras_dist.training.pace import FixedPace, Pace
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
+
+WORTH_COMPILING = 1000
+MOST_LENGTHS = 8
+"""A data set of another length than the first one is kept on the devices for so many batches, and up to so many lengths
+are: each compiles programs of its own, which takes about as long as a thousand dispatches."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +78,7 @@ class Trainer:
         self._test_tallies: dict[str, Tally] | None = None
         self._zero_logs: dict[int, Logs] = {}
         self._paces: dict[Mode, Pace] = {"train": Pace(), "test": Pace()}
-        self._residents: dict[Mode, tuple[int, int]] = {}
+        self._residents: dict[Mode, set[tuple[int, int]]] = {}
         self._tensor_rules_checked = False
         self.stops: set[Mode] = set()
         self._train_step: Any = None
@@ -118,7 +124,7 @@ class Trainer:
                     hooks,
                     check_interrupt,
                     meter,
-                    as_logs=lambda rows, states: LazyLogs(states, tallies),
+                    as_logs=functools.partial(self._watched, tallies),
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
                 )
@@ -247,8 +253,11 @@ class Trainer:
         key, stack = (source.length, batch_size), self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and hooks.sees_every_batch(mode)):
             return self._stream(sizes)
-        # programs that gather rows know how many there are: one data set of each kind is enough to compile for
-        if fits_on_devices(source, self._distribution) and self._residents.setdefault(mode, key) == key:
+        # programs that gather rows know how many there are: further lengths must be worth another compilation
+        known = self._residents.setdefault(mode, {key})
+        if key in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
+            known.add(key)
+        if key in known and fits_on_devices(source, self._distribution):
             pace = self._paces[mode] if stack is None else FixedPace(stack)
             return ResidentFeed(*sizes, self._distribution, pace)
         return self._stream(sizes, stack_of(source, batch_size, epochs) if stack is None else stack)
@@ -326,7 +335,7 @@ class Trainer:
                 hooks,
                 check_interrupt,
                 Meter(feed.pace),
-                as_logs=lambda rows, states: LazyLogs(states, tallies),
+                as_logs=functools.partial(self._watched, tallies),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
@@ -337,6 +346,12 @@ class Trainer:
             return logs
 
         return evaluate
+
+    def _watched(self, tallies: dict[str, Tally], rows: int, states: Logs) -> LazyLogs:
+        """What callbacks get to see between batches; the metric objects of the model tell the same."""
+        del rows
+        self._hold(tallies, states)
+        return LazyLogs(states, tallies)
 
     def _hold(self, tallies: Mapping[str, Tally], states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import itertools
+import json
 import re
 from typing import Any
 
@@ -56,19 +57,19 @@ def batches(mode, count):
     return [
         call
         for batch in range(count)
-        for call in ((f"on_{mode}_batch_begin", batch, None), (f"on_{mode}_batch_end", batch, logs))
+        for call in ((f"on_{mode}_batch_begin", batch, []), (f"on_{mode}_batch_end", batch, logs))
     ]
 
 
 def test_the_hooks_of_fit_in_order(model):
     recorder = Recorder()
     model.fit(X, Y, batch_size=16, epochs=2, validation_data=(X[:8], Y[:8]), verbose=0, callbacks=[recorder])
-    expected = [("on_train_begin", None)]
+    expected = [("on_train_begin", [])]
     for epoch in range(2):
         expected += [
-            ("on_epoch_begin", epoch, None),
+            ("on_epoch_begin", epoch, []),
             *batches("train", 2),
-            ("on_test_begin", None),
+            ("on_test_begin", []),
             *batches("test", 1),
             ("on_test_end", NAMES),
             ("on_epoch_end", epoch, NAMES + VAL_NAMES),
@@ -79,10 +80,10 @@ def test_the_hooks_of_fit_in_order(model):
 def test_the_hooks_of_evaluate_and_predict_in_order(model):
     recorder = Recorder()
     model.evaluate(X, Y, batch_size=16, verbose=0, callbacks=recorder)
-    assert recorder.calls == [("on_test_begin", None), *batches("test", 2), ("on_test_end", NAMES)]
+    assert recorder.calls == [("on_test_begin", []), *batches("test", 2), ("on_test_end", NAMES)]
     recorder.calls.clear()
     model.predict(X, batch_size=16, verbose=0, callbacks=[recorder])
-    assert recorder.calls == [("on_predict_begin", None), *batches("predict", 2), ("on_predict_end", None)]
+    assert recorder.calls == [("on_predict_begin", []), *batches("predict", 2), ("on_predict_end", [])]
 
 
 def test_several_callbacks_are_called_in_the_order_given(model):
@@ -134,14 +135,14 @@ class TestLogs:
         model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Reading()])
         assert len(fetches) == 3 + 1
 
-    def test_they_are_a_read_only_mapping_of_floats(self, model):
+    def test_they_are_a_mapping_of_floats(self, model):
         class Look(Callback):
             def on_train_batch_end(self, batch, logs: Any = None):
                 seen.append((dict(logs), len(logs), "loss" in logs, "nothing" in logs, logs.get("nothing")))
                 with pytest.raises(KeyError):
                     logs["nothing"]
-                with pytest.raises(TypeError):
-                    logs["loss"] = 1.0
+                logs["loss"] = logs["own"] = 1.0
+                assert logs.pop("own") == 1.0 and {**logs}["loss"] == 1.0
 
         seen = []
         model.fit(X, Y, verbose=0, callbacks=[Look()])
@@ -178,8 +179,8 @@ def test_what_is_added_to_the_logs_of_an_epoch_reaches_later_callbacks_and_the_h
     assert history["extra"] == [0.5, 1.5] and history["loss"] == [-1.0, -1.0]
     assert history["accuracy"][0] >= 0
     names = {name: logs for name, *_, logs in calls}
-    assert names["before on_epoch_end"] == names["after on_train_end"] == NAMES
-    assert names["after on_epoch_end"] == [*NAMES, "extra"]
+    assert names["before on_epoch_end"] == NAMES
+    assert names["after on_epoch_end"] == names["after on_train_end"] == [*NAMES, "extra"]
 
 
 def test_variables_have_their_current_values_between_steps(model):
@@ -447,3 +448,47 @@ class TestSeesEveryBatch:
 
         foreign: Any = Foreign()
         assert CallbackList([foreign]).sees_every_batch("train")
+
+
+def test_hooks_without_logs_get_an_empty_dict(model):
+    seen = {}
+
+    class Keys(Callback):
+        def __getattribute__(self, attribute):
+            value = super().__getattribute__(attribute)
+            if not attribute.startswith("on_"):
+                return value
+            return lambda *args: seen.setdefault(attribute, {**args[-1]})
+
+    model.fit(X, Y, verbose=0, callbacks=Keys())
+    model.evaluate(X, Y, verbose=0, callbacks=Keys())
+    model.predict(X, verbose=0, callbacks=Keys())
+    assert len(seen) >= 14
+    assert all(logs == {} for hook, logs in seen.items() if hook.endswith("_begin") or hook == "on_predict_end")
+
+
+class TestListsThatAreGiven:
+    def test_what_their_callbacks_log_is_in_the_history(self, model):
+        given = CallbackList([LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=1.0))], model=model)
+        history = model.fit(X, Y, verbose=0, callbacks=given)
+        assert history.history["own"] == [1.0] and history is given.history
+        assert given.params["epochs"] == 1
+
+    def test_nothing_is_shown_twice(self, model, capsys):
+        history = History()
+        given = CallbackList([history], add_progbar=True)
+        assert model.fit(X, Y, verbose=2, callbacks=given) is history
+        assert capsys.readouterr().out.count("accuracy") == 1
+
+
+def test_logs_can_be_copied_and_shown(model):
+    class Dumps(Callback):
+        def on_epoch_end(self, epoch, logs: Any = None):
+            seen.append(json.dumps(logs.copy()))
+            assert repr(logs) == repr({**logs}) and logs | {"more": 1} == {**logs, "more": 1}
+
+        on_train_batch_end = on_epoch_end
+
+    seen: list[str] = []
+    model.fit(X, Y, verbose=0, callbacks=Dumps())
+    assert len(seen) > 1 and all({*json.loads(text)} == {"loss", "accuracy"} for text in seen)

@@ -247,3 +247,54 @@ class TestSequentialWithoutInput:
         model = kd.Sequential([kd.Input((2,)), *(layers.Dense(2, use_bias=False) for _ in range(1100))])
         assert len(model.layers) == len(model.weights) == 1100
         assert not np.array_equal(*model.get_weights()[:2])
+
+
+class TestSubclassesWithAGraph:
+    """What a constructor sets after it has called the one of Model counts."""
+
+    def test_of_model(self):
+        class Scaled(kd.Model):
+            scale = 1.0
+
+            def __init__(self, inputs, outputs, scale):
+                super().__init__(inputs, outputs)
+                self.scale = scale
+                self.more = layers.Dense(2, kernel_initializer="ones", use_bias=False, name="d2")
+
+            def call(self, x, training=None):
+                return self.more(super().call(x, training=training) * self.scale)
+
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                return self.scale * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+        inputs = kd.Input((4,))
+        with on("data=2,model=4", {}).scope():
+            model = Scaled(inputs, layers.Dense(2, kernel_initializer="ones", name="d1")(inputs), 0.5)
+        assert model.distribution.device_mesh.shape == (2, 4), "born in scope"
+        x = np.ones((2, 4), np.float32)
+        assert np.array_equal(model.predict(x, verbose=0), np.full((2, 2), 4.0))
+        model.compile("sgd", "mse")
+        assert model.evaluate(x, np.zeros((2, 2)), verbose=0) == pytest.approx(0.5 * 16)
+        with pytest.raises(ModelError, match=r"`scale` of layer .* cannot change any more.*(.|\n)*add_weight"):
+            model.scale = 0.25
+
+    def test_of_sequential(self):
+        class Doubled(kd.Sequential):
+            def __init__(self, members, factor):
+                super().__init__(members)
+                self.factor = factor
+
+            def call(self, inputs, training=None, mask=None):
+                return super().call(inputs, training, mask) * self.factor
+
+        model = Doubled([kd.Input((3,)), layers.Dense(1, kernel_initializer="ones")], factor=2.0)
+        assert float(model(np.ones((1, 3), np.float32))[0, 0]) == 6.0
+
+    def test_names_of_the_class_alone_are_known_too(self):
+        class Plain(kd.Model):
+            factor = 1.0
+
+        inputs = kd.Input((4,))
+        model = Plain(inputs, layers.Dense(2)(inputs))
+        with pytest.raises(ModelError, match="`factor` of layer"):
+            model.factor = 2.0

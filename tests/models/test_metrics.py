@@ -121,3 +121,58 @@ def test_a_step_of_ones_own_is_told_of_too():
     history = model.fit(X, verbose=0).history
     assert model.get_metrics_result() == pytest.approx({"loss": 0.0, "d_loss": history["d_loss"][0]})
     assert float(accuracy.result()) == 0.0, "fit has not seen it"
+
+
+@pytest.mark.parametrize("chosen", [None, ["accuracy"]])
+def test_callbacks_read_them_between_batches(chosen):
+    seen = []
+
+    class Reader(kd.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append((dict(logs), self.model.get_metrics_result(), float(self.model.metrics[0].result())))
+
+        on_test_batch_end = on_train_batch_end
+
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", LOSS, metrics=chosen)
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=(X, Y), callbacks=[Reader()])
+    assert len(seen) > 12
+    for logs, found, loss in seen:
+        assert found == pytest.approx(logs) and loss == pytest.approx(logs["loss"])
+
+
+def test_those_that_a_model_updates_itself_are_refused_with_a_way_out():
+    class Tracks(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = kd.layers.Dense(1)
+            self.seen = metrics.Mean("seen")
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            loss = ((y - y_pred) ** 2).mean()
+            self.seen.update_state(loss)
+            return loss
+
+    model = Tracks()
+    model.compile("sgd")
+    with pytest.raises(ModelError, match=r"updated inside of a compiled function(.|\n)*compile\(..., metrics="):
+        model.fit(X, Y[:, None], verbose=0)
+
+
+def test_an_overridden_list_is_refused():
+    class Lists(kd.Model):
+        @property
+        def metrics(self):
+            return []
+
+    with pytest.raises(ModelError, match=r"Lists\.metrics would not be called"):
+        Lists().compile("sgd", "mse")
+
+
+def test_lambdas_have_a_name_that_can_be_monitored():
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", LOSS, metrics=[lambda y_true, y_pred: y_pred.max(-1)])
+    assert {*model.fit(X, Y, verbose=0).history} == {"loss", "lambda"}

@@ -67,3 +67,11 @@ def test_gradients_are_applied_in_steps_alone(model, method):
     with pytest.raises(ModelError, match="not applied from outside of a step") as caught:
         getattr(model.optimizer, method)([(np.ones(2), model.variables[0])])
     assert "train_step" in caught.value.fix and "model.apply_gradients(state, grads)" in caught.value.fix
+
+
+def test_its_rate_has_what_a_variable_has(model):
+    rate = model.optimizer.learning_rate
+    assert rate == rate.value == pytest.approx(float(rate.numpy())) and rate.numpy().dtype == np.float32
+    rate.assign(0.25)
+    assert model.optimizer.learning_rate == 0.25
+    rate.assign(0.1)

@@ -211,3 +211,30 @@ def test_metrics_of_layers_are_those_of_their_attributes():
 
     layer = Measures()
     assert layer.metrics == [layer.mean] and len(layer.metrics_variables) == 2
+
+
+class TestAfterCompile:
+    """What is set after compile does not count yet; fit says so."""
+
+    def made(self) -> Any:
+        model = kd.Sequential([kd.Input((2,)), layers.Dense(2, name="a"), layers.Dense(1, name="b")])
+        model.compile("sgd", "mse")
+        return model
+
+    def test_before_fit(self):
+        model = self.made()
+        model.layers[0].trainable = False
+        with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
+            model.fit(X, np.ones((8, 1)), verbose=0)
+        with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
+            model.train_on_batch(X, np.ones((8, 1)))
+        model.compile("sgd", "mse")
+        model.fit(X, np.ones((8, 1)), verbose=0)
+
+    def test_in_a_callback(self):
+        class Freeze(kd.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.model.layers[0].trainable = False
+
+        with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
+            self.made().fit(X, np.ones((8, 1)), verbose=0, callbacks=Freeze())

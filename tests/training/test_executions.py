@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 import keras_dist as kd
 from keras_dist.data import ArraySource
-from keras_dist.training import executions
+from keras_dist.training import executions, trainer
 from keras_dist.training.executions import ResidentFeed, fits_on_devices, stack_of
 from keras_dist.training.pace import Pace
 from tests import layouts
@@ -220,6 +220,35 @@ class TestResident:
         trained("one device", 5, epochs=1, factory=Plain)
         lengths = [len(jax.tree.leaves(xs)[0]) for _, _, xs in seen]
         assert 5 in lengths and set(lengths) <= {1, 5}
+
+    def test_so_are_they_unless_there_is_much_to_train_on(self, monkeypatch):
+        monkeypatch.setattr(trainer, "WORTH_COMPILING", 10)
+        model, _ = trained("one device", "auto", factory=Plain)
+        programs = model._session.trainer._compiled._programs
+        model.fit(X[:80], Y[:80], batch_size=8, verbose=0)
+        model.fit(X[:72], Y[:72], batch_size=8, verbose=0)  # nine batches
+        kinds = [key[2] for key in programs if key[0] == "train"]
+        assert sorted(kinds) == ["resident", "resident", "resident", "single"]
+
+    @pytest.mark.parametrize("offset", range(4))
+    def test_what_is_written_to_an_array_afterwards_does_not_count(self, offset):
+        buffer = np.zeros(X.size + 16, np.float32)
+        x = buffer[offset : offset + X.size].reshape(X.shape)  # XLA can use some of these as they are
+        x[:] = X
+
+        class Overwrite(kd.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                x[:] = X * (epoch + 1)
+
+        with layouts.one_device().scope():
+            models = [kd.Model.from_nnx(Plain, seed=0) for _ in range(2)]
+        for model in models:
+            model.compile("sgd", LOSS)
+        histories = [
+            model.fit(data, Y, batch_size=8, epochs=3, verbose=0, seed=0, callbacks=callbacks).history
+            for model, data, callbacks in zip(models, (x, X), ([Overwrite()], []), strict=True)
+        ]
+        assert histories[0] == histories[1]
 
     def test_executions_follow_the_pace(self):
         pace = Pace()

@@ -136,3 +136,7 @@ def test_modules_of_flax_keep_their_statistics() -> None:
 def test_what_names_nothing_is_refused(remat: Any, message: str) -> None:
     with pytest.raises(errors.ModelError, match=message):
         network(remat)
+
+
+def test_none_has_a_name() -> None:
+    assert program("none") == program(None)
