@@ -39,14 +39,14 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "_is_made" in vars(self):
+        if "_in_constructor" in vars(self):
             init(self, *args, **kwargs)
             return
-        object.__setattr__(self, "_is_made", False)
+        object.__setattr__(self, "_in_constructor", False)
         try:
             init(self, *args, **kwargs)
         finally:
-            object.__delattr__(self, "_is_made")
+            object.__delattr__(self, "_in_constructor")
         if vars(self).get("_program") is not None:
             self._born()
 

@@ -63,6 +63,10 @@ not `update_step`.
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
 
+**Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
+of all rows so far: scalars that a function gives for a batch count by its rows. The weights of a model that has seen no
+input are an error, not an empty list. Metrics that a model would update itself are arguments of `compile` instead.
+
 **Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
 Keras wrote are read, too.
 """
@@ -74,7 +78,7 @@ NOTES = {
     "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
     "Model.train_on_batch": "gives the values of this batch",
     "activations.sparsemax": "adds up to 1, as in the paper",
-    "callbacks.CallbackList": "`fit` makes it",
+    "callbacks.CallbackList": "`fit` makes it, or uses the one that it is given",
     "callbacks.CSVLogger": "appending to a file of other columns is refused",
     "callbacks.EarlyStopping": "NaN is never the best value",
     "callbacks.ModelCheckpoint": "weights alone, as safetensors",
@@ -91,7 +95,8 @@ NOTES = {
     "keras.optimizers": """\
 What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,
 `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
-`gradient_accumulation_steps`, `name`, and in `Muon` what follows them.""",
+`gradient_accumulation_steps`, `name`, and in `Muon` what follows them. Accumulated batches of unequal length or weight
+make the update of one large batch; Keras takes the mean of theirs.""",
     "layers.AlphaDropout": "a rate of 1 is refused",
     "layers.CategoryEncoding": "`sparse=True` is refused",
     "layers.GRU": "`stateful=True` is refused",
