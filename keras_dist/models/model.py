@@ -42,7 +42,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         if "_in_constructor" in vars(self):
             init(self, *args, **kwargs)
             return
-        object.__setattr__(self, "_in_constructor", False)
+        object.__setattr__(self, "_in_constructor", True)
         try:
             init(self, *args, **kwargs)
         finally:
