@@ -77,7 +77,7 @@ def _row(result: dict[str, Any]) -> str:
 def _place(record: Record) -> str:
     where, versions = record["machine"], record["versions"]
     return (
-        f"{where['cores']} cores of {where['processor']} (load {where['load']} at the end), "
+        f"{where['cores']} cores of {where['processor']}, "
         f"Python {versions['python']}, jax {versions['jax']}, Keras {versions['keras']}, {record['date']}"
     )
 
