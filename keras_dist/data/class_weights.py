@@ -44,7 +44,7 @@ def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
 def _check_weights(class_weight: Any) -> None:
     numbers = (int, float, np.number)
     fits = isinstance(class_weight, Mapping) and all(
-        isinstance(label, numbers) and label == int(label) and isinstance(weight, numbers)
+        isinstance(label, numbers) and float(label).is_integer() and isinstance(weight, numbers)
         for label, weight in class_weight.items()
     )
     if not fits:

@@ -181,6 +181,10 @@ class LearningRate(float):
         rate._handle = handle  # type: ignore[attr-defined]
         return rate
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are plain floats: a history that holds rates does not hold the model."""
+        return float, (float(self),)
+
     @property
     def value(self) -> float:
         """As a plain float."""

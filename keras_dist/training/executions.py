@@ -210,7 +210,7 @@ def _run_resident(steps: int | None, body: Body, carry: Any, operands: Any, dist
 
 
 class StreamFeed:
-    """Batches from the host, gathered when they are needed. Its executions have their own lengths, whatever they take.
+    """Batches from the host, gathered when they are needed.
 
     Args:
         source: the examples.
@@ -219,6 +219,9 @@ class StreamFeed:
         distribution: where the batches live.
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
+
+    Attributes:
+        pace: None: how long its executions are does not depend on how fast they go.
     """
 
     def __init__(

@@ -101,5 +101,6 @@ def test_classes_are_those_of_one_output(y, given):
 def test_classes_may_be_whole_floats():
     y = np.array([0.0, 1.0, 1.0])
     assert weights_of_classes(y, {0.0: 2.0, np.float32(1): 0.5}).tolist() == [2.0, 0.5, 0.5]
-    with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index"):
-        weights_of_classes(y, {0.5: 2.0})
+    for label in (0.5, np.nan, np.inf):
+        with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index"):
+            weights_of_classes(y, {label: 2.0})

@@ -1,5 +1,8 @@
 """`model.optimizer`: what Keras's users read of an optimizer."""
 
+import copy
+import pickle
+
 import numpy as np
 import optax
 import pytest
@@ -72,6 +75,7 @@ def test_gradients_are_applied_in_steps_alone(model, method):
 def test_its_rate_has_what_a_variable_has(model):
     rate = model.optimizer.learning_rate
     assert rate == rate.value == pytest.approx(float(rate.numpy())) and rate.numpy().dtype == np.float32
+    assert type(copy.deepcopy(rate)) is type(pickle.loads(pickle.dumps(rate))) is float
     rate.assign(0.25)
     assert model.optimizer.learning_rate == 0.25
     rate.assign(0.1)
