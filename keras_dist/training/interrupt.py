@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,19 +13,23 @@ from typing import Any
 class _Notes:
     """The handler of SIGINT while steps run. It is the only place where presses are known.
 
+    A press is never forgotten. What a handler raises may come in a `__del__`, or in a callback of the garbage
+    collector, where Python swallows it: then the next `check` raises again.
+
     Attributes:
         shields: while there are any, presses are only noted.
     """
 
     def __init__(self) -> None:
         self._presses = 0
+        self._handled_before = sys.exception()
         self.shields = 1
 
     def __call__(self, signum: int, frame: object) -> None:
         """Ctrl-C was pressed."""
         self._presses += 1
         if self._presses > 1 and not self.shields:
-            self._raise()
+            self.check()
 
     def __enter__(self) -> None:
         """Only note what is pressed from now on."""
@@ -35,14 +40,10 @@ class _Notes:
         self.shields -= 1
 
     def check(self) -> None:
-        """Raise, if it was."""
-        if self._presses:
-            self._raise()
-
-    def _raise(self) -> None:
-        self._presses = 0
-        self.shields += 1  # whoever presses on does not disturb the way out
-        raise KeyboardInterrupt
+        """Raise, if it was, and is not on its way out already: whoever presses on does not disturb that."""
+        leaving = sys.exception()
+        if self._presses and (leaving is self._handled_before or not isinstance(leaving, KeyboardInterrupt)):
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

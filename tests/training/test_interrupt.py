@@ -113,6 +113,36 @@ def test_pressed_on_and_on_the_way_out_it_is_raised_at_the_end():
     assert left
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_where_python_swallows_it_it_is_raised_after_the_step(model):
+    class Swallowing:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second press was only noted")
+
+    def drop(batch, logs):
+        kept.clear()
+
+    before = int(model.state.step)
+    kept = [Swallowing()]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_begin=drop)])
+    assert not kept and int(model.state.step) == before + 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_training_that_goes_on_after_a_ctrl_c_hears_the_next_one(model):
+    """Inside of an `except KeyboardInterrupt`, the exception that is handled is not one on its way out."""
+    try:
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Press("on_train_batch_end")])
+    except KeyboardInterrupt:
+        before = int(model.state.step)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Press("on_train_batch_end")])
+        assert int(model.state.step) == before + 2
+
+
 @pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_test_batch_end"])
 def test_pressed_twice_in_a_callback_it_ends_it_and_the_step_is_whole(model, hook):
     class Twice(kd.callbacks.Callback):
