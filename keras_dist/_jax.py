@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.nnx import reprlib
 from jax._src import dtypes, xla_bridge
-from jax.interpreters import partial_eval
+from jax.interpreters import mlir, partial_eval
 
 from keras_dist import _paths
 
@@ -69,6 +70,28 @@ def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
     with equation.ctx.manager:
         outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
     return outputs if equation.primitive.multiple_results else [outputs]
+
+
+def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Callable[..., Any]]) -> jax.stages.Lowered:
+    """A jitted program lowered for these arguments, with some primitives computed by other functions.
+
+    Args:
+        program: what `jax.jit` gave.
+        arguments: its arguments, or their shapes.
+        instead: for a primitive what computes it, called as its `bind`, by whatever primitives, itself among them.
+    """
+
+    def rule(function: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(context: Any, *operands: Any, **params: Any) -> Any:
+            inner = context.module_context.replace(lowering_parameters=mlir.LoweringParameters())
+            lowered = mlir.lower_fun(functools.partial(function, **params), multiple_results=False)
+            return lowered(context.replace(module_context=inner), *operands)
+
+        return lower
+
+    rules: Any = tuple((primitive, rule(function)) for primitive, function in instead.items())
+    parameters = mlir.LoweringParameters(override_lowering_rules=rules)
+    return program.trace(*arguments).lower(_private_parameters=parameters)
 
 
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:

@@ -120,7 +120,8 @@ class Fitting:
                 called between these. By default so many as take about a tenth of a second, and only one where a
                 callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
                 and must not change meanwhile. The results are the same: bit for bit, but where XLA compiles the body of
-                a loop otherwise than a single step, as it does with convolutions on CPUs; there to rounding.
+                a loop otherwise than a single step, which it was seen to do on CPUs with grouped convolutions, and with
+                convolutions and BatchNormalization on batches that the mesh does not divide; there to rounding.
             jit_compile: False means the same as `run_eagerly=True`.
             auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
                 `LossScaleOptimizer`.

@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import _jax
 from keras_dist.data.arrays import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, RecompileWarning
+from keras_dist.training.convolutions import batch_first
 from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.state import TrainState
@@ -78,6 +80,7 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._replicated = _replicated(plan.mesh)
+        self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
 
@@ -119,7 +122,7 @@ class CompiledSteps:
     def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
         program = self._compile_train(step, Single(batch))
-        return (program if self._options.jit else jax.jit(program)).lower(state, logs, batch.arrays)
+        return self._lowered(program if self._options.jit else jax.jit(program), (state, logs, batch.arrays))
 
     def _prepared(
         self, mode: str, step: Any, execution: Execution, arguments: tuple[Any, ...], compile_: Callable[..., Any]
@@ -130,7 +133,7 @@ class CompiledSteps:
         if program is None:
             try:
                 program = compile_(step, execution)
-                program = program.lower(*arguments).compile() if self._options.jit else program
+                program = self._lowered(program, arguments).compile() if self._options.jit else program
             except Exception as error:
                 _note(error, execution)
                 raise
@@ -145,6 +148,11 @@ class CompiledSteps:
                 raise
 
         return run
+
+    def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
+        if self._is_on_cpus:
+            return _jax.lower_with(program, arguments, {jax.lax.conv_general_dilated_p: batch_first})
+        return program.lower(*arguments)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
         shapes = self._shapes.setdefault((mode, execution.kind), [])
