@@ -1,4 +1,4 @@
-"""`Batching`: examples in batches of one size, and how many of them make an epoch."""
+"""`Batching` and `Streaming`: which batches make an epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import dataclasses
 import warnings
 from collections.abc import Collection, Iterator
 
-from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch import Batch
+from keras_dist.data.rows import RowSource
+from keras_dist.data.streams import StreamSource, stacked
+from keras_dist.errors import DataError
+
+Epochs = Iterator[tuple[int, Iterator[Batch]]]
+"""The numbers of the epochs with their batches, which are taken before the next epoch is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Batching:
         steps: how many batches make an epoch; None for all.
     """
 
-    source: ArraySource
+    source: RowSource
     batch_size: int
     steps: int | None = None
 
@@ -62,19 +68,137 @@ class Batching:
             yield epoch, Span(began, range(start, stop))
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
-    def once(self) -> range:
-        """The batches of the only epoch."""
-        ((_, span),) = self.spans(range(1))
-        return span.batches
+    def epochs(
+        self, numbers: range, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, stack: int = 1
+    ) -> Epochs:
+        """The batches of each epoch.
+
+        Args:
+            numbers: of the epochs.
+            multiple_of: batches are padded up to a multiple of this many rows.
+            shuffle_key: with the number of the epoch in which a pass began fixes its order; None for none.
+            stack: how many batches come as one stack, as long as there are so many.
+        """
+        for epoch, span in self.spans(numbers):
+            key = pass_key(shuffle_key, span.began)
+            yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches)
+
+    def example(self, multiple_of: int) -> Batch:
+        """The first batch in the order of the examples, for its structure."""
+        return next(self.source.batches(self.batch_size, multiple_of, span=range(1)))
 
     def _warn_of_end(self, left: int) -> None:
-        warnings.warn(
-            f"Your input ran out of data: an epoch of {self.steps} steps ends after {left}\n"
-            f"  given:    {self.source.length} rows in {self.batches} batches of {self.batch_size}\n"
-            f"  expected: a multiple of {self.steps} batches\n"
-            f"  fix:      fewer steps, or a smaller batch_size",
-            stacklevel=2,
+        given = f"{self.source.length} rows in {self.batches} batches of {self.batch_size}"
+        _warn_of_end(self.steps, left, given, "fewer steps, or a smaller batch_size")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Streaming:
+    """Batches as something else makes them.
+
+    Attributes:
+        source: the batches.
+        steps: how many of them make an epoch; None for all.
+        steps_argument: how errors call it.
+
+    Raises:
+        DataError: the batches never end, and `steps` is None.
+    """
+
+    source: StreamSource
+    steps: int | None = None
+    steps_argument: str = "steps"
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.source.passes.is_endless:
+            raise self._needs_steps("batches that never end")
+
+    @property
+    def steps_of_epoch(self) -> int | None:
+        """How many batches make an epoch, if there are as many; None where that is not known."""
+        return self.steps or self.source.passes.batches
+
+    def epochs(
+        self, numbers: range, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, stack: int = 1
+    ) -> Epochs:
+        """The batches of each epoch: with `steps`, each goes on where the one before has stopped.
+
+        The epochs end before their time when an iterator that can be gone through once has no batch for the next one.
+        No batch is asked for before its epoch has come. For the arguments see `Batching.epochs`.
+
+        Raises:
+            DataError: an iterator is to serve several epochs, and nothing says how many batches make one.
+
+        Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
+        """
+        passes = self.source.passes
+        if passes.is_once and self.steps is None and len(numbers) > 1:
+            raise self._needs_steps(f"an iterator, which can be gone through once, for {len(numbers)} epochs")
+        batches: Iterator[Batch] | None = None
+        for epoch in numbers:
+            begun = next(batches, None) if batches is not None else None
+            if begun is None and batches is not None and passes.is_once:
+                _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
+                return
+            passes.begin_epoch()
+            if begun is None or batches is None:
+                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch))
+            taken = _Taken(begun, batches, self.steps)
+            yield epoch, stacked(iter(taken), stack)
+            passes.end_epoch()
+            if taken.is_over:
+                if self.steps is not None and taken.count < self.steps:
+                    _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
+                batches = None if not passes.is_once else iter(())
+
+    def example(self, multiple_of: int) -> Batch:
+        """The first batch, for its structure."""
+        return self.source.example(multiple_of)
+
+    def _needs_steps(self, given: str) -> DataError:
+        return DataError(
+            f"`{self.steps_argument}` is missing",
+            given=f"{self.source.title}: {given}, and {self.steps_argument}=None",
+            expected="how many batches make an epoch",
+            fix=f"for example {self.steps_argument}=100",
         )
+
+
+class _Taken:
+    """The batches of one epoch, counted.
+
+    Attributes:
+        count: how many were taken.
+        is_over: whether there was no other.
+    """
+
+    def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None) -> None:
+        self._begun, self._batches, self._steps = begun, batches, steps
+        self.count, self.is_over = 0, False
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self._steps is None or self.count < self._steps:
+            batch, self._begun = self._begun or next(self._batches, None), None
+            if batch is None:
+                self.is_over = True
+                return
+            self.count += 1
+            yield batch
+
+
+def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...] | None:
+    """What fixes the order of a pass through the examples that begins in this epoch."""
+    return None if shuffle_key is None else (*shuffle_key, epoch)
+
+
+def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
+    warnings.warn(
+        f"Your input ran out of data: an epoch of {steps} steps ends after {left}\n"
+        f"  given:    {given}\n"
+        f"  expected: a multiple of {steps} batches\n"
+        f"  fix:      {fix}",
+        stacklevel=3,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,11 +206,11 @@ class Validation:
     """What is evaluated after which epochs.
 
     Attributes:
-        batching: the examples.
+        examples: in batches.
         freq: after every so many epochs; or the epochs, counted from 1.
     """
 
-    batching: Batching
+    examples: Batching | Streaming
     freq: int | Collection[int] = 1
 
     def is_due(self, epoch: int) -> bool:

@@ -8,38 +8,50 @@ from typing import Any
 import numpy as np
 
 from keras_dist._signatures import takes
-from keras_dist.data.arrays import ArraySource, check_batch_size
-from keras_dist.data.batching import Batching, Validation
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batching import Batching, Streaming, Validation
+from keras_dist.data.checks import check_batch_size
 from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.data.recognition import Source, is_data_set, source_of
+from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.training.compiled import StepOptions
 
 
 def batching(
-    source: ArraySource, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
-) -> Batching:
+    source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
+) -> Batching | Streaming:
     """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all.
 
     Raises:
-        DataError: the batch size is not a positive integer.
+        DataError: the batch size is not a positive integer, or the source has batches already, or they never end.
         ModelError: the number of steps is neither one nor None.
     """
     if steps is not None:
         steps = check_steps(steps_argument, steps)
+    if isinstance(source, StreamSource):
+        if batch_size is not None:
+            raise DataError(
+                f"`{size_argument}` cannot be given beside batches",
+                given=f"{size_argument}={shorten(batch_size)}, {source.title}",
+                expected="a source that makes its batches itself",
+                fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
+            )
+        return Streaming(source, steps, steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
     return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
 
 
 def training_sources(
     arrays: tuple[Any, Any, Any], class_weight: Any, validation_split: Any, validation_data: Any
-) -> tuple[ArraySource, ArraySource | None]:
+) -> tuple[Source, Source | None]:
     """The examples to train on, and those to validate with.
 
     Raises:
         DataError: an argument cannot be used.
     """
     check_split(validation_split)
-    source, validation = ArraySource(*arrays), None
+    source, validation = source_of(*arrays), None
     if validation_data is not None:
         validation = validation_source(validation_data)
     elif validation_split:
@@ -47,8 +59,21 @@ def training_sources(
     return weighted_by_class(source, class_weight), validation
 
 
-def weighted_by_class(source: ArraySource, class_weight: Any) -> ArraySource:
+def weighted_by_class(source: Source, class_weight: Any) -> Source:
     """The source with the weights of classes as weights of examples; itself without any.
+
+    Raises:
+        DataError: examples have weights already, or there is not one class for each.
+    """
+    if isinstance(source, ArraySource) or class_weight is None:
+        return weighted_arrays(source, class_weight) if isinstance(source, ArraySource) else source
+    if not isinstance(source, StreamSource):
+        raise _not_in_memory("class_weight", source)
+    return source.weighted(lambda y: weights_of_classes(y, class_weight))
+
+
+def weighted_arrays(source: ArraySource, class_weight: Any) -> ArraySource:
+    """The examples with the weights of classes as weights of examples; themselves without any.
 
     Raises:
         DataError: examples have weights already, or there is not one class for each.
@@ -66,12 +91,14 @@ def weighted_by_class(source: ArraySource, class_weight: Any) -> ArraySource:
     return ArraySource(x, y, weights_of_classes(y, class_weight), source.name)
 
 
-def split_source(source: ArraySource, validation_split: float) -> tuple[ArraySource, ArraySource]:
+def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:
     """The first rows, and the last ones, which are that part of all.
 
     Raises:
-        DataError: one of them would be empty.
+        DataError: one of them would be empty, or the rows are not in memory.
     """
+    if not isinstance(source, ArraySource):
+        raise _not_in_memory("validation_split", source)
     at = math.floor(source.length * (1.0 - validation_split))
     if at in (0, source.length):
         raise DataError(
@@ -99,7 +126,7 @@ def check_split(validation_split: Any) -> None:
     )
 
 
-def validation(source: ArraySource | None, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
+def validation(source: Source | None, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
     """What is evaluated after which epochs; None without examples.
 
     Raises:
@@ -129,21 +156,33 @@ def check_freq(validation_freq: Any) -> int | list[int]:
     )
 
 
-def validation_source(validation_data: Any) -> ArraySource:
+def validation_source(validation_data: Any) -> Source:
     """The examples of `validation_data`.
 
     Raises:
-        DataError: it is not `(x, y)` or `(x, y, sample_weight)`.
+        DataError: it is neither `(x, y)` or `(x, y, sample_weight)`, nor a data set.
     """
+    if is_data_set(validation_data):
+        return source_of(validation_data, name="validation ")
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
         raise DataError(
             "`validation_data` cannot be used",
             given=f"{type(validation_data).__name__}"
             + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else ""),
-            expected="(x, y) or (x, y, sample_weight)",
+            expected="(x, y) or (x, y, sample_weight), or a data set",
             fix="fit(..., validation_data=(x_test, y_test))",
         )
-    return ArraySource(*validation_data, name="validation ")
+    x, y, *weights = validation_data
+    return source_of(x, y, *weights, name="validation ")
+
+
+def _not_in_memory(argument: str, source: Source) -> DataError:
+    return DataError(
+        f"`{argument}` is for arrays",
+        given=f"{argument}, and {type(source).__name__} of {source.title}",
+        expected="x and y as arrays in memory",
+        fix="let the data set do it: hold rows out, or give sample weights itself",
+    )
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> None:

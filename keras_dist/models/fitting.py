@@ -10,7 +10,8 @@ import jax
 from keras_dist import optimizers, random
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batching import Batching
+from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.recognition import source_of
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Metric
 from keras_dist.mixed_precision import DTypePolicy, with_loss_scale
@@ -22,7 +23,7 @@ from keras_dist.models.arguments import (
     step_options,
     training_sources,
     validation,
-    weighted_by_class,
+    weighted_arrays,
 )
 from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.session import Choices, Session
@@ -68,6 +69,14 @@ class Fitting:
 
     def _choose(self, choices: Choices) -> None:
         """Train as `compile` says."""
+        raise NotImplementedError
+
+    def _check_compiled(self, method: str) -> None:
+        """Nothing, if the model is compiled.
+
+        Raises:
+            ModelError: it is not.
+        """
         raise NotImplementedError
 
     def _compiled(self, method: str, x: Any = None) -> Session:
@@ -299,12 +308,13 @@ class Fitting:
 
         Source: `keras.Model.fit`.
         """
-        session = self._compiled("fit", x)
-        session.check_current_distribution("fit")
-        session.warn_of_trainable()
+        self._check_compiled("fit")
         epoch_numbers = epoch_range(initial_epoch, epochs)
         check_option("shuffle", shuffle, (False, True))
         source, held_out = training_sources((x, y, sample_weight), class_weight, validation_split, validation_data)
+        session = self._compiled("fit", source.x)
+        session.check_current_distribution("fit")
+        session.warn_of_trainable()
         examples = batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
         size = batch_size if validation_batch_size is None else validation_batch_size
         validated = validation(held_out, size, validation_steps, validation_freq)
@@ -368,9 +378,11 @@ class Fitting:
 
         Source: `keras.Model.evaluate`.
         """
-        session = self._compiled("evaluate", x)
+        self._check_compiled("evaluate")
+        source = source_of(x, y, sample_weight)
+        session = self._compiled("evaluate", source.x)
         session.objective("evaluate")
-        examples = batching(ArraySource(x, y, sample_weight), batch_size, steps)
+        examples = batching(source, batch_size, steps)
         hooks = self._hooks(callbacks, verbose, examples)
         return _keras_result(session.trainer.evaluate(examples, hooks), return_dict)
 
@@ -397,8 +409,9 @@ class Fitting:
 
         Source: `keras.Model.predict`.
         """
-        session = self._born(x)
-        examples = batching(ArraySource(x), batch_size, steps)
+        source = source_of(x)
+        session = self._born(source.x)
+        examples = batching(source, batch_size, steps)
         return session.trainer.predict(examples, self._hooks(callbacks, verbose, examples))
 
     def train_on_batch(
@@ -424,7 +437,7 @@ class Fitting:
         session = self._compiled("train_on_batch", x)
         session.check_current_distribution("train_on_batch")
         session.warn_of_trainable()
-        source = weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
+        source = weighted_arrays(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
             return _keras_result(session.trainer.train_batch(source), return_dict)
 
@@ -450,7 +463,7 @@ class Fitting:
         self,
         callbacks: Iterable[Callback] | Callback | None,
         verbose: Any,
-        examples: Batching,
+        examples: Batching | Streaming,
         epochs: int = 1,
         add_history: bool = False,
     ) -> CallbackList:

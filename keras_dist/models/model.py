@@ -519,9 +519,12 @@ class Model(CustomSteps, Fitting, Configuring, WeightsFile):
             session.cell.use(graph.edited(trainability.tell, flags))
             session.stated = stated
 
-    def _compiled(self, method: str, x: Any = None) -> Session:
+    def _check_compiled(self, method: str) -> None:
         if getattr(self, "_choices", None) is None:
             raise not_compiled(method)
+
+    def _compiled(self, method: str, x: Any = None) -> Session:
+        self._check_compiled(method)
         return self._born(x)
 
     def _check_idle(self, method: str) -> None:
@@ -542,5 +545,5 @@ def _tensor_for_batch(value: Any) -> Any:
     """The symbolic tensor for batches of rows like those of an array; anything else as it is."""
     if not hasattr(value, "shape"):
         return value
-    dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
+    dtype = jax.dtypes.canonicalize_dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
     return KerasTensor((None, *value.shape[1:]) if value.shape else (), dtype)

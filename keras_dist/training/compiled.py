@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _jax
-from keras_dist.data.arrays import Batch
+from keras_dist.data.batch import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution

@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.data.arrays import ArraySource, Batch, RowNumbers
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch import Batch
+from keras_dist.data.batching import Batching, Streaming, pass_key
+from keras_dist.data.rows import RowNumbers, RowSource
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
@@ -210,13 +213,12 @@ def _run_resident(steps: int | None, body: Body, carry: Any, operands: Any, dist
 
 
 class StreamFeed:
-    """Batches from the host, gathered when they are needed.
+    """Batches from the host, made when they are needed.
 
     Args:
-        source: the examples.
-        batch_size: rows of a step.
-        multiple_of: batches are padded to a multiple of this many rows.
-        distribution: where the batches live.
+        examples: the batches.
+        multiple_of: they are padded to a multiple of this many rows.
+        distribution: where they live.
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
 
@@ -226,20 +228,24 @@ class StreamFeed:
 
     def __init__(
         self,
-        source: ArraySource,
-        batch_size: int,
+        examples: Batching | Streaming,
         multiple_of: int,
         distribution: Distribution,
         stack: int = 1,
         ahead: int = 0,
     ) -> None:
-        self._source, self._sizes, self._stack = source, (batch_size, multiple_of), stack
+        self._examples, self._multiple_of, self._stack = examples, multiple_of, stack
         self._distribution, self._ahead = distribution, ahead
         self.pace = None
 
-    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterator[Execution]:
-        """One epoch, or some batches of it."""
-        batches = self._source.batches(*self._sizes, shuffle_key, self._stack, span)
+    def epochs(
+        self, numbers: range, shuffle_key: tuple[int, ...] | None = None
+    ) -> Iterator[tuple[int, Iterable[Execution]]]:
+        """The executions of each epoch, which are taken before the next epoch is asked for."""
+        for epoch, batches in self._examples.epochs(numbers, self._multiple_of, shuffle_key, self._stack):
+            yield epoch, self._executions(batches)
+
+    def _executions(self, batches: Iterator[Batch]) -> Iterator[Execution]:
         waiting: collections.deque[Execution] = collections.deque()
         for execution in map(self._execution, batches):
             waiting.append(execution)
@@ -260,8 +266,7 @@ class ResidentFeed:
     """Batches of a data set that is put on every device once.
 
     Args:
-        source: the examples. They must not change while the feed is in use.
-        batch_size: rows of a step.
+        examples: arrays in batches. They must not change while the feed is in use.
         multiple_of: batches are padded to a multiple of this many rows.
         distribution: where the batches live.
         pace: how many steps an execution takes.
@@ -269,23 +274,30 @@ class ResidentFeed:
 
     def __init__(
         self,
-        source: ArraySource,
-        batch_size: int,
+        examples: Batching,
         multiple_of: int,
         distribution: Distribution,
         pace: Pace | FixedPace,
     ) -> None:
         mesh = distribution.device_mesh
-        self._source, self._sizes, self._distribution = source, (batch_size, multiple_of), distribution
+        self._examples, self._source, self._distribution = examples, examples.source, distribution
+        self._sizes = examples.batch_size, multiple_of
         self.pace = pace
         self._data = jax.tree.map(
             # of a copy, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
             lambda leaf: jax.device_put(leaf.copy(), TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
-            source.arrays,
+            self._source.like,
         )
 
-    def executions(self, shuffle_key: tuple[int, ...] | None = None, span: range | None = None) -> Iterable[Execution]:
-        """One epoch, or some batches of it: their numbers are placed all, so that one program serves every span."""
+    def epochs(
+        self, numbers: range, shuffle_key: tuple[int, ...] | None = None
+    ) -> Iterator[tuple[int, Iterable[Execution]]]:
+        """The executions of each epoch."""
+        for epoch, span in self._examples.spans(numbers):
+            yield epoch, self._executions(pass_key(shuffle_key, span.began), span.batches)
+
+    def _executions(self, shuffle_key: tuple[int, ...] | None, span: range) -> Iterator[Execution]:
+        # the numbers of all batches are placed, so that one program serves every span
         for rows in self._source.row_numbers(*self._sizes, shuffle_key, span):
             numbers = self._placed(rows)
             start = rows.wanted.start
@@ -302,8 +314,10 @@ class ResidentFeed:
         return jax.device_put(rows.padded.astype(np.int32), _stacked(layout).backend_layout)
 
 
-def fits_on_devices(source: ArraySource, distribution: Distribution) -> bool:
-    """Whether the data set may be kept on every device."""
+def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
+    """Whether the data set may be kept on every device: whether it is in memory, and small."""
+    if not isinstance(source, ArraySource):
+        return False
     data_bytes = sum(leaf.size * canonical_bytes(leaf.dtype) for leaf in jax.tree.leaves(source.arrays))
     stats = [device.memory_stats() for device in local_devices(distribution)]
     free = [stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats if stat]
@@ -321,9 +335,9 @@ def canonical_bytes(dtype: Any) -> int:
     return jnp.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize
 
 
-def stack_of(source: ArraySource, batch_size: int, epochs: int) -> int:
+def stack_of(source: RowSource, batch_size: int, epochs: int) -> int:
     """How many batches to bring to the devices at once, where they do not all stay there."""
-    if source.length * epochs < MANY_BATCHES * batch_size:
+    if not isinstance(source, ArraySource) or source.length * epochs < MANY_BATCHES * batch_size:
         return 1
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) / source.length
     return int(min(MAX_STACK, max(1, STACK_BYTES // max(1, row_bytes * batch_size))))

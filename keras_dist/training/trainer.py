@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from keras_dist.data.arrays import ArraySource, Batch
-from keras_dist.data.batching import Batching, Validation
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch import Batch
+from keras_dist.data.batching import Batching, Streaming, Validation
+from keras_dist.data.recognition import Source
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules
@@ -28,6 +30,8 @@ from keras_dist.training.optimization import Optimizer, finalize, has_final_valu
 from keras_dist.training.pace import FixedPace, Pace
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
+
+Examples = Batching | Streaming
 
 WORTH_COMPILING = 1000
 MOST_LENGTHS = 8
@@ -89,7 +93,7 @@ class Trainer:
 
     def fit(
         self,
-        batching: Batching,
+        examples: Examples,
         epochs: range,
         shuffle_key: tuple[int, ...] | None,
         validation: Validation | None,
@@ -98,28 +102,27 @@ class Trainer:
         """Train for the epochs, and tell how fast it went.
 
         Args:
-            batching: the examples.
+            examples: in batches.
             epochs: their numbers.
             shuffle_key: with the number of an epoch fixes the order of the rows from there on, until all had their
                 turn; None for their own order.
             validation: what is evaluated after which epochs.
             hooks: the callbacks.
         """
-        self._check_targets(batching.source)
-        feed = self._feed("train", batching, hooks, len(epochs))
-        tallies = self._tallies_of_train(lambda: next(self._batches(batching)))
-        evaluate = self._evaluation(validation.batching, hooks, len(epochs)) if validation is not None else None
+        self._check_targets(examples.source)
+        feed = self._feed("train", examples, hooks, len(epochs))
+        tallies = self._tallies_of_train(lambda: self._example(examples))
+        evaluate = self._evaluation(validation.examples, hooks, len(epochs)) if validation is not None else None
         meter = Meter(feed.pace)
         logs: Mapping[str, float] = {}
         should_stop = self._stopper("train")
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("train")
-            for epoch, span in batching.spans(epochs):
+            for epoch, executions in feed.epochs(epochs, shuffle_key):
                 hooks.on_epoch_begin(epoch)
-                key = None if shuffle_key is None else (*shuffle_key, span.began)
                 states = run_steps(
                     "train",
-                    feed.executions(key, span.batches),
+                    executions,
                     self._train_dispatch(tallies),
                     hooks,
                     check_interrupt,
@@ -141,12 +144,12 @@ class Trainer:
         self._compiled.forget_shapes("train")
         return meter.timing(self._cell.mesh.backend_mesh.local_devices)
 
-    def evaluate(self, batching: Batching, hooks: Hooks) -> dict[str, float]:
+    def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
         with interrupt_between_steps() as check_interrupt:
-            return dict(self._evaluation(batching, hooks, 1)(check_interrupt))
+            return dict(self._evaluation(examples, hooks, 1)(check_interrupt))
 
-    def predict(self, batching: Batching, hooks: Hooks) -> Any:
+    def predict(self, examples: Examples, hooks: Hooks) -> Any:
         """The outputs for the examples, in order, on the host."""
         outputs: list[Any] = []
         self._compiled.forget_shapes("predict")
@@ -155,7 +158,7 @@ class Trainer:
             hooks.begin("predict")
             run_steps(
                 "predict",
-                self._stream(self._sizes(batching)).executions(span=batching.once()),
+                _only(self._stream(examples).epochs(range(1))),
                 self._predict_dispatch,
                 hooks,
                 check_interrupt,
@@ -207,16 +210,16 @@ class Trainer:
         elif recipe.objective is not None:
             self._train_step = steps.make_train_step(self._forward, recipe.objective, recipe.optimizers)
 
-    def _check_targets(self, source: ArraySource) -> None:
+    def _check_targets(self, source: Source) -> None:
         if self._recipe is not None and self._recipe.train_step is None:
             self._check_measurable(source)
 
-    def _check_measurable(self, source: ArraySource) -> None:
+    def _check_measurable(self, source: Source) -> None:
         objective = self._recipe.objective if self._recipe is not None else None
         if objective is not None and objective.needs_targets:
             source.check_targets()
 
-    def _prepare(self, source: ArraySource) -> int:
+    def _prepare(self, source: Source) -> int:
         """Check rules for activations and inputs, once; the number that batches are padded to a multiple of."""
         if not self._tensor_rules_checked:
             graph = self._cell.graph
@@ -238,32 +241,31 @@ class Trainer:
             self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, some_batch())
         return self._test_tallies
 
-    def _sizes(self, batching: Batching) -> tuple[ArraySource, int, int]:
-        """The source, rows of a step, and the number that they are padded to a multiple of."""
-        return batching.source, batching.batch_size, self._prepare(batching.source)
+    def _example(self, examples: Examples) -> Batch:
+        return examples.example(self._prepare(examples.source))
 
-    def _batches(self, batching: Batching) -> Iterator[Batch]:
-        source, batch_size, multiple_of = self._sizes(batching)
-        return source.batches(batch_size, multiple_of)
-
-    def _feed(self, mode: Mode, batching: Batching, hooks: Hooks, epochs: int) -> StreamFeed | ResidentFeed:
+    def _feed(self, mode: Mode, examples: Examples, hooks: Hooks, epochs: int) -> StreamFeed | ResidentFeed:
         """How batches come to the steps."""
         self._compiled.forget_shapes(mode)
-        sizes = source, batch_size, _ = self._sizes(batching)
-        key, stack = (source.length, batch_size), self._options.steps_per_execution
+        stack = self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and hooks.sees_every_batch(mode)):
-            return self._stream(sizes)
+            return self._stream(examples)
+        if isinstance(examples, Streaming):
+            return self._stream(examples, stack or 1)
+        source, batch_size = examples.source, examples.batch_size
+        key = source.length, batch_size
         # programs that gather rows know how many there are: further lengths must be worth another compilation
         known = self._residents.setdefault(mode, {key})
         if key in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(key)
         if key in known and fits_on_devices(source, self._distribution):
             pace = self._paces[mode] if stack is None else FixedPace(stack)
-            return ResidentFeed(*sizes, self._distribution, pace)
-        return self._stream(sizes, stack_of(source, batch_size, epochs) if stack is None else stack)
+            return ResidentFeed(examples, self._prepare(source), self._distribution, pace)
+        return self._stream(examples, stack_of(source, batch_size, epochs) if stack is None else stack)
 
-    def _stream(self, sizes: tuple[ArraySource, int, int], stack: int = 1) -> StreamFeed:
-        return StreamFeed(*sizes, self._distribution, stack, ahead=max(0, self._options.prefetch - MAX_IN_FLIGHT))
+    def _stream(self, examples: Examples, stack: int = 1) -> StreamFeed:
+        ahead = max(0, self._options.prefetch - MAX_IN_FLIGHT)
+        return StreamFeed(examples, self._prepare(examples.source), self._distribution, stack, ahead)
 
     def _zeros(self, tallies: dict[str, Tally]) -> Logs:
         """The states of the tallies before the first batch; steps do not consume them, so one copy will do."""
@@ -319,18 +321,18 @@ class Trainer:
             outputs = self._compiled.predict(self._predict_step, self._cell.arrays, execution)
         return outputs, self._compiled.count > known
 
-    def _evaluation(self, batching: Batching, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:
+    def _evaluation(self, examples: Examples, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:
         """What evaluates these examples once an epoch: its data is put in place once."""
-        self._check_measurable(batching.source)
-        feed = self._feed("test", batching, hooks, epochs)
-        tallies = self._tallies_of_test(lambda: next(self._batches(batching)))
+        self._check_measurable(examples.source)
+        feed = self._feed("test", examples, hooks, epochs)
+        tallies = self._tallies_of_test(lambda: self._example(examples))
 
         def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
             should_stop = self._stopper("test")
             hooks.begin("test")
             states = run_steps(
                 "test",
-                feed.executions(span=batching.once()),
+                _only(feed.epochs(range(1))),
                 self._test_dispatch(tallies),
                 hooks,
                 check_interrupt,
@@ -357,3 +359,9 @@ class Trainer:
         """Let the metric objects of the model tell what is in these states."""
         if self._recipe is not None:
             self._recipe.measures.hold(tallies, states)
+
+
+def _only(epochs: Iterator[tuple[int, Iterable[Execution]]]) -> Iterator[Execution]:
+    """The executions of the only epoch, which is over when they are."""
+    for _, executions in epochs:
+        yield from executions

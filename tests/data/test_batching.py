@@ -31,10 +31,9 @@ def test_the_end_of_an_epoch_may_be_that_of_the_examples(recwarn):
     assert not recwarn
 
 
-def test_once_is_one_epoch():
-    assert Batching(SOURCE, 5, 2).once() == range(2)
+def test_an_epoch_cannot_be_longer_than_the_examples():
     with pytest.warns(UserWarning, match="ran out of data: an epoch of 9 steps ends after 5"):
-        assert Batching(SOURCE, 5, 9).once() == range(5)
+        assert list(Batching(SOURCE, 5, 9).spans(range(1))) == [(0, Span(0, range(5)))]
 
 
 @pytest.mark.parametrize("stack", [1, 2])

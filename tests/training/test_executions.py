@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 import keras_dist as kd
 from keras_dist.data import ArraySource
+from keras_dist.data.batching import Batching
 from keras_dist.training import executions, trainer
 from keras_dist.training.executions import ResidentFeed, fits_on_devices, stack_of
 from keras_dist.training.pace import Pace
@@ -252,9 +253,10 @@ class TestResident:
 
     def test_executions_follow_the_pace(self):
         pace = Pace()
-        feed = ResidentFeed(ArraySource(X, Y), 8, 1, layouts.one_device(), pace)
+        feed = ResidentFeed(Batching(ArraySource(X, Y), 8), 1, layouts.one_device(), pace)
+        ((_, executions),) = feed.epochs(range(1))
         steps = []
-        for execution in feed.executions():
+        for execution in executions:
             steps.append((execution.steps, execution.rows))
             pace.measured(seconds=0.02 * execution.steps, steps=execution.steps)
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]

@@ -1,0 +1,148 @@
+"""What may be data: arrays of numbers with the examples along the first dim."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _paths
+from keras_dist.data.hosts import SparseRows, to_host
+from keras_dist.errors import DataError
+
+
+def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
+    """`batch_size`, the value of `argument`, or for None the default; Keras's is 32.
+
+    Raises:
+        DataError: it is not a positive integer.
+    """
+    if batch_size is None:
+        return default
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise DataError(
+            f"`{argument}` is not a number of rows",
+            given=f"{argument}={batch_size!r}",
+            expected="an integer of at least 1: the rows of one step on all devices together",
+            fix=f"for example {argument}=128",
+        )
+    return int(batch_size)
+
+
+def as_arrays(value: Any, argument: str) -> Any:
+    """A pytree of arrays of any libraries as one of numpy arrays and `SparseRows`.
+
+    Raises:
+        DataError: a leaf is none; calls the tree `argument`.
+    """
+    # JAX is about to refuse iterators inside a tree with an error of its own
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: isinstance(node, Iterator))
+    return treedef.unflatten([as_array(leaf, leaf_name(argument, path)) for path, leaf in leaves])
+
+
+def leaf_name(argument: str, path: Any) -> str:
+    """How errors call a leaf of a pytree that was given as `argument`."""
+    parts = _paths.parts_of(path)
+    return argument + "".join(f"[{part!r}]" for part in parts)
+
+
+def describe(arrays: tuple[Any, Any, Any], name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
+    """The leaves of `(x, y, sample_weight)` with their dtypes and shapes, as errors tell them."""
+    return ", ".join(
+        f"{leaf_name(f'{name}{argument}', path)} {leaf.dtype}{shape_of(leaf)}"
+        for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    )
+
+
+@contextlib.contextmanager
+def noting(place: str) -> Iterator[None]:
+    """Let errors say where in the data they arose."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {place}")
+        raise
+
+
+def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
+    """An array of any library as one of numpy, or `SparseRows`.
+
+    Raises:
+        DataError: it is none, or not of numbers; calls it `name`.
+    """
+    array = to_host(leaf)
+    if not isinstance(array, np.ndarray | SparseRows):
+        raise DataError(
+            f"{name} is not an array",
+            given=f"{leaf!r:.60} of type {type(leaf).__name__}",
+            expected="arrays, tensors or tables of numbers, dicts, lists and tuples of them, or a data set as x",
+            fix=f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array",
+        )
+    is_numeric = array.dtype == np.bool_ or jax.numpy.issubdtype(array.dtype, jax.numpy.number)
+    if array.ndim == 0 or not is_numeric:
+        raise DataError(
+            f"{name} cannot be batched",
+            given=f"shape {array.shape}, dtype {array.dtype}",
+            expected="numbers or booleans with the examples along the first dim",
+            fix=f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]",
+        )
+    return array
+
+
+def common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
+    """The number of rows in all arrays of `(x, y, sample_weight)`.
+
+    Raises:
+        DataError: it is not the same, or 0, or `x` holds no array.
+    """
+    lengths = {
+        leaf_name(f"{name}{argument}", path): len(leaf)
+        for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    if not jax.tree.leaves(arrays[0]):
+        raise DataError(
+            f"{name}x holds no array",
+            given=f"{arrays[0]!r}",
+            expected="an array with the examples along the first dim, or a pytree of them",
+            fix="pass the inputs as x",
+        )
+    first, length = next(iter(lengths.items()))
+    for other, other_length in lengths.items():
+        if other_length != length:
+            raise DataError(
+                f"{first} and {other} have different lengths",
+                given=f"{first}: {length} rows, {other}: {other_length} rows",
+                expected="one row in each for every example",
+                fix=f"check how {other} was made; the lengths must be equal",
+            )
+    if length == 0:
+        raise DataError(
+            f"the {name}data set is empty",
+            given=f"{first} with 0 rows",
+            expected="at least one row",
+            fix="check the path or filter that made it",
+        )
+    return length
+
+
+def check_targets(arrays: tuple[Any, Any, Any], name: str) -> None:
+    """Nothing, if there are targets.
+
+    Raises:
+        DataError: there are none.
+    """
+    x, y, _ = arrays
+    if jax.tree.leaves(y):
+        return
+    pair = type(x) if isinstance(x, tuple | list) else None
+    raise DataError(
+        f"{name}y is missing",
+        given=f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else ""),
+        expected="targets: the loss or a metric compares with them",
+        fix="pass y separately: (x, y)" if pair else "pass y, or a loss (y_true, y_pred) that does without it",
+    )

@@ -1,0 +1,115 @@
+"""`LookupSource`: examples that are read one by one by their number, as from tfds, torch or Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist.data.batch import Batch
+from keras_dist.data.checks import as_arrays, describe, noting
+from keras_dist.data.elements import unpack
+from keras_dist.data.hosts import to_host
+from keras_dist.data.reading import read_in_threads
+from keras_dist.data.rows import RowSource
+from keras_dist.errors import DataError, shorten
+
+_THREADS = 2
+_AHEAD = 2
+
+
+class LookupSource(RowSource):
+    """Examples of something with `__len__` and `__getitem__`, read in threads while the devices compute.
+
+    Args:
+        dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
+            pytree of them. `dataset.__getitems__(numbers)`, if there is one, gives a list of them.
+        name: how errors call what it holds, such as `"validation "`.
+
+    Raises:
+        DataError: it is empty, or its first example cannot be used.
+    """
+
+    def __init__(self, dataset: Any, name: str = "") -> None:
+        self._dataset, self.name, self.length = dataset, name, len(dataset)
+        self.title = f"{name}{shorten(dataset)}"
+        if self.length == 0:
+            raise DataError(
+                f"the {name}data set is empty",
+                given=f"{self.title} with 0 examples",
+                expected="at least one",
+                fix="check the path or filter that made it",
+            )
+        self._first = self._checked(dataset[0], 0)
+        self._like = jax.tree.map(lambda leaf: leaf[None], self._first)
+        leaves, self._tree = jax.tree.flatten(self._first)
+        self.form = (self._tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+    @property
+    def like(self) -> tuple[Any, Any, Any]:
+        """The first example, as a batch."""
+        return self._like
+
+    def batches(
+        self,
+        batch_size: int,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        stack: int = 1,
+        span: range | None = None,
+    ) -> Iterator[Batch]:
+        """The examples in batches, which are read ahead."""
+        todo = [
+            (padded, rows.real)
+            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span)
+            for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
+        ]
+        return read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD)
+
+    def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
+        """A batch of the examples with these numbers, the first `rows` of which are real."""
+        numbers = [int(number) for number in padded[:rows]]
+        if hasattr(self._dataset, "__getitems__"):
+            found = self._dataset.__getitems__(numbers)
+        else:
+            found = [self._read(number) for number in numbers]
+        examples = [self._leaves(example, number) for example, number in zip(found, numbers, strict=True)]
+        examples += examples[-1:] * (len(padded) - rows)
+        gathered = [np.stack(column) for column in zip(*examples, strict=True)]
+        return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name)
+
+    def _read(self, number: int) -> Any:
+        with noting(self._place(number)):
+            return self._dataset[number]
+
+    def _place(self, number: int) -> str:
+        return f"example {number} of {self.title}"
+
+    def _leaves(self, example: Any, number: int) -> list[np.ndarray]:
+        checked = self._checked(example, number)
+        leaves, tree = jax.tree.flatten(checked)
+        if (tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)) != self.form:
+            with noting(self._place(number)):
+                raise DataError(
+                    "an example is another than the first",
+                    given=describe(checked),
+                    expected=f"{describe(self._first)}, as in example 0",
+                    fix="bring all examples to one structure, shape and dtype where they are read",
+                )
+        return leaves
+
+    def _checked(self, example: Any, number: int) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
+        with noting(self._place(number)):
+            parts = jax.tree.map(_lifted, unpack(example, "the example"))
+            named = zip(("x", "y", "sample_weight"), parts, strict=True)
+            arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in named)
+        return jax.tree.map(lambda leaf: leaf[0], arrays)
+
+
+def _lifted(leaf: Any) -> Any:
+    """A number or an array with a dim of size 1 before the others; anything else as it is."""
+    host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
+    return host[None] if isinstance(host, np.ndarray) else leaf

@@ -1,0 +1,49 @@
+"""`PyDataset`: batches that are computed when they are asked for, by number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyDataset:
+    """Batches by number, safe to read in several threads. Subclasses define `__getitem__` and `__len__`.
+
+    Without `__len__` (or where `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
+
+    Args:
+        workers: how many threads read batches; 1 reads them in the thread that trains.
+        use_multiprocessing: accepted as Keras does; the workers are threads all the same.
+        max_queue_size: how many batches several workers read ahead.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist.data import PyDataset
+        >>> class Squares(PyDataset):
+        ...     def __len__(self):
+        ...         return 10
+        ...     def __getitem__(self, index):
+        ...         x = np.arange(index * 8, index * 8 + 8, dtype="float32")
+        ...         return x[:, None], x[:, None] ** 2
+
+    Source: `keras.utils.PyDataset`.
+    """
+
+    def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
+        self.workers = workers
+        self.use_multiprocessing = use_multiprocessing
+        self.max_queue_size = max_queue_size
+
+    def __getitem__(self, index: int) -> Any:
+        """The batch with this number: `x`, `(x, y)` or `(x, y, sample_weight)`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __getitem__(self, index)")
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches there are; None if they never end."""
+        return len(self) if hasattr(self, "__len__") else None  # type: ignore[arg-type]
+
+    def on_epoch_begin(self) -> None:
+        """Called before every epoch."""
+
+    def on_epoch_end(self) -> None:
+        """Called after every epoch, so that the data may change between them."""

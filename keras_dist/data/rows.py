@@ -1,0 +1,128 @@
+"""`RowSource`: examples that can be taken by number, in any order; which rows make which batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_dist.data.batch import Batch
+from keras_dist.data.checks import check_targets
+
+
+@dataclasses.dataclass(frozen=True)
+class RowNumbers:
+    """Which rows make some batches of one length.
+
+    Attributes:
+        padded: numbers of rows (batches, padded rows); the last real one is repeated.
+        real: how many rows of each batch are real.
+        wanted: which of the batches are.
+    """
+
+    padded: np.ndarray
+    real: int
+    wanted: range
+
+
+class RowSource:
+    """Examples that can be taken by number. Subclasses say how.
+
+    Attributes:
+        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
+        title: how they call the whole.
+        length: how many examples there are.
+        form: alike for sources whose arrays differ in their values and number of rows alone.
+    """
+
+    name: str
+    title: str
+    length: int
+    form: Hashable
+
+    @property
+    def like(self) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` with the structure, dtypes and dims of all batches, and any number of rows."""
+        raise NotImplementedError
+
+    def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
+        """A batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
+        raise NotImplementedError
+
+    @property
+    def x(self) -> Any:
+        """The inputs in `like`."""
+        return self.like[0]
+
+    def check_targets(self) -> None:
+        """Nothing, if there are targets.
+
+        Raises:
+            DataError: there are none.
+        """
+        check_targets(self.like, self.name)
+
+    def batches(
+        self,
+        batch_size: int,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        stack: int = 1,
+        span: range | None = None,
+    ) -> Iterator[Batch]:
+        """The examples in batches; each of them exactly once.
+
+        Args:
+            batch_size: rows in all batches but the last.
+            multiple_of: batches are padded up to a multiple of this many rows.
+            shuffle_key: integers that fix a permutation of the examples; None for their own order.
+            stack: how many batches of `batch_size` rows come as one stack, as long as there are so many.
+            span: which of the batches; None for all.
+        """
+        for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span):
+            wanted = rows.padded[rows.wanted.start : rows.wanted.stop]
+            stacks = len(wanted) // stack if stack > 1 else 0
+            for index in range(stacks):
+                yield self.gather(wanted[index * stack : (index + 1) * stack], rows.real, stack)
+            for padded in wanted[stacks * stack :]:
+                yield self.gather(padded, rows.real)
+
+    def row_numbers(
+        self,
+        batch_size: int,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        span: range | None = None,
+    ) -> list[RowNumbers]:
+        """Which rows make the batches, in order: first all full ones, then the shorter one, if there is one.
+
+        Args:
+            batch_size: rows in all batches but the last.
+            multiple_of: batches are padded up to a multiple of this many rows.
+            shuffle_key: integers that fix a permutation of the examples; None for their own order.
+            span: which of the batches are wanted; None for all.
+        """
+        span = range(self.length) if span is None else span
+        order = np.arange(self.length)
+        if shuffle_key is not None:
+            np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+        full = self.length - self.length % batch_size
+        parts = (order[:full].reshape(-1, batch_size), order[full:].reshape(1, -1))
+        found, before = [], 0
+        for part in parts:
+            wanted = range(len(part))[max(span.start - before, 0) : max(span.stop - before, 0)]
+            if part.size and wanted:
+                found.append(RowNumbers(_padded(part, multiple_of), part.shape[1], wanted))
+            before += len(part)
+        return found
+
+    def whole(self, multiple_of: int) -> Batch:
+        """All examples as one batch."""
+        (rows,) = self.row_numbers(self.length, multiple_of)
+        return self.gather(rows.padded[0], rows.real)
+
+
+def _padded(rows: np.ndarray, multiple_of: int) -> np.ndarray:
+    return np.concatenate([rows, np.repeat(rows[:, -1:], -rows.shape[1] % multiple_of, axis=1)], axis=1)
