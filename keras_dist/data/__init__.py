@@ -2,7 +2,31 @@
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
+from keras_dist.data.global_arrays import global_batch
+from keras_dist.data.ownership import check_process_rows, process_rows, process_share
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
+from keras_dist.data.replica_groups import ReplicaGroup, replica_group, replica_groups
+from keras_dist.data.shard_policy import ShardPolicy
+from keras_dist.data.sharding import ShareRows, auto_shard_dataset, shard_batch, share_rows
 
-__all__ = ["ArraySource", "Batch", "PyDataset", "normalize", "pad_sequences", "to_categorical"]
+__all__ = [
+    "ArraySource",
+    "Batch",
+    "PyDataset",
+    "ReplicaGroup",
+    "ShardPolicy",
+    "ShareRows",
+    "auto_shard_dataset",
+    "check_process_rows",
+    "global_batch",
+    "normalize",
+    "pad_sequences",
+    "process_rows",
+    "process_share",
+    "replica_group",
+    "replica_groups",
+    "shard_batch",
+    "share_rows",
+    "to_categorical",
+]

@@ -48,7 +48,7 @@ class Digits(LocalBuilder):
         return {split: self._generate_examples(rows) for split, rows in _ROWS.items()}
 
     def _generate_examples(self, rows: range) -> Iterator[tuple[int, Any]]:
-        images, labels = sklearn_datasets.load_digits(return_X_y=True)
+        images, labels = (np.asarray(array) for array in sklearn_datasets.load_digits(return_X_y=True))
         order = np.random.RandomState(0).permutation(len(images))  # RandomState: the same in every numpy
         for key in rows:
             image = images[order[key]].reshape(8, 8).astype(np.uint8)

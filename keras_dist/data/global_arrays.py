@@ -1,0 +1,97 @@
+"""Global batches: arrays over the devices of all processes, made of the rows that each process holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _paths
+from keras_dist.data.ownership import process_rows, wrong_rows
+from keras_dist.distribution import TensorLayout
+from keras_dist.errors import DataError, shorten
+
+
+def global_batch(arrays: Any, layouts: Any, global_rows: int, *, copy: bool = True) -> Any:
+    """Global arrays from the rows of this process. All processes of the mesh call it, each with its own rows.
+
+    Args:
+        arrays: a pytree of arrays (rows of this process, ...), in the order of `process_rows`; other dims are whole.
+        layouts: one for all arrays, or a pytree of them that is a prefix of `arrays`: a `NamedSharding`, a
+            `TensorLayout`, or a distribution for its data layout of each array.
+        global_rows: rows of the global batch, padding included.
+        copy: whether the rows are copied first. Without it JAX may use their memory as it is, so that nobody may write
+            to it any more; give False for fresh rows alone.
+
+    Returns:
+        `jax.Array`s (global_rows, ...) in the structure of `arrays`; in one process placed as by `jax.device_put`.
+
+    Raises:
+        DataError: a leaf is no array with rows; has other rows than this process owns, all such leaves are named; the
+            layouts do not divide the rows, have another structure, or more dims than their array.
+
+    Source: `jax.make_array_from_process_local_data`.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(arrays)
+    names = ["batch" + "".join(f"[{part!r}]" for part in _paths.parts_of(path)) for path, _ in paths]
+    leaves = [_checked(leaf, name) for (_, leaf), name in zip(paths, names, strict=True)]
+    shardings = [
+        _sharding(layout, leaf, name)
+        for layout, leaf, name in zip(_broadcast(layouts, arrays), leaves, names, strict=True)
+    ]
+    _check_all_rows(leaves, shardings, names, global_rows)
+    placed = [
+        jax.make_array_from_process_local_data(
+            sharding, np.array(leaf) if copy else np.asarray(leaf), (global_rows, *leaf.shape[1:])
+        )
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return treedef.unflatten(placed)
+
+
+def _check_all_rows(leaves: list[Any], shardings: list[Any], names: list[str], global_rows: int) -> None:
+    owned = [process_rows(sharding, global_rows) for sharding in shardings]
+    wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
+    if wrong:
+        handed = {names[place]: len(leaves[place]) for place in wrong}
+        raise wrong_rows(handed, owned[wrong[0]], global_rows, jax.process_index())
+
+
+def _checked(leaf: Any, name: str) -> Any:
+    if getattr(leaf, "shape", ()):
+        return leaf
+    raise DataError(
+        f"{name} has no rows",
+        given=f"{shorten(leaf)} of type {type(leaf).__name__}",
+        expected="arrays with the rows along the first dim",
+        fix=f"np.asarray({name})",
+    )
+
+
+def _broadcast(layouts: Any, arrays: Any) -> list[Any]:
+    """A layout for each leaf of `arrays`."""
+    try:
+        nested = jax.tree.map(lambda layout, tree: jax.tree.map(lambda _: layout, tree), layouts, arrays)
+    except ValueError as error:
+        raise DataError(
+            "the layouts are not those of the batch",
+            given=f"layouts of structure {jax.tree.structure(layouts)}, arrays {jax.tree.structure(arrays)}",
+            expected="one layout, or a tree of layouts that is a prefix of the tree of arrays",
+            fix="give one layout for all arrays",
+        ) from error
+    return jax.tree.leaves(nested)
+
+
+def _sharding(layout: Any, leaf: Any, name: str) -> jax.sharding.Sharding:
+    sharding = layout.get_data_layout(leaf.shape) if hasattr(layout, "get_data_layout") else layout
+    if isinstance(sharding, TensorLayout):
+        sharding = sharding.backend_layout
+    if isinstance(sharding, jax.sharding.NamedSharding) and len(tuple(sharding.spec)) > leaf.ndim:
+        raise DataError(
+            f"the layout of {name} has more dims than {name}",
+            given=f"{sharding.spec} for shape {tuple(leaf.shape)}",
+            expected=f"at most {leaf.ndim} entries",
+            fix="give each array its own layout, or the distribution for all of them",
+        )
+    return sharding

@@ -1,0 +1,245 @@
+"""The share of a data set that one process reads: whole files, or rows of each global batch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.checks import check_batch_size
+from keras_dist.data.replica_groups import ReplicaGroup, replica_group
+from keras_dist.data.shard_policy import ShardPolicy
+from keras_dist.errors import DataError, shorten
+
+
+class ShareRows(NamedTuple):
+    """The rows of a data set that a group of processes reads in an epoch, batch after batch.
+
+    Attributes:
+        numbers: of the rows (rows of the share,).
+        is_padding: which of them repeat the last row of their batch to fill it up (rows of the share,).
+    """
+
+    numbers: np.ndarray
+    is_padding: np.ndarray
+
+
+def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) -> ShareRows:
+    """Which of `length` rows, in their (shuffled) order, a group reads.
+
+    Global batch k holds the rows from k * batch_size on, and is padded as by `ArraySource`: its last row is repeated
+    up to a multiple of `group.multiple_of`. The group takes the rows that its devices own, so that the global batches
+    are the same for any number of processes.
+
+    Args:
+        length: rows of the data set.
+        group: the processes that read.
+        batch_size: rows of all global batches but the last. Without it a group takes the rows of its shards of every
+            `group.multiple_of` rows, for `ReplicaGroup.numbered(n, i)` those of `[i::n]`: global batches whose size
+            that number divides hold the same rows for any number of processes, in another order.
+
+    Raises:
+        DataError: there are no rows, or `batch_size` is no positive integer.
+    """
+    size = check_batch_size(batch_size, default=group.multiple_of)
+    numbers, is_padding = [], []
+    for rows in ArraySource(np.arange(length)).row_numbers(size, group.multiple_of):
+        owned = group.rows(rows.padded.shape[1])
+        numbers.append(rows.padded[:, owned].reshape(-1))
+        is_padding.append(np.tile(owned >= rows.real, len(rows.padded)))
+    return ShareRows(np.concatenate(numbers), np.concatenate(is_padding))
+
+
+def shard_batch(batch: Any, group: ReplicaGroup | None = None) -> Any:
+    """The rows of a global batch that this process owns, of the padded batch, in memory of their own.
+
+    Args:
+        batch: arrays or a pytree of arrays with one length.
+        group: the processes that read; by default the one of this process in the current distribution.
+
+    Raises:
+        DataError: `batch` holds something else, or nothing; or see `replica_group`.
+    """
+    group = replica_group() if group is None else group
+    source = ArraySource(batch)
+    (rows,) = source.row_numbers(source.length, group.multiple_of)
+    numbers = rows.padded[0][group.rows(rows.padded.shape[1])]
+    return jax.tree.map(lambda leaf: leaf.take(numbers, axis=0), source.x)
+
+
+def auto_shard_dataset(
+    dataset: Any = None,
+    policy: ShardPolicy | str = ShardPolicy.AUTO,
+    *,
+    batch_size: int | None = None,
+    files: Iterable[Any] | None = None,
+    num_groups: int | None = None,
+    group_index: int | None = None,
+    group: ReplicaGroup | None = None,
+) -> Any:
+    """The share of a data set that this process reads.
+
+    What is divided among are the groups of processes that own the same rows: where the model axis spans processes,
+    they are fewer than the processes. With one group nothing is cut or padded.
+
+    Under DATA all processes must see the rows in one order, shuffled alike. Every batch is padded to what the mesh
+    divides, so that all groups get as many batches; `share_rows` says which rows are padding. Under FILE the groups may
+    get different numbers of rows: let all stop after the same number of steps.
+
+    Args:
+        dataset: holds rows: arrays or a pytree of arrays with one length; anything with `__len__` and `__getitem__` by
+            number; an iterable. With `files`, a function from a list of files to one of these, or None. Of batches
+            `shard_batch` takes a share.
+        policy: a `ShardPolicy` or its value.
+        batch_size: rows of a global batch, see `share_rows`.
+        files: the files that hold the rows, in an order that is the same in all processes. An object with `files` and
+            `with_files(files)` tells them itself.
+        num_groups: how many groups there are; by default those of the current distribution.
+        group_index: which of them reads, from 0.
+        group: of the reading processes, instead of both numbers.
+
+    Returns:
+        Arrays and pytrees of them: copies of the rows of the share. Sequences and iterables: views that read a row
+        when it is asked for; an iterable is read one global batch at a time. Under FILE: what `dataset` or `with_files`
+        makes of the group's files, or these as a list if `dataset` is None.
+
+    Raises:
+        DataError: there is no such policy or group; the data set holds no rows in a fixed order; FILE without files,
+            or with fewer than groups; DATA with nothing but names of files.
+
+    Example:
+        >>> from keras_dist.data import auto_shard_dataset
+        >>> list(auto_shard_dataset(range(8), batch_size=4, num_groups=2, group_index=0))
+        [0, 1, 4, 5]
+        >>> auto_shard_dataset(None, "file", files=["a", "b", "c"], num_groups=2, group_index=0)
+        ['a', 'c']
+
+    Source: `tf.data.experimental.AutoShardPolicy`, `tf.data.Dataset.shard`.
+    """
+    policy = ShardPolicy(policy)
+    known = _files(dataset, files)
+    if policy is ShardPolicy.OFF:
+        return dataset if known is None else known.open(known.names)
+    reader = _reader(num_groups, group_index, group)
+    if policy is ShardPolicy.AUTO:
+        enough = known is not None and len(known.names) >= reader.count
+        policy = ShardPolicy.FILE if enough else ShardPolicy.DATA
+    if policy is ShardPolicy.FILE:
+        return _share_of_files(known, reader)
+    if dataset is None:
+        raise DataError(
+            "there are no rows to divide",
+            given=f"names of files alone, {reader.count} groups of processes" if known else "dataset=None",
+            expected="rows, a function that opens the files, or at least one file for each group",
+            fix="auto_shard_dataset(open_files, files=files)",
+        )
+    rows = known.open(known.names) if known is not None else dataset
+    return rows if reader.count == 1 else _share_of_rows(rows, reader, batch_size)
+
+
+class _Files(NamedTuple):
+    names: list[Any]
+    open: Callable[[list[Any]], Any]
+
+
+def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
+    """The files of a data set, if they are known, and what makes a data set of some of them."""
+    if files is not None:
+        if dataset is not None and not callable(dataset):
+            raise DataError(
+                "with `files`, the data set is what opens them",
+                given=f"a {type(dataset).__name__} and files",
+                expected="a function from a list of files to the rows in them, or None",
+                fix="auto_shard_dataset(open_files, files=files), or leave files out",
+            )
+        return _Files(_in_order(files), list if dataset is None else dataset)
+    names, with_files = getattr(dataset, "files", None), getattr(dataset, "with_files", None)
+    return _Files(_in_order(names), with_files) if names is not None and callable(with_files) else None
+
+
+def _in_order(files: Any) -> list[Any]:
+    if isinstance(files, Iterable) and not isinstance(files, str | bytes | os.PathLike | Set):
+        return list(files)
+    raise DataError(
+        "`files` is not a list of files",
+        given=f"files={shorten(files)} of type {type(files).__name__}",
+        expected="names or paths, in an order that is the same in all processes",
+        fix="files=sorted(...)",
+    )
+
+
+def _reader(num_groups: int | None, group_index: int | None, group: ReplicaGroup | None) -> ReplicaGroup:
+    if num_groups is None and group_index is None:
+        return replica_group() if group is None else group
+    if group is not None:
+        raise DataError(
+            "the group of processes is given twice",
+            given=f"num_groups={num_groups!r}, group_index={group_index!r}, {group}",
+            expected="numbers, or a ReplicaGroup",
+            fix="leave one of them out",
+        )
+    return ReplicaGroup.numbered(num_groups, group_index)  # pyright: ignore[reportArgumentType]
+
+
+def _share_of_files(known: _Files | None, reader: ReplicaGroup) -> Any:
+    if known is None or len(known.names) < reader.count:
+        raise DataError(
+            "whole files cannot be divided among the processes",
+            given="a data set whose files are not known" if known is None else f"{len(known.names)} files",
+            expected=f"at least {reader.count} files, one for each group of processes",
+            fix="policy='data', or files=[...]" if known is None else "policy='data', or write more, smaller files",
+        )
+    return known.open(known.names[reader.index :: reader.count])
+
+
+def _share_of_rows(dataset: Any, reader: ReplicaGroup, batch_size: int | None) -> Any:
+    # JAX is about to refuse iterators inside a tree
+    leaves = jax.tree.leaves(dataset, is_leaf=lambda node: isinstance(node, Iterator))
+    if leaves and all(getattr(leaf, "shape", ()) and hasattr(leaf, "dtype") for leaf in leaves):
+        source = ArraySource(dataset)
+        numbers = share_rows(source.length, reader, batch_size).numbers
+        return jax.tree.map(lambda leaf: leaf.take(numbers, axis=0), source.x)
+    if not isinstance(dataset, str | bytes | Mapping | Set):
+        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            return _SequenceShare(dataset, share_rows(len(dataset), reader, batch_size).numbers)
+        if hasattr(dataset, "__iter__"):
+            return _IterableShare(dataset, reader, check_batch_size(batch_size, default=reader.multiple_of))
+    raise DataError(
+        "the data set holds no rows in a fixed order",
+        given=f"{shorten(dataset)} of type {type(dataset).__name__}",
+        expected="arrays, something with __len__ and __getitem__ by number, or an iterable",
+        fix="cut it yourself and pass policy='off'",
+    )
+
+
+class _SequenceShare(Sequence[Any]):
+    """Some rows of a sequence, read when they are asked for."""
+
+    def __init__(self, rows: Any, numbers: np.ndarray) -> None:
+        self._rows, self._numbers = rows, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _SequenceShare(self._rows, self._numbers[index])
+        return self._rows[int(self._numbers[index])]
+
+
+class _IterableShare:
+    """The rows of a group, out of each global batch of an iterable."""
+
+    def __init__(self, rows: Iterable[Any], reader: ReplicaGroup, batch_size: int) -> None:
+        self._rows, self._reader, self._batch_size = rows, reader, batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self._rows)
+        while batch := list(itertools.islice(rows, self._batch_size)):
+            padded = batch + batch[-1:] * (-len(batch) % self._reader.multiple_of)
+            yield from (padded[position] for position in self._reader.rows(len(padded)))
