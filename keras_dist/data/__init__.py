@@ -2,8 +2,11 @@
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
+from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_batch
+from keras_dist.data.loader import DataLoader
 from keras_dist.data.ownership import check_process_rows, process_rows, process_share
+from keras_dist.data.prefetch import prefetch_to_mesh
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
 from keras_dist.data.replica_groups import ReplicaGroup, replica_group, replica_groups
@@ -13,6 +16,8 @@ from keras_dist.data.sharding import ShareRows, auto_shard_dataset, shard_batch,
 __all__ = [
     "ArraySource",
     "Batch",
+    "Cursor",
+    "DataLoader",
     "PyDataset",
     "ReplicaGroup",
     "ShardPolicy",
@@ -22,6 +27,7 @@ __all__ = [
     "global_batch",
     "normalize",
     "pad_sequences",
+    "prefetch_to_mesh",
     "process_rows",
     "process_share",
     "replica_group",

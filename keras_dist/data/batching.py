@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Collection, Iterator
 
 from keras_dist.data.batch import Batch
+from keras_dist.data.cursor import Cursor
 from keras_dist.data.rows import RowSource
+from keras_dist.data.skipping import shown_skipping
 from keras_dist.data.streams import StreamSource, stacked
 from keras_dist.errors import DataError
 
@@ -36,16 +39,31 @@ class Batching:
         source: the examples.
         batch_size: rows in all batches but the last.
         steps: how many batches make an epoch; None for all.
+        drop_remainder: whether rows that fill no batch are left out.
+
+    Raises:
+        DataError: no batch would be left.
     """
 
     source: RowSource
     batch_size: int
     steps: int | None = None
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drop_remainder and self.source.length < self.batch_size:
+            raise DataError(
+                "`drop_remainder` leaves no batch",
+                given=f"{self.source.length} rows, batch_size={self.batch_size}, drop_remainder=True",
+                expected="at least as many rows as a batch has",
+                fix="a smaller batch_size, or drop_remainder=False",
+            )
 
     @property
     def batches(self) -> int:
         """How many batches there are."""
-        return -(-self.source.length // self.batch_size)
+        full, left = divmod(self.source.length, self.batch_size)
+        return full + (left > 0 and not self.drop_remainder)
 
     @property
     def steps_of_epoch(self) -> int:
@@ -69,7 +87,12 @@ class Batching:
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
     def epochs(
-        self, numbers: range, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, stack: int = 1
+        self,
+        numbers: range,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        stack: int = 1,
+        start: Cursor | None = None,
     ) -> Epochs:
         """The batches of each epoch.
 
@@ -78,10 +101,14 @@ class Batching:
             multiple_of: batches are padded up to a multiple of this many rows.
             shuffle_key: with the number of the epoch in which a pass began fixes its order; None for none.
             stack: how many batches come as one stack, as long as there are so many.
+            start: where to begin, in one of the epochs; what comes before is left out, as if it were done.
         """
+        start = start or Cursor(numbers.start)
         for epoch, span in self.spans(numbers):
-            key = pass_key(shuffle_key, span.began)
-            yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches)
+            if epoch >= start.epoch:
+                wanted = span.batches[start.batch :] if epoch == start.epoch else span.batches
+                key = pass_key(shuffle_key, span.began)
+                yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, wanted)
 
     def example(self, multiple_of: int) -> Batch:
         """The first batch in the order of the examples, for its structure."""
@@ -119,7 +146,12 @@ class Streaming:
         return self.steps or self.source.passes.batches
 
     def epochs(
-        self, numbers: range, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, stack: int = 1
+        self,
+        numbers: range,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        stack: int = 1,
+        start: Cursor | None = None,
     ) -> Epochs:
         """The batches of each epoch: with `steps`, each goes on where the one before has stopped.
 
@@ -132,6 +164,7 @@ class Streaming:
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
         passes = self.source.passes
+        start = start or Cursor(numbers.start)
         if passes.is_once and self.steps is None and len(numbers) > 1:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {len(numbers)} epochs")
         batches: Iterator[Batch] | None = None
@@ -142,9 +175,17 @@ class Streaming:
                 return
             passes.begin_epoch()
             if begun is None or batches is None:
-                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch))
+                # epochs that are done, of passes of their own, need not be gone through
+                skip = start.batch if epoch == start.epoch and self.steps is None else 0
+                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch), skip)
+            is_done = epoch < start.epoch
             taken = _Taken(begun, batches, self.steps)
-            yield epoch, stacked(iter(taken), stack)
+            if self.steps is not None and epoch <= start.epoch:
+                taken.skip(self.steps if is_done else start.batch, self.source.title)
+            if not is_done:
+                yield epoch, stacked(iter(taken), stack)
+            elif self.steps is None:
+                batches = None
             passes.end_epoch()
             if taken.is_over:
                 if self.steps is not None and taken.count < self.steps:
@@ -175,6 +216,11 @@ class _Taken:
     def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None) -> None:
         self._begun, self._batches, self._steps = begun, batches, steps
         self.count, self.is_over = 0, False
+
+    def skip(self, count: int, title: str) -> None:
+        """Take so many batches, or as many as there are, and show how far this is."""
+        for _ in shown_skipping(itertools.islice(self, count), count, title):
+            pass
 
     def __iter__(self) -> Iterator[Batch]:
         while self._steps is None or self.count < self._steps:

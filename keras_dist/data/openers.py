@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_dist.data.reading import read_in_threads
+from keras_dist.data.skipping import skipped
 from keras_dist.errors import DataError, shorten
 
 
@@ -36,8 +37,11 @@ class Opener(Protocol):
         """The first batch. It still comes when `open` is called."""
         ...
 
-    def open(self, shuffle_key: tuple[int, ...] | None) -> Iterator[Any]:
-        """All batches; where the opener knows their numbers, in an order that the key fixes."""
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
+        """All batches; where the opener knows their numbers, in an order that the key fixes.
+
+        Without the first `skip`, which are gone through, and shown, where they have no numbers.
+        """
         ...
 
     def begin_epoch(self) -> None:
@@ -78,18 +82,19 @@ class Numbered:
             raise _empty(self.title)
         return self._dataset[0]
 
-    def open(self, shuffle_key: tuple[int, ...] | None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
         """The batches in the order of their numbers, or in that which the key fixes."""
         count, workers = self.batches, getattr(self._dataset, "workers", 1)
         if count is None:
-            return (self._dataset[number] for number in itertools.count())
+            return (self._dataset[number] for number in itertools.count(skip))
         order = np.arange(count)
         if shuffle_key is not None:
             np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+        order = order[skip:]
         if workers <= 1:
             return (self._dataset[int(number)] for number in order)
         ahead = getattr(self._dataset, "max_queue_size", 10)
-        return read_in_threads(lambda index: self._dataset[int(order[index])], count, workers, ahead)
+        return read_in_threads(lambda index: self._dataset[int(order[index])], len(order), workers, ahead)
 
     def begin_epoch(self) -> None:
         """Tell the data set."""
@@ -127,11 +132,11 @@ class Again:
             return element
         raise _empty(self.title)
 
-    def open(self, shuffle_key: tuple[int, ...] | None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
         """A pass."""
         del shuffle_key
         begun, self._begun = self._begun, None
-        return begun if begun is not None else iter(self._iterable)
+        return skipped(begun if begun is not None else iter(self._iterable), skip, self.title)
 
     def begin_epoch(self) -> None:
         """Nothing to tell."""
@@ -162,10 +167,10 @@ class Once:
             return element
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
-    def open(self, shuffle_key: tuple[int, ...] | None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
         """What is left."""
         del shuffle_key
-        return self._iterator
+        return skipped(self._iterator, skip, self.title)
 
     def begin_epoch(self) -> None:
         """Nothing to tell."""

@@ -68,14 +68,14 @@ class StreamSource:
         """The first batch, for its structure."""
         return self._padded(self._first, multiple_of)
 
-    def batches(self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None) -> Iterator[Batch]:
-        """All batches, padded to a multiple of this many rows.
+    def batches(self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, skip: int = 0) -> Iterator[Batch]:
+        """All batches, padded to a multiple of this many rows, without the first `skip`.
 
         Raises:
             DataError: a batch cannot be used, or is of another form than the first one.
         """
-        elements = self._opener.open(shuffle_key)
-        for number in itertools.count():
+        elements = self._opener.open(shuffle_key, skip)
+        for number in itertools.count(skip):
             with noting(self._place(number)):
                 element = next(elements, _END)
             if element is _END:

@@ -1,0 +1,145 @@
+"""`DataLoader`: batches for loops of one's own, which tell where they are, and go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from keras_dist.data.batch import Batch
+from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.checks import check_batch_size
+from keras_dist.data.cursor import Cursor
+from keras_dist.data.recognition import source_of
+from keras_dist.data.rows import RowSource
+from keras_dist.errors import DataError, shorten
+
+
+class DataLoader:
+    """The batches of an epoch, `(x, y, sample_weight)` as numpy arrays, each time it is iterated those of the next one.
+
+    Each row comes once an epoch. The batches are global ones: they do not depend on the mesh or the number of
+    processes. Their iterators tell by `get_state()` where they are, and `set_state` brings one there, on any mesh.
+
+    Args:
+        x: inputs, or a data set: whatever `Model.fit` takes.
+        y: targets, or None.
+        sample_weight: a weight for each example, or None.
+        batch_size: rows of a batch, 32 by default; the last one may be shorter. Not for what has batches already.
+        shuffle: whether the rows (or the batches of a `PyDataset`) come in another order in each epoch.
+        seed: fixes these orders.
+        drop_remainder: whether rows that fill no batch are left out. Not for what has batches already.
+
+    Raises:
+        DataError: the data or an argument cannot be used.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist.data import DataLoader
+        >>> loader = DataLoader(np.arange(5), batch_size=2)
+        >>> batches = iter(loader)
+        >>> next(batches)[0], next(batches)[0], batches.get_state()
+        (array([0, 1]), array([2, 3]), {'epoch': 0, 'batch': 2, 'rows': 4, 'seed': None})
+        >>> later = iter(DataLoader(np.arange(5), batch_size=2))
+        >>> later.set_state(batches.get_state())
+        >>> [x for x, *_ in later]
+        [array([4])]
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_remainder: bool = False,
+    ) -> None:
+        source = source_of(x, y, sample_weight)
+        if isinstance(source, RowSource):
+            self._examples = Batching(source, check_batch_size(batch_size), drop_remainder=drop_remainder)
+        else:
+            for argument, is_given in (("batch_size", batch_size is not None), ("drop_remainder", drop_remainder)):
+                if is_given:
+                    raise DataError(
+                        f"`{argument}` cannot be given beside batches",
+                        given=f"{argument}, and {source.title}",
+                        expected="a source that makes its batches itself",
+                        fix=f"leave out {argument}, and let the source make other batches",
+                    )
+            self._examples = Streaming(source)
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise DataError(
+                "`seed` fixes no order",
+                given=f"seed={shorten(seed)}",
+                expected="an integer of at least 0",
+                fix="for example seed=0",
+            )
+        self._seed = seed if shuffle else None
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """How many batches an epoch has.
+
+        Raises:
+            TypeError: the source does not tell.
+        """
+        steps = self._examples.steps_of_epoch
+        if steps is None:
+            raise TypeError(f"{self._examples.source.title} does not tell how many batches it has")
+        return steps
+
+    def __iter__(self) -> LoaderIterator:
+        """The batches of the next epoch: of the first one, the first time."""
+        cursor = Cursor(self._epoch, seed=self._seed)
+        self._epoch += 1
+        return LoaderIterator(self, cursor)
+
+    def batches_from(self, start: Cursor) -> Iterator[Batch]:
+        """What is left of an epoch."""
+        self._epoch = start.epoch + 1
+        key = None if start.seed is None else (start.seed,)
+        for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):
+            yield from batches
+
+
+class LoaderIterator:
+    """The batches of one epoch of a `DataLoader`.
+
+    Args:
+        loader: whose they are.
+        cursor: where they begin.
+    """
+
+    def __init__(self, loader: DataLoader, cursor: Cursor) -> None:
+        self._loader, self._cursor = loader, cursor
+        self._batches: Iterator[Batch] | None = None
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> tuple[Any, Any, Any]:
+        if self._batches is None:
+            self._batches = self._loader.batches_from(self._cursor)
+        batch = next(self._batches)
+        self._cursor = self._cursor.after(batch.rows)
+        x, y, sample_weight = jax.tree.map(lambda leaf: leaf[: batch.rows], batch.arrays)
+        return x, y, sample_weight
+
+    def get_state(self) -> dict[str, int | None]:
+        """Where it is, after the last batch that was handed out: JSON."""
+        return self._cursor.to_json()
+
+    def set_state(self, state: dict[str, int | None]) -> None:
+        """Go where an iterator of the same data was; what comes next is what came next there.
+
+        The loader goes on with the epoch after. What can be gone through in its order alone is gone through up to
+        there, with a progress bar.
+
+        Raises:
+            DataError: `state` is not from `get_state`.
+        """
+        self._cursor, self._batches = Cursor.from_json(state), None

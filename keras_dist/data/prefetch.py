@@ -1,0 +1,68 @@
+"""`prefetch_to_mesh`: batches that are on the devices before a loop of one's own asks for them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from keras_dist.data.checks import as_array
+from keras_dist.data.global_arrays import global_batch
+from keras_dist.data.hosts import SparseRows
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import DataError, shorten
+
+
+def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
+    """The batches as arrays on the mesh, with the next ones on their way there.
+
+    Args:
+        batches: pytrees of arrays (rows, ...) of any library; those of a `DataLoader`, for example. Their rows are
+            copied, so that a buffer may be refilled.
+        distribution: says how the batch dim is sharded. Where that does not divide the rows, as in a last batch, they
+            are put on every device: the values are the same, and whatever is computed from them.
+        size: how many batches are placed or on their way, the one that is handed out among them; no more are asked
+            for ahead.
+
+    Returns:
+        The batches in order, as pytrees of `jax.Array`.
+
+    Raises:
+        DataError: `size` is no positive integer, or a leaf is no array of numbers with rows.
+
+    Source: `flax.jax_utils.prefetch_to_device`.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise DataError(
+            "`size` is no number of batches",
+            given=f"size={shorten(size)}",
+            expected="an integer of at least 1",
+            fix="leave it out: it is 2",
+        )
+    return _prefetched(iter(batches), distribution, size)
+
+
+def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -> Iterator[Any]:
+    waiting: collections.deque[Any] = collections.deque()
+    for number, batch in enumerate(batches):
+        waiting.append(_placed(batch, number, distribution))
+        del batch
+        if len(waiting) == size:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _placed(batch: Any, number: int, distribution: Distribution) -> Any:
+    def place(leaf: Any) -> jax.Array:
+        host = as_array(leaf, f"a leaf of batch {number}")
+        array = host.copy() if isinstance(host, SparseRows) else host
+        layout = distribution.get_data_layout(array.shape)
+        mesh = distribution.device_mesh
+        if len(array) % mesh.axis_size(layout.axes[0]):
+            layout = TensorLayout.replicated(array.ndim, mesh)
+        return global_batch(array, layout, len(array))
+
+    return jax.tree.map(place, batch)
