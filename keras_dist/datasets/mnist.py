@@ -75,6 +75,23 @@ class Mnist(LocalBuilder):
             yield key, {"image": image, "label": int(label)}
 
 
+def builder(data_dir: Folder = None) -> Mnist:
+    """The tfds builder of MNIST, its files prepared and found readable.
+
+    Args:
+        data_dir: as for `load_data`.
+
+    Returns:
+        A builder of which `as_data_source("train")` and `as_data_source("test")` give rows by index.
+
+    Raises:
+        DataError: as for `load_data`.
+    """
+    root = resolve_root(Mnist, data_dir)
+    read(Mnist, root)
+    return Mnist(data_dir=root)
+
+
 def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
     """MNIST as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 

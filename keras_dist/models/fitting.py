@@ -261,7 +261,7 @@ class Fitting:
         verbose: Any = "auto",
         callbacks: Iterable[Callback] | Callback | None = None,
         validation_split: float = 0.0,
-        validation_data: tuple[Any, ...] | None = None,
+        validation_data: Any = None,
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
@@ -276,23 +276,28 @@ class Fitting:
         """Train on the examples in `x` and `y`.
 
         Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
-            y: targets, likewise.
+            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, or a pytree of them. Or a data
+                set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
+                or grain loader, a generator or another iterable. Or one with `__len__` and `__getitem__` that gives
+                examples like that.
+            y: targets of arrays, likewise.
             batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
-                them are all. The last batch may be shorter.
+                them are all. The last batch may be shorter. Not for what gives batches.
             epochs: the epoch to stop at.
             verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
             validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
-                are shuffled. Not used beside `validation_data`.
-            validation_data: `(x, y)` or `(x, y, sample_weight)`, evaluated after every epoch.
-            shuffle: whether the rows come in another order each time.
+                are shuffled. Not used beside `validation_data`. For arrays.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch.
+            shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
+                each time. What is iterated has its own order.
             class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
                 classes that are not in it. It counts in training alone.
             sample_weight: a weight for each example; for several outputs also a list or dict of them.
             initial_epoch: the epoch to start at.
             steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
-                examples end it ends early, with a warning.
+                examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
+                generator.
             validation_steps: how many batches are evaluated; by default all.
             validation_batch_size: by default `batch_size`.
             validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
@@ -360,8 +365,8 @@ class Fitting:
         """Loss and metrics over the examples.
 
         Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
-            y: targets, likewise.
+            x: inputs, or a data set, as of `fit`.
+            y: targets of arrays.
             batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             sample_weight: a weight for each example.
@@ -397,7 +402,7 @@ class Fitting:
         """The outputs for every example, in order, as numpy arrays.
 
         Args:
-            x: inputs: an array (examples, ...) or a pytree of them.
+            x: inputs, or a data set, as of `fit`, whose targets are not looked at.
             batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             steps: how many batches to look at; by default all.

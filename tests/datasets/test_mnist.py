@@ -94,6 +94,9 @@ def test_downloads_once(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyP
         expect_at(address, files, monkeypatch)
         assert_small_mnist(tmp_path / "data")
     assert_small_mnist(tmp_path / "data")
+    row = mnist.builder(tmp_path / "data").as_data_source("test")[1]
+    np.testing.assert_array_equal(row["image"], images_of("t10k")[1])
+    assert row["label"] == labels_of("t10k")[1]
     assert [path.name for path in (tmp_path / "data" / "mnist_arrays").iterdir()] == ["1.0.0"]
 
 
