@@ -1,6 +1,6 @@
 """What Keras users look for under `utils`; re-exports only."""
 
-from keras_dist.data import normalize, pad_sequences, to_categorical
+from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
@@ -14,8 +14,12 @@ from keras_dist.saving import (
     serialize_keras_object,
 )
 
+Sequence = PyDataset  # Keras's older name
+
 __all__ = [
     "CustomObjectScope",
+    "PyDataset",
+    "Sequence",
     "custom_object_scope",
     "deserialize_keras_object",
     "get_custom_objects",
