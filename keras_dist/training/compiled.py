@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import warnings
@@ -33,6 +34,9 @@ Flat = list[Any]
 
 EXPECTED_SHAPES = 2
 """Of the batches of one data set: full ones, and a shorter last one."""
+
+MANY_SHAPES = 16
+"""Of all batches since `compile`: so many and more are hardly meant."""
 
 
 def rows_multiple(x: Any, distribution: Distribution) -> int:
@@ -83,6 +87,7 @@ class CompiledSteps:
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
+        self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def forget_shapes(self, mode: str) -> None:
         """A run over a data set begins or is over: the next shapes of batches are the first ones."""
@@ -155,9 +160,20 @@ class CompiledSteps:
         return program.lower(*arguments)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
-        shapes = self._shapes.setdefault((mode, execution.kind), [])
+        key = mode, execution.kind
+        shapes = self._shapes.setdefault(key, [])
         shapes.append(execution.describe())
-        if len(shapes) > EXPECTED_SHAPES:
+        self._shapes_ever[key] += 1
+        if self._shapes_ever[key] == MANY_SHAPES:
+            warnings.warn(
+                f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
+                f"{shapes[-1]}\n"
+                f"  expected: batches of a few shapes; each is compiled anew, which takes longer than many steps\n"
+                f"  fix:      pad batches to a few lengths; this is said once",
+                RecompileWarning,
+                stacklevel=2,
+            )
+        elif len(shapes) > EXPECTED_SHAPES:
             warnings.warn(
                 f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"

@@ -159,6 +159,15 @@ class TestPrograms:
         model.train_on_batch(X[:6], Y[:6])
         model.test_on_batch(X[:6], Y[:6])
 
+    def test_many_shapes_of_many_data_sets_are_warned_of_once(self):
+        with layouts.one_device().scope():
+            model = kd.Model.from_nnx(Plain, seed=0)
+        for rows in range(1, 16):
+            model.predict(X[:rows], verbose=0)
+        with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 16 shapes .*: x float32\(16, 8\)"):
+            model.predict(X[:16], verbose=0)
+        model.predict(X[:17], verbose=0)
+
     def test_setting_the_rate_does_not_compile_again(self):
         model, _ = trained("one device", "auto", factory=Plain)
         programs = list(model._session.trainer._compiled._programs.values())
