@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
@@ -110,6 +111,9 @@ class Batching:
                 key = pass_key(shuffle_key, span.began)
                 yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, wanted)
 
+    def state(self) -> None:
+        """Nothing: the number of a batch is enough."""
+
     def example(self, multiple_of: int) -> Batch:
         """The first batch in the order of the examples, for its structure."""
         return next(self.source.batches(self.batch_size, multiple_of, span=range(1)))
@@ -176,8 +180,9 @@ class Streaming:
             passes.begin_epoch()
             if begun is None or batches is None:
                 # epochs that are done, of passes of their own, need not be gone through
-                skip = start.batch if epoch == start.epoch and self.steps is None else 0
-                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch), skip)
+                is_begun = epoch == start.epoch and self.steps is None
+                skip, state = (start.batch, start.source) if is_begun else (0, None)
+                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch), skip, state)
             is_done = epoch < start.epoch
             taken = _Taken(begun, batches, self.steps)
             if self.steps is not None and epoch <= start.epoch:
@@ -191,6 +196,10 @@ class Streaming:
                 if self.steps is not None and taken.count < self.steps:
                     _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
                 batches = None if not passes.is_once else iter(())
+
+    def state(self) -> Any:
+        """Where the iterator of the batches is, as JSON; None if it does not tell."""
+        return self.source.passes.state()
 
     def example(self, multiple_of: int) -> Batch:
         """The first batch, for its structure."""

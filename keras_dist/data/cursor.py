@@ -18,23 +18,21 @@ class Cursor:
         batch: how many batches of it are done.
         rows: how many rows of it are done.
         seed: what fixes the order of the rows, with the epoch; None where they come in their own order.
+        source: what an iterator that can tell where it is told of itself, as JSON; None for all others.
     """
 
     epoch: int = 0
     batch: int = 0
     rows: int = 0
     seed: int | None = None
+    source: Any = None
 
-    def after(self, rows: int) -> Cursor:
-        """One batch of so many rows later."""
-        return dataclasses.replace(self, batch=self.batch + 1, rows=self.rows + rows)
+    def after(self, rows: int, source: Any = None) -> Cursor:
+        """One batch of so many rows later, where an iterator tells this of itself."""
+        return dataclasses.replace(self, batch=self.batch + 1, rows=self.rows + rows, source=source)
 
-    def next_epoch(self) -> Cursor:
-        """At the beginning of the epoch after this."""
-        return Cursor(self.epoch + 1, seed=self.seed)
-
-    def to_json(self) -> dict[str, int | None]:
-        """As a dict of integers (and None)."""
+    def to_json(self) -> dict[str, Any]:
+        """As a dict."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -53,13 +51,13 @@ class Cursor:
             raise DataError(
                 "this is not where a run over data was",
                 given=shorten(state),
-                expected=f"a dict of {', '.join(names)}, integers of at least 0 (seed may be None)",
+                expected=f"a dict of {', '.join(names)}, integers of at least 0 (seed and source may be None)",
                 fix="pass what `get_state()` gave",
             )
         return cls(**state)
 
 
 def _fits(name: str, value: Any) -> bool:
-    if name == "seed" and value is None:
+    if name == "source" or (name == "seed" and value is None):
         return True
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -40,7 +40,7 @@ class DataLoader:
         >>> loader = DataLoader(np.arange(5), batch_size=2)
         >>> batches = iter(loader)
         >>> next(batches)[0], next(batches)[0], batches.get_state()
-        (array([0, 1]), array([2, 3]), {'epoch': 0, 'batch': 2, 'rows': 4, 'seed': None})
+        (array([0, 1]), array([2, 3]), {'epoch': 0, 'batch': 2, 'rows': 4, 'seed': None, 'source': None})
         >>> later = iter(DataLoader(np.arange(5), batch_size=2))
         >>> later.set_state(batches.get_state())
         >>> [x for x, *_ in later]
@@ -105,6 +105,10 @@ class DataLoader:
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):
             yield from batches
 
+    def state(self) -> Any:
+        """Where the iterator of a data set is, as JSON; None if it does not tell, or there is none."""
+        return self._examples.state()
+
 
 class LoaderIterator:
     """The batches of one epoch of a `DataLoader`.
@@ -125,19 +129,19 @@ class LoaderIterator:
         if self._batches is None:
             self._batches = self._loader.batches_from(self._cursor)
         batch = next(self._batches)
-        self._cursor = self._cursor.after(batch.rows)
+        self._cursor = self._cursor.after(batch.rows, self._loader.state())
         x, y, sample_weight = jax.tree.map(lambda leaf: leaf[: batch.rows], batch.arrays)
         return x, y, sample_weight
 
-    def get_state(self) -> dict[str, int | None]:
+    def get_state(self) -> dict[str, Any]:
         """Where it is, after the last batch that was handed out: JSON."""
         return self._cursor.to_json()
 
-    def set_state(self, state: dict[str, int | None]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Go where an iterator of the same data was; what comes next is what came next there.
 
-        The loader goes on with the epoch after. What can be gone through in its order alone is gone through up to
-        there, with a progress bar.
+        The loader goes on with the epoch after. An iterator with a state of its own, as those of grain, goes there;
+        what can be gone through in its order alone is gone through up to there, with a progress bar.
 
         Raises:
             DataError: `state` is not from `get_state`.

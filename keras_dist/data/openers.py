@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -37,11 +38,16 @@ class Opener(Protocol):
         """The first batch. It still comes when `open` is called."""
         ...
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
         """All batches; where the opener knows their numbers, in an order that the key fixes.
 
-        Without the first `skip`, which are gone through, and shown, where they have no numbers.
+        Without the first `skip`, which are gone through, and shown, where they have no numbers, and where the iterator
+        cannot go to a `state` that it told of before.
         """
+        ...
+
+    def state(self) -> Any:
+        """Where the iterator that was opened last is, as JSON; None if it does not tell."""
         ...
 
     def begin_epoch(self) -> None:
@@ -82,8 +88,9 @@ class Numbered:
             raise _empty(self.title)
         return self._dataset[0]
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
         """The batches in the order of their numbers, or in that which the key fixes."""
+        del state
         count, workers = self.batches, getattr(self._dataset, "workers", 1)
         if count is None:
             return (self._dataset[number] for number in itertools.count(skip))
@@ -95,6 +102,10 @@ class Numbered:
             return (self._dataset[int(number)] for number in order)
         ahead = getattr(self._dataset, "max_queue_size", 10)
         return read_in_threads(lambda index: self._dataset[int(order[index])], len(order), workers, ahead)
+
+    def state(self) -> Any:
+        """Nothing: a number is enough."""
+        return None
 
     def begin_epoch(self) -> None:
         """Tell the data set."""
@@ -119,6 +130,7 @@ class Again:
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
         self._begun: Iterator[Any] | None = None
+        self._passing: Any = None
         self.title = shorten(iterable)
         length = _length(iterable)
         self.is_endless = length == float("inf")
@@ -126,17 +138,34 @@ class Again:
 
     def first(self) -> Any:
         """The first batch of a pass, which is the one that `open` gives next."""
-        passed = iter(self._iterable)
-        for element in passed:
-            self._begun = itertools.chain([element], passed)
+        self._passing = iter(self._iterable)
+        for element in self._passing:
+            self._begun = itertools.chain([element], self._passing)
             return element
         raise _empty(self.title)
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
         """A pass."""
         del shuffle_key
         begun, self._begun = self._begun, None
-        return skipped(begun if begun is not None else iter(self._iterable), skip, self.title)
+        if begun is not None and state is None:
+            return skipped(begun, skip, self.title)
+        self._passing = iter(self._iterable)
+        if state is None or not hasattr(self._passing, "set_state"):
+            return skipped(self._passing, skip, self.title)
+        self._passing.set_state(state)
+        return self._passing
+
+    def state(self) -> Any:
+        """What the iterator tells of itself, as those of grain do."""
+        if not hasattr(self._passing, "get_state") or not hasattr(self._passing, "set_state"):
+            return None
+        state = self._passing.get_state()
+        try:
+            json.dumps(state)
+        except TypeError:
+            return None  # it is no JSON
+        return state
 
     def begin_epoch(self) -> None:
         """Nothing to tell."""
@@ -167,10 +196,14 @@ class Once:
             return element
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
         """What is left."""
-        del shuffle_key
+        del shuffle_key, state
         return skipped(self._iterator, skip, self.title)
+
+    def state(self) -> Any:
+        """Nothing: another iterator could not go there."""
+        return None
 
     def begin_epoch(self) -> None:
         """Nothing to tell."""

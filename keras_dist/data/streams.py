@@ -68,13 +68,17 @@ class StreamSource:
         """The first batch, for its structure."""
         return self._padded(self._first, multiple_of)
 
-    def batches(self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, skip: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, skip: int = 0, state: Any = None
+    ) -> Iterator[Batch]:
         """All batches, padded to a multiple of this many rows, without the first `skip`.
+
+        What can go to a `state` that it told of, goes there instead of through those.
 
         Raises:
             DataError: a batch cannot be used, or is of another form than the first one.
         """
-        elements = self._opener.open(shuffle_key, skip)
+        elements = self._opener.open(shuffle_key, skip, state)
         for number in itertools.count(skip):
             with noting(self._place(number)):
                 element = next(elements, _END)

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import grain
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -127,7 +128,7 @@ def test_examples_by_number_are_restored_too():
 def test_what_has_numbers_is_not_gone_through_again(capsys):
     dataset = Numbered(30)
     batches = iter(DataLoader(dataset))
-    batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None})
+    batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None, "source": None})
     dataset.read.clear()
     assert values(batches) == [[24, 25, 26], [27, 28, 29]]
     assert dataset.read == [8, 9] and not capsys.readouterr().err
@@ -135,9 +136,63 @@ def test_what_has_numbers_is_not_gone_through_again(capsys):
 
 def test_what_has_none_is_gone_through_and_says_so(capsys):
     batches = iter(DataLoader(Again(30)))
-    batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None})
+    batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None, "source": None})
     assert values(batches) == [[24, 25, 26], [27, 28, 29]]
     assert "skipping 8 batches of <" in capsys.readouterr().err
+
+
+def test_an_iterator_with_a_state_of_its_own_goes_there(capsys):
+    read = []
+
+    class Source:
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            read.append(int(index))
+            return np.int32(index)
+
+    def loader():
+        return DataLoader(grain.MapDataset.source(Source()).shuffle(seed=1).batch(3))
+
+    batches = iter(loader())
+    done = values(itertools.islice(batches, 8))
+    state = json.loads(json.dumps(batches.get_state()))
+    rest = values(batches)
+    left = iter(loader())
+    left.set_state(state)
+    assert values(left) == rest
+    assert sorted(itertools.chain(*done, *rest)) == list(range(30))
+    assert not capsys.readouterr().err
+
+
+def test_a_state_that_is_no_json_is_not_used():
+    class Iterator:
+        def __init__(self):
+            self.batches = iter(np.arange(6).reshape(3, 2))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.batches)
+
+        def get_state(self):
+            return b"somewhere"
+
+        def set_state(self, state):
+            pytest.fail("there is none")
+
+    class Iterable:
+        def __iter__(self):
+            return Iterator()
+
+    batches = iter(DataLoader(Iterable()))
+    next(batches)
+    assert batches.get_state()["source"] is None
+    left = iter(DataLoader(Iterable()))
+    left.set_state(batches.get_state())
+    assert values(left) == [[2, 3], [4, 5]]
 
 
 @hypothesis.given(
@@ -198,9 +253,12 @@ def test_the_source_may_not_tell_how_many_there_are():
         (lambda: DataLoader(np.arange(2), seed=-1), "`seed` fixes no order"),
         (lambda: DataLoader(np.arange(2), batch_size=0), "`batch_size` is not a number of rows"),
         (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "not where a run over data was"),
-        (lambda: Cursor.from_json({"epoch": 0, "batch": -1, "rows": 0, "seed": 0}), "not where a run"),
+        (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "not where a run"),
         (lambda: Cursor.from_json([0, 0, 0, 0]), "not where a run"),
-        (lambda: Cursor.from_json({"epoch": True, "batch": 0, "rows": 0, "seed": 0}), "not where a run"),
+        (
+            lambda: Cursor.from_json(Cursor().to_json() | {"epoch": True}),
+            "not where a run",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, match):
