@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -11,6 +10,10 @@ import numpy as np
 
 from keras_dist.data.reading import read_in_threads
 from keras_dist.errors import DataError, shorten
+
+
+_ENDLESS = 2**40
+"""As many batches never end: to grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a part of that."""
 
 
 class Opener(Protocol):
@@ -181,9 +184,9 @@ def _length(iterable: Any) -> float | None:
         return {-1: float("inf"), -2: None}.get(cardinality, cardinality)
     try:
         length = len(iterable)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
-    return float("inf") if length >= sys.maxsize else length  # as grain tells of `repeat()`
+    return float("inf") if length >= _ENDLESS else length
 
 
 def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:
