@@ -124,7 +124,7 @@ class Again:
 
     def first(self) -> Any:
         """The first batch of a pass, which is the one that `open` gives next."""
-        passed = iter(self._iterable)
+        passed = self._begun if self._begun is not None else iter(self._iterable)
         for element in passed:
             self._begun = itertools.chain([element], passed)
             return element
