@@ -97,7 +97,7 @@ class StreamSource:
                         expected="one of them",
                         fix="multiply the weights in the source by the weight of each example's class",
                     )
-                sample_weight = self._weigh(y)
+                sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
             parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
             arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
             arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
