@@ -35,6 +35,7 @@ class StreamSource:
     def __init__(self, opener: Opener, name: str = "", weigh: Callable[[Any], Any] | None = None) -> None:
         self.name = name
         self._opener, self._weigh = opener, weigh
+        self._first: Any = None
         self._first = self._checked(opener.first(), 0)
 
     @property
@@ -102,11 +103,11 @@ class StreamSource:
             arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
             arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
             common_length(arrays, self.name)
-            if number and _kind(arrays) != _kind(self._first):
+            if self._first is not None and _kind(arrays) != _kind(self._first):
                 raise DataError(
                     "a batch is another than the first",
                     given=describe(arrays),
-                    expected=f"{describe(self._first)}, as in batch 0, with any number of rows",
+                    expected=f"{describe(self._first)}, as in the first batch, with any number of rows",
                     fix="bring all batches to one structure, dtype and number of dims where they are made",
                 )
         return arrays
