@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist.data.batch import Batch
 from keras_dist.data.checks import as_arrays, describe, noting
 from keras_dist.data.elements import unpack
-from keras_dist.data.hosts import to_host
+from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
 from keras_dist.errors import DataError, shorten
@@ -115,4 +115,5 @@ class LookupSource(RowSource):
 def _lifted(leaf: Any) -> Any:
     """A number or an array with a dim of size 1 before the others; anything else as it is."""
     host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
+    host = host.copy() if isinstance(host, SparseRows) else host
     return host[None] if isinstance(host, np.ndarray) else leaf
