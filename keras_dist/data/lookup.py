@@ -77,7 +77,7 @@ class LookupSource(RowSource):
             with noting(f"examples {numbers[0]}, ... {numbers[-1]} of {self.title}"):
                 found = self._dataset.__getitems__(numbers)
         else:
-            found = map(self._read, numbers)  # each is copied before the next one is read
+            found = (self._read(number) for number in numbers)  # each is copied before the next one is read
         examples = [self._leaves(example, number) for example, number in zip(found, numbers, strict=True)]
         examples += examples[-1:] * (len(padded) - rows)
         gathered = [np.stack(column) for column in zip(*examples, strict=True)]
