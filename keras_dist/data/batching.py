@@ -143,7 +143,7 @@ class Streaming:
             passes.begin_epoch()
             if begun is None or batches is None:
                 batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch))
-            taken = _Taken(begun, batches, self.steps)
+            taken = _Taken(begun, batches, self.steps, self.source.title)
             yield epoch, stacked(iter(taken), stack)
             passes.end_epoch()
             if taken.is_over:
@@ -170,10 +170,13 @@ class _Taken:
     Attributes:
         count: how many were taken.
         is_over: whether there was no other.
+
+    Raises:
+        DataError: there is not even one.
     """
 
-    def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None) -> None:
-        self._begun, self._batches, self._steps = begun, batches, steps
+    def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None, title: str) -> None:
+        self._begun, self._batches, self._steps, self._title = begun, batches, steps, title
         self.count, self.is_over = 0, False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -181,6 +184,13 @@ class _Taken:
             batch, self._begun = self._begun or next(self._batches, None), None
             if batch is None:
                 self.is_over = True
+                if self.count == 0:
+                    raise DataError(
+                        "there is no batch left",
+                        given=self._title,
+                        expected="at least one batch in every epoch and evaluation",
+                        fix="a new generator each time, an __iter__ that begins anew, or fewer steps or epochs",
+                    )
                 return
             self.count += 1
             yield batch
