@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from keras_dist.data.batch import Batch
 from keras_dist.data.rows import RowSource
@@ -136,16 +137,15 @@ class Streaming:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {len(numbers)} epochs")
         batches: Iterator[Batch] | None = None
         for epoch in numbers:
-            begun = next(batches, None) if batches is not None else None
+            begun = next(batches, None) if batches is not None and passes.is_once else None
             if begun is None and batches is not None and passes.is_once:
                 _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
                 return
-            passes.begin_epoch()
-            if begun is None or batches is None:
-                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch))
-            taken = _Taken(begun, batches, self.steps, self.source.title)
-            yield epoch, stacked(iter(taken), stack)
-            passes.end_epoch()
+            key = pass_key(shuffle_key, epoch)
+            new = functools.partial(self.source.batches, multiple_of, key)
+            taken = _Taken(begun, batches, new, self.steps, self.source.title)
+            yield epoch, self._told(stacked(iter(taken), stack))
+            batches = taken.batches
             if taken.is_over:
                 if self.steps is not None and taken.count < self.steps:
                     _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
@@ -154,6 +154,12 @@ class Streaming:
     def example(self, multiple_of: int) -> Batch:
         """The first batch, for its structure."""
         return self.source.example(multiple_of)
+
+    def _told(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch. The source is told when the first one is asked for, and when they are over."""
+        self.source.passes.begin_epoch()
+        yield from batches
+        self.source.passes.end_epoch()
 
     def _needs_steps(self, given: str) -> DataError:
         return DataError(
@@ -167,7 +173,15 @@ class Streaming:
 class _Taken:
     """The batches of one epoch, counted.
 
+    Args:
+        begun: the first one, if it was taken already.
+        batches: what is left of a pass, if one has begun.
+        new: begins a pass, where nothing is left.
+        steps: how many to take; None for all.
+        title: how errors call the source.
+
     Attributes:
+        batches: what is left of the pass.
         count: how many were taken.
         is_over: whether there was no other.
 
@@ -175,13 +189,21 @@ class _Taken:
         DataError: there is not even one.
     """
 
-    def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None, title: str) -> None:
-        self._begun, self._batches, self._steps, self._title = begun, batches, steps, title
+    def __init__(
+        self,
+        begun: Batch | None,
+        batches: Iterator[Batch] | None,
+        new: Callable[[], Iterator[Batch]],
+        steps: int | None,
+        title: str,
+    ) -> None:
+        self.batches = batches
+        self._begun, self._new, self._steps, self._title = begun, new, steps, title
         self.count, self.is_over = 0, False
 
     def __iter__(self) -> Iterator[Batch]:
         while self._steps is None or self.count < self._steps:
-            batch, self._begun = self._begun or next(self._batches, None), None
+            batch, self._begun = self._begun or self._next(), None
             if batch is None:
                 self.is_over = True
                 if self.count == 0:
@@ -194,6 +216,13 @@ class _Taken:
                 return
             self.count += 1
             yield batch
+
+    def _next(self) -> Batch | None:
+        batch = next(self.batches, None) if self.batches is not None else None
+        if batch is None and self.count == 0:  # all were taken by the epochs before
+            self.batches = self._new()
+            batch = next(self.batches, None)
+        return batch
 
 
 def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...] | None:
