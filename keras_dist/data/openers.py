@@ -11,7 +11,6 @@ import numpy as np
 from keras_dist.data.reading import read_in_threads
 from keras_dist.errors import DataError, shorten
 
-
 _ENDLESS = 2**40
 """As many batches never end: to grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a part of that."""
 
