@@ -14,6 +14,7 @@ from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
+from keras_dist.data.streams import stacked
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1
@@ -68,7 +69,7 @@ class LookupSource(RowSource):
             for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span)
             for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
         ]
-        return read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD)
+        return stacked(read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """A batch of the examples with these numbers, the first `rows` of which are real."""

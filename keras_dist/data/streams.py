@@ -121,10 +121,10 @@ class StreamSource:
 
 
 def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Batches of one form that follow each other as stacks of `count`; what is left over comes one by one."""
+    """Batches of one form and length that follow each other in stacks of `count`; what is left over one by one."""
     waiting: list[Batch] = []
     for batch in batches:
-        if waiting and batch.form != waiting[0].form:
+        if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
             yield from waiting
             waiting = []
         waiting.append(batch)
