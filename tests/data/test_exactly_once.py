@@ -203,7 +203,9 @@ def test_where_the_rows_live(kind, mesh):
 def test_only_batches_of_one_form_make_a_stack(stack):
     rows = [4, 4, 2, 2, 2, 4, 4, 4, 4, 1]
     batches = iter([np.full(count, index, "f4") for index, count in enumerate(rows)])
-    found = list(Streaming(source_of(batches)).epochs(range(1), 2, None, stack).__next__()[1])
+    source = source_of(batches)
+    assert isinstance(source, StreamSource)
+    ((_, found),) = ((epoch, list(all_)) for epoch, all_ in Streaming(source).epochs(range(1), 2, None, stack))
     assert [batch.rows for batch in found for _ in range(batch.stacked or 1)] == rows
     assert {batch.stacked for batch in found} == ({None} if stack == 1 else {None, stack})
     stacked = [np.asarray(batch.arrays[0])[:, 0].tolist() for batch in found if batch.stacked]

@@ -11,17 +11,20 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
+from keras_dist.data import recognition
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.openers import Again, Numbered, Once
-from keras_dist.data.recognition import is_data_set, source_of
+from keras_dist.data.recognition import is_data_set
 from keras_dist.data.streams import StreamSource
 from keras_dist.datasets import digits
 from keras_dist.errors import DataError
 from keras_dist.models.arguments import batching, split_source, validation_source, weighted_by_class
 from tests import sources
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor, cut
+
+source_of: Any = recognition.source_of
 
 X = np.arange(40, dtype="f4").reshape(20, 2)
 Y = np.arange(20, dtype="i4") % 3
@@ -371,6 +374,11 @@ class TestLookup:
 
         x = source_of(Constant((X,))).whole(1).arrays[0]["x"]
         assert x.shape == (20, *shape) and x.dtype == dtype
+
+    @pytest.mark.parametrize("multiple_of", [1, 8])
+    def test_full_batches_come_in_stacks(self, multiple_of):
+        batches = list(source_of(Examples((X, Y))).batches(6, multiple_of, stack=2))  # three full ones and one of 2
+        assert [(batch.stacked, batch.rows) for batch in batches] == [(2, 6), (None, 6), (None, 2)]
 
     @pytest.mark.parametrize(
         "wrong", ["text", np.array(["a"]), object(), np.array([None])], ids=["text", "texts", "object", "objects"]

@@ -405,8 +405,9 @@ class TestMistakes:
             model.fit(Examples((X, Y)), batch_size=8, verbose=0, callbacks=[Stop()])
         for _ in range(100):
             gc.collect()
-            if threading.active_count() > before:
-                time.sleep(0.05)
+            if threading.active_count() <= before:
+                break
+            time.sleep(0.05)
         assert threading.active_count() <= before
 
     def test_batches_that_change(self, model):
