@@ -445,7 +445,7 @@ class TestLookup:
             np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
 
     def test_the_digits_of_tfds(self):
-        data = digits.builder().as_data_source("test")
+        data = digits.builder().as_data_source("test")  # type: ignore
         (_, _), (images, labels) = digits.load_data()
         source = source_of(data)
         assert type(source) is LookupSource and source.length == 360
