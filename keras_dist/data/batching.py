@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from keras_dist.data.batch import Batch
@@ -173,25 +175,28 @@ class Streaming:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {len(numbers)} epochs")
         batches: Iterator[Batch] | None = None
         for epoch in numbers:
-            begun = next(batches, None) if batches is not None else None
+            is_done = epoch < start.epoch
+            if is_done and self.steps is None:  # of a pass of its own, which need not be gone through
+                passes.begin_epoch()
+                passes.end_epoch()
+                continue
+            begun = next(batches, None) if batches is not None and passes.is_once else None
             if begun is None and batches is not None and passes.is_once:
                 _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
                 return
-            passes.begin_epoch()
-            if begun is None or batches is None:
-                # epochs that are done, of passes of their own, need not be gone through
-                is_begun = epoch == start.epoch and self.steps is None
-                skip, state = (start.batch, start.source) if is_begun else (0, None)
-                batches = self.source.batches(multiple_of, pass_key(shuffle_key, epoch), skip, state)
-            is_done = epoch < start.epoch
-            taken = _Taken(begun, batches, self.steps)
-            if self.steps is not None and epoch <= start.epoch:
-                taken.skip(self.steps if is_done else start.batch, self.source.title)
-            if not is_done:
-                yield epoch, stacked(iter(taken), stack)
-            elif self.steps is None:
-                batches = None
-            passes.end_epoch()
+            done, skip, state = 0, 0, None
+            if epoch == start.epoch and self.steps is None:
+                skip, state = start.batch, start.source
+            elif epoch <= start.epoch and self.steps is not None:
+                done = self.steps if is_done else start.batch
+            new = functools.partial(self.source.batches, multiple_of, pass_key(shuffle_key, epoch), skip, state)
+            taken = _Taken(begun, batches, new, self.steps, self.source.title, skip)
+            left = self._told(iter(taken), done, stack)
+            if is_done:
+                collections.deque(left, maxlen=0)
+            else:
+                yield epoch, left
+            batches = taken.batches
             if taken.is_over:
                 if self.steps is not None and taken.count < self.steps:
                     _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
@@ -205,6 +210,14 @@ class Streaming:
         """The first batch, for its structure."""
         return self.source.example(multiple_of)
 
+    def _told(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
+        """What is left of the batches of an epoch. The source is told when it begins, and when it is over."""
+        self.source.passes.begin_epoch()
+        for _ in shown_skipping(itertools.islice(batches, done), done, self.source.title):
+            pass
+        yield from stacked(batches, stack)
+        self.source.passes.end_epoch()
+
     def _needs_steps(self, given: str) -> DataError:
         return DataError(
             f"`{self.steps_argument}` is missing",
@@ -217,28 +230,58 @@ class Streaming:
 class _Taken:
     """The batches of one epoch, counted.
 
+    Args:
+        begun: the first one, if it was taken already.
+        batches: what is left of a pass, if one has begun.
+        new: begins a pass, where nothing is left.
+        steps: how many to take; None for all.
+        title: how errors call the source.
+        count: how many were taken before, in another run.
+
     Attributes:
+        batches: what is left of the pass.
         count: how many were taken.
         is_over: whether there was no other.
+
+    Raises:
+        DataError: there is not even one.
     """
 
-    def __init__(self, begun: Batch | None, batches: Iterator[Batch], steps: int | None) -> None:
-        self._begun, self._batches, self._steps = begun, batches, steps
-        self.count, self.is_over = 0, False
-
-    def skip(self, count: int, title: str) -> None:
-        """Take so many batches, or as many as there are, and show how far this is."""
-        for _ in shown_skipping(itertools.islice(self, count), count, title):
-            pass
+    def __init__(
+        self,
+        begun: Batch | None,
+        batches: Iterator[Batch] | None,
+        new: Callable[[], Iterator[Batch]],
+        steps: int | None,
+        title: str,
+        count: int,
+    ) -> None:
+        self.batches = batches
+        self._begun, self._new, self._steps, self._title = begun, new, steps, title
+        self.count, self.is_over = count, False
 
     def __iter__(self) -> Iterator[Batch]:
         while self._steps is None or self.count < self._steps:
-            batch, self._begun = self._begun or next(self._batches, None), None
+            batch, self._begun = self._begun or self._next(), None
             if batch is None:
                 self.is_over = True
+                if self.count == 0:
+                    raise DataError(
+                        "there is no batch left",
+                        given=self._title,
+                        expected="at least one batch in every epoch and evaluation",
+                        fix="a new generator each time, an __iter__ that begins anew, or fewer steps or epochs",
+                    )
                 return
             self.count += 1
             yield batch
+
+    def _next(self) -> Batch | None:
+        batch = next(self.batches, None) if self.batches is not None else None
+        if batch is None and (self.batches is None or self.count == 0):  # all were taken by the epochs before
+            self.batches = self._new()
+            batch = next(self.batches, None)
+        return batch
 
 
 def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist.data.hosts import SparseRows
 from keras_dist.errors import DataError, shorten
 
 
@@ -34,7 +35,7 @@ def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
             expected="one output, with y of shape (examples,), (examples, 1) or (examples, classes)",
             fix="pass weights for each output by sample_weight",
         )
-    y = np.asarray(y)
+    y = y.copy() if isinstance(y, SparseRows) else np.asarray(y)
     if y.ndim == 2:
         y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]
     classes, places = np.unique(np.round(y).astype(np.int32), return_inverse=True)

@@ -16,7 +16,7 @@ def to_host(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | SparseRows):
         return leaf
     if hasattr(leaf, "tocsr"):
-        return SparseRows(leaf.tocsr())
+        return SparseRows(leaf.tocsr()) if leaf.ndim == 2 else leaf.toarray()
     if hasattr(leaf, "detach"):
         return leaf.detach().cpu().numpy()
     if hasattr(leaf, "to_numpy"):

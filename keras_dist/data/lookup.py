@@ -11,17 +11,20 @@ import numpy as np
 from keras_dist.data.batch import Batch
 from keras_dist.data.checks import as_arrays, describe, noting
 from keras_dist.data.elements import unpack
-from keras_dist.data.hosts import to_host
+from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
+from keras_dist.data.streams import stacked
 from keras_dist.errors import DataError, shorten
 
-_THREADS = 2
+_THREADS = 1
+"""More would read from files that are sought and read in two steps, or into one buffer, at once: rows get mixed up."""
+
 _AHEAD = 2
 
 
 class LookupSource(RowSource):
-    """Examples of something with `__len__` and `__getitem__`, read in threads while the devices compute.
+    """Examples of something with `__len__` and `__getitem__`, read in a thread while the devices compute.
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
@@ -60,21 +63,22 @@ class LookupSource(RowSource):
         stack: int = 1,
         span: range | None = None,
     ) -> Iterator[Batch]:
-        """The examples in batches, which are read ahead."""
+        """The examples in batches, which are read ahead, by one thread."""
         todo = [
             (padded, rows.real)
             for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span)
             for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
         ]
-        return read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD)
+        return stacked(read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """A batch of the examples with these numbers, the first `rows` of which are real."""
         numbers = [int(number) for number in padded[:rows]]
         if hasattr(self._dataset, "__getitems__"):
-            found = self._dataset.__getitems__(numbers)
+            with noting(f"examples {numbers[0]}, ... {numbers[-1]} of {self.title}"):
+                found = self._dataset.__getitems__(numbers)
         else:
-            found = [self._read(number) for number in numbers]
+            found = (self._read(number) for number in numbers)  # each is copied before the next one is read
         examples = [self._leaves(example, number) for example, number in zip(found, numbers, strict=True)]
         examples += examples[-1:] * (len(padded) - rows)
         gathered = [np.stack(column) for column in zip(*examples, strict=True)]
@@ -98,7 +102,7 @@ class LookupSource(RowSource):
                     expected=f"{describe(self._first)}, as in example 0",
                     fix="bring all examples to one structure, shape and dtype where they are read",
                 )
-        return leaves
+        return [leaf.copy() for leaf in leaves]
 
     def _checked(self, example: Any, number: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
@@ -112,4 +116,5 @@ class LookupSource(RowSource):
 def _lifted(leaf: Any) -> Any:
     """A number or an array with a dim of size 1 before the others; anything else as it is."""
     host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
+    host = host.copy() if isinstance(host, SparseRows) else host
     return host[None] if isinstance(host, np.ndarray) else leaf

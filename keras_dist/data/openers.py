@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -13,6 +12,9 @@ import numpy as np
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.skipping import skipped
 from keras_dist.errors import DataError, shorten
+
+_ENDLESS = 2**40
+"""As many batches never end: to grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a part of that."""
 
 
 class Opener(Protocol):
@@ -138,9 +140,11 @@ class Again:
 
     def first(self) -> Any:
         """The first batch of a pass, which is the one that `open` gives next."""
-        self._passing = iter(self._iterable)
-        for element in self._passing:
-            self._begun = itertools.chain([element], self._passing)
+        if self._begun is None:
+            self._begun = self._passing = iter(self._iterable)
+        passed = self._begun
+        for element in passed:
+            self._begun = itertools.chain([element], passed)
             return element
         raise _empty(self.title)
 
@@ -219,9 +223,9 @@ def _length(iterable: Any) -> float | None:
         return {-1: float("inf"), -2: None}.get(cardinality, cardinality)
     try:
         length = len(iterable)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
-    return float("inf") if length >= sys.maxsize else length  # as grain tells of `repeat()`
+    return float("inf") if length >= _ENDLESS else length
 
 
 def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:

@@ -16,7 +16,10 @@ class _Reads:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        return self._read(int(index))
+        try:
+            return (self._read(int(index)),)  # not the element itself, for grain leaves out those that are None
+        except StopIteration as error:  # to grain the end
+            raise RuntimeError(f"reading element {index} raised StopIteration") from error
 
 
 def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead: int) -> Iterator[Any]:
@@ -31,4 +34,4 @@ def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead:
     import grain  # takes a quarter of a second, which only those wait for who read in threads  # noqa: PLC0415
 
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, ahead))
-    return iter(grain.MapDataset.source(_Reads(read, count)).to_iter_dataset(options))
+    return (element for (element,) in grain.MapDataset.source(_Reads(read, count)).to_iter_dataset(options))

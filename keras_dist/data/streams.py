@@ -35,6 +35,7 @@ class StreamSource:
     def __init__(self, opener: Opener, name: str = "", weigh: Callable[[Any], Any] | None = None) -> None:
         self.name = name
         self._opener, self._weigh = opener, weigh
+        self._first: Any = None
         self._first = self._checked(opener.first(), 0)
 
     @property
@@ -101,16 +102,16 @@ class StreamSource:
                         expected="one of them",
                         fix="multiply the weights in the source by the weight of each example's class",
                     )
-                sample_weight = self._weigh(y)
+                sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
             parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
             arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
             arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
             common_length(arrays, self.name)
-            if number and _kind(arrays) != _kind(self._first):
+            if self._first is not None and _kind(arrays) != _kind(self._first):
                 raise DataError(
                     "a batch is another than the first",
                     given=describe(arrays),
-                    expected=f"{describe(self._first)}, as in batch 0, with any number of rows",
+                    expected=f"{describe(self._first)}, as in the first batch, with any number of rows",
                     fix="bring all batches to one structure, dtype and number of dims where they are made",
                 )
         return arrays
@@ -124,10 +125,10 @@ class StreamSource:
 
 
 def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Batches of one form that follow each other as stacks of `count`; what is left over comes one by one."""
+    """Batches of one form and length that follow each other in stacks of `count`; what is left over one by one."""
     waiting: list[Batch] = []
     for batch in batches:
-        if waiting and batch.form != waiting[0].form:
+        if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
             yield from waiting
             waiting = []
         waiting.append(batch)

@@ -12,6 +12,7 @@ from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import source_of
+from keras_dist.data.streams import StreamSource
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Metric
 from keras_dist.mixed_precision import DTypePolicy, with_loss_scale
@@ -299,7 +300,7 @@ class Fitting:
                 examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
                 generator.
             validation_steps: how many batches are evaluated; by default all.
-            validation_batch_size: by default `batch_size`.
+            validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
             validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
 
@@ -321,7 +322,8 @@ class Fitting:
         session.check_current_distribution("fit")
         session.warn_of_trainable()
         examples = batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
-        size = batch_size if validation_batch_size is None else validation_batch_size
+        is_for_both = validation_batch_size is None and not isinstance(held_out, StreamSource)
+        size = batch_size if is_for_both else validation_batch_size
         validated = validation(held_out, size, validation_steps, validation_freq)
         if validated is not None:
             session.objective("fit with validation")

@@ -1,0 +1,498 @@
+"""What data may be: recognised by what it can do, gone through as it wants, checked where it is read."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+
+from keras_dist.data import recognition
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.lookup import LookupSource
+from keras_dist.data.openers import Again, Numbered, Once
+from keras_dist.data.recognition import is_data_set
+from keras_dist.data.streams import StreamSource
+from keras_dist.datasets import digits
+from keras_dist.errors import DataError
+from keras_dist.models.arguments import batching, split_source, validation_source, weighted_by_class
+from tests import sources
+from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor, cut
+
+source_of: Any = recognition.source_of
+
+X = np.arange(40, dtype="f4").reshape(20, 2)
+Y = np.arange(20, dtype="i4") % 3
+W = np.linspace(0, 1, 20, dtype="f4")
+
+
+def reads(source: Any, multiple_of: int = 1) -> list[Any]:
+    """The real rows of the batches."""
+    return [
+        jax.tree.map(lambda leaf, rows=batch.rows: leaf[:rows], batch.arrays) for batch in source.batches(multiple_of)
+    ]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert type(one) is np.ndarray and one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+class TestRecognition:
+    @pytest.mark.parametrize("kind", BATCHED)
+    def test_batches(self, kind):
+        x = BATCHED[kind]((X, Y), 8)
+        source = source_of(x)
+        opener = Once if kind in ONCE else Numbered if kind.startswith("PyDataset") else Again
+        assert isinstance(source, StreamSource) and type(source.passes) is opener
+        assert is_data_set(x)
+
+    @pytest.mark.parametrize("kind", BY_NUMBER)
+    def test_examples(self, kind):
+        assert type(source_of(BY_NUMBER[kind]((X, Y)))) is LookupSource
+
+    @pytest.mark.parametrize(
+        "x",
+        [
+            X,
+            [X, X],
+            (X,),
+            {"a": X},
+            jax.numpy.asarray(X),
+            TorchTensor(X),
+            TFTensor(X),
+            pd.DataFrame(X),
+            pd.Series(Y),
+            scipy.sparse.csr_matrix(X),
+            scipy.sparse.coo_array(X),
+        ],
+        ids=lambda x: type(x).__name__,
+    )
+    def test_arrays(self, x):
+        source = source_of(x)
+        assert type(source) is ArraySource and not is_data_set(x)
+        whole = np.asarray(jax.tree.leaves(source.whole(1).arrays)[0])
+        np.testing.assert_array_equal(whole, Y if isinstance(x, pd.Series) else X)
+
+    def test_no_library_is_imported_for_it(self):
+        code = (
+            "import sys, numpy as np\n"
+            "from keras_dist.data.recognition import source_of\n"
+            "for x in (np.ones(3), iter([np.ones(3)]), [np.ones(3)]): source_of(x)\n"
+            "print({'pandas', 'scipy', 'torch', 'tensorflow', 'grain', 'tensorflow_datasets'} & set(sys.modules))"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == "set()"
+
+    @pytest.mark.parametrize(
+        "x",
+        [3, 1.5, "digits.csv", b"bytes", object(), Examples, Batches],
+        ids=lambda x: type(x).__name__ + getattr(x, "__name__", ""),
+    )
+    def test_what_holds_no_examples_is_told_what_does(self, x):
+        with pytest.raises(DataError, match="x is nothing that holds examples") as caught:
+            source_of(x)
+        assert f"of type {type(x).__name__}" in caught.value.given
+        for taken in ("arrays", "sparse", "PyDataset", "tf.data", "torch", "grain", "generator", "__getitem__"):
+            assert taken in caught.value.expected
+
+    @pytest.mark.parametrize("argument", ["y", "sample_weight"])
+    def test_nothing_is_given_beside_a_data_set(self, argument):
+        for x in (Batches((X, Y), 8), iter([X]), Examples((X, Y))):
+            with pytest.raises(DataError, match=f"`{argument}` cannot be given beside a data set"):
+                source_of(x, **{argument: Y})
+
+    def test_nor_what_arrays_alone_can_do(self):
+        for x in (Batches((X, Y), 8), Examples((X, Y))):
+            with pytest.raises(DataError, match="`validation_split` is for arrays"):
+                split_source(source_of(x), 0.5)
+        with pytest.raises(DataError, match="`class_weight` is for arrays"):
+            weighted_by_class(source_of(Examples((X, Y))), {0: 2.0})
+        with pytest.raises(DataError, match="`batch_size` cannot be given beside batches") as caught:
+            batching(source_of(Batches((X, Y), 8)), 8, None)
+        assert "Batches" in caught.value.given
+
+    def test_validation_data_is_called_so(self):
+        source = validation_source(iter([(X, Y), (X, Y[:3])]))
+        with pytest.raises(DataError, match="validation x and validation y have different lengths") as caught:
+            reads(source)
+        assert "in batch 1 of validation <list_iterator" in caught.value.__notes__[0]
+        assert type(validation_source(Examples((X, Y)))) is LookupSource
+        assert type(validation_source([X, Y, W])) is ArraySource
+
+
+class TestStreams:
+    @pytest.mark.parametrize("kind", BATCHED)
+    @pytest.mark.parametrize("multiple_of", [1, 8])
+    def test_batches_as_they_come(self, kind, multiple_of):
+        source = source_of(BATCHED[kind]((X, Y, W), 8))
+        found = list(source.batches(multiple_of))
+        assert [batch.rows for batch in found] == [8, 8, 4]
+        assert_same(
+            [jax.tree.map(lambda leaf, n=batch.rows: leaf[:n], batch.arrays) for batch in found], cut((X, Y, W), 8)
+        )
+        assert len(found[-1].arrays[0]) == (4 if multiple_of == 1 else 8)
+        assert (found[-1].arrays[2][4:] == W[-1]).all()
+
+    @pytest.mark.parametrize(
+        ("batch", "expected"),
+        [
+            (X, (X, None, None)),
+            ((X,), (X, None, None)),
+            ([X, Y], (X, Y, None)),
+            ((X, Y, W), (X, Y, W)),
+            ((X, None, W), (X, None, W)),
+            ({"a": X, "b": [Y, {"c": W}]}, ({"a": X, "b": [Y, {"c": W}]}, None, None)),
+            (((X, Y), {"out": Y}), ((X, Y), {"out": Y}, None)),
+            ((pd.DataFrame(X), pd.Series(Y)), (X, Y, None)),
+            ((scipy.sparse.csr_array(X), Y), (X, Y, None)),
+            ((jax.numpy.asarray(X), TorchTensor(Y)), (X, Y, None)),
+        ],
+        ids=["x", "(x,)", "list", "weights", "no y", "dict", "nested", "pandas", "sparse", "mixed"],
+    )
+    def test_structures(self, batch, expected):
+        assert_same(reads(source_of(iter([batch, batch]))), [expected, expected])
+
+    def test_the_first_batch_is_drawn_alone_and_comes_again(self):
+        drawn = []
+        source = source_of(drawn.append(number) or (X[number : number + 1], Y[:1]) for number in range(3))
+        source.example(8), source.example(1)
+        assert drawn == [0]
+        batches = source.batches(1)
+        next(batches)
+        assert drawn == [0]
+        next(batches)
+        assert drawn == [0, 1]
+        assert [batch.rows for batch in batches] == [1]
+
+    def test_weights_of_classes_draw_nothing_more(self):
+        loader = sources.TorchLoader((X, Y), 8)
+        source = weighted_by_class(source_of(loader), {1: 3.0})
+        assert (loader.passes, loader.drawn) == (1, 1)
+        weights = np.concatenate([weights for _, _, weights in reads(source)])
+        np.testing.assert_array_equal(weights, np.where(Y == 1, 3, 1).astype("f4"))
+        assert (loader.passes, loader.drawn) == (1, 3)
+
+    @pytest.mark.parametrize(
+        "y", [TorchTensor(Y), TFTensor(Y), pd.Series(Y), np.eye(3)[Y], scipy.sparse.csr_matrix(np.eye(3)[Y])]
+    )
+    def test_weights_of_classes_of_any_targets(self, y):
+        expected = np.where(Y == 1, 3, 1).astype("f4")
+        for x in (iter([(X, y)]), X):
+            source = weighted_by_class(source_of(x) if x is not X else source_of(x, y), {1: 3.0})
+            ((_, _, weights),) = reads(source) if isinstance(source, StreamSource) else [source.whole(1).arrays]
+            np.testing.assert_array_equal(weights, expected)
+
+    def test_weights_twice_are_refused(self):
+        with pytest.raises(DataError, match="`class_weight` and `sample_weight`"):
+            weighted_by_class(source_of(iter([(X, Y, W)])), {1: 3.0})
+
+    @pytest.mark.parametrize(
+        ("batch", "message"),
+        [
+            ((X.astype("f8"), Y), "a batch is another than the first"),
+            ((X[:, None], Y), "a batch is another than the first"),
+            ((X,), "a batch is another than the first"),
+            (({"a": X}, Y), "a batch is another than the first"),
+            ((X, Y[:3]), "x and y have different lengths"),
+            ((X[:0], Y[:0]), "is empty"),
+            ((X.astype(object), Y), "x cannot be batched"),
+            ((X, 3), "y is not an array"),
+            ((X, np.int32(3)), "y cannot be batched"),
+            ((X, Y, W, W), "the batch cannot be used"),
+            (None, "x holds no array"),
+        ],
+        ids=["dtype", "rank", "no y", "tree", "lengths", "empty", "object", "number", "scalar", "four", "none"],
+    )
+    def test_a_batch_that_cannot_be_used_is_named(self, batch, message):
+        def batches() -> Any:
+            yield from [(X, Y), (X, Y), batch]
+
+        source = source_of(batches())
+        with pytest.raises(DataError, match=message) as caught:
+            reads(source)
+        assert caught.value.__notes__[0].startswith("in batch 2 of <generator object") and caught.value.fix
+
+    def test_so_is_the_first_of_a_later_pass(self):
+        class Changing:
+            x = X
+
+            def __iter__(self) -> Any:
+                yield self.x, Y
+                self.x = X.astype("f8")
+
+        source = source_of(Changing())
+        reads(source)
+        with pytest.raises(DataError, match="a batch is another than the first") as caught:
+            reads(source)
+        assert "float64" in caught.value.given and "float32" in caught.value.expected
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("error", [OSError, IndexError, StopIteration, KeyError])
+    def test_what_a_source_raises_says_where(self, error, workers):
+        class Broken(Batches):
+            def __getitem__(self, index: int) -> Any:
+                if index == 1:
+                    raise error("no disk")
+                return super().__getitem__(index)
+
+        source = source_of(Broken((X, Y), 8, workers=workers))
+        batches = source.batches(1)
+        next(batches)
+        with pytest.raises(RuntimeError if error is StopIteration else error) as caught:
+            next(batches)
+        assert any(note.startswith("in batch 1 of <") and "Broken" in note for note in caught.value.__notes__)
+
+    def test_threads_leave_no_batch_out(self):
+        class Hole(Batches):
+            def __getitem__(self, index: int) -> Any:
+                return None if index == 1 else super().__getitem__(index)
+
+        with pytest.raises(DataError, match="x holds no array"):
+            reads(source_of(Hole((X, Y), 8, workers=2)))
+
+    @pytest.mark.parametrize(
+        "x", [iter([]), TFDataset((X[:0], Y[:0]), 8), Batches((X[:0], Y[:0]), 8)], ids=lambda x: type(x).__name__
+    )
+    def test_there_is_at_least_one_batch(self, x):
+        with pytest.raises(DataError, match="there is no batch") as caught:
+            source_of(x)
+        assert type(x).__name__ in caught.value.given
+
+    def test_a_generator_is_used_once(self):
+        generator = (batch for batch in cut((X, Y), 8))
+        reads(source_of(generator))
+        with pytest.raises(DataError, match="there is no batch") as caught:
+            source_of(generator)
+        assert "a generator can be used once" in caught.value.fix
+
+
+class TestLengths:
+    @pytest.mark.parametrize("kind", BATCHED)
+    def test_what_is_told(self, kind):
+        passes = source_of(BATCHED[kind]((X, Y), 8)).passes
+        unknown = (*ONCE, "tf.data of unknown length", "refilled", "grain iter", "grain loader")
+        assert passes.batches == (None if kind in unknown else 3)
+        assert not passes.is_endless
+
+    @pytest.mark.parametrize(
+        "x",
+        [
+            TFDataset((X, Y), 8, cardinality=-1),
+            Endless((X, Y), 8),
+            grain.MapDataset.source(Examples((X, Y))).batch(8).repeat(),
+            grain.MapDataset.source(Examples((X, Y))).repeat().batch(8),
+        ],
+        ids=["tf.data", "PyDataset", "grain", "grain batched"],
+    )
+    def test_what_never_ends_needs_steps(self, x):
+        source = source_of(x)
+        with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
+            Streaming(source, None, "steps_per_epoch")
+        assert "never end" in caught.value.given
+        ((_, batches), (_, others)) = ((epoch, list(b)) for epoch, b in Streaming(source, 4).epochs(range(2), 1))
+        assert [len(batches), len(others)] == [4, 4]
+
+    def test_a_length_that_is_not_known_is_none(self):
+        class Unknown(sources.Refilled):
+            def __len__(self) -> int:
+                raise NotImplementedError
+
+        assert source_of(Unknown((X, Y), 8)).passes.batches is None
+
+    def test_an_iterator_for_several_epochs_needs_steps(self):
+        with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
+            next(Streaming(source_of(iter([X])), None, "steps_per_epoch").epochs(range(3), 1))
+        assert "once, for 3 epochs" in caught.value.given
+
+
+class TestNumbered:
+    def test_batches_are_shuffled_by_the_key(self):
+        def order(key: Any, workers: int = 1) -> list[int]:
+            batches = source_of(Batches((np.arange(50), Y[:1].repeat(50)), 1, workers=workers)).batches(1, key)
+            return [int(batch.arrays[0][0]) for batch in batches]
+
+        assert order(None) == order(None, 2) == list(range(50))
+        assert order((1, 2)) == order((1, 2)) == order((1, 2), 2) != order((1, 3))
+        assert sorted(order((1, 2))) == list(range(50))
+
+    def test_those_of_an_endless_one_are_not(self):
+        batches = source_of(Endless((np.arange(50), Y[:1].repeat(50)), 1)).batches(1, (1,))
+        assert [int(next(batches).arrays[0][0]) for _ in range(60)] == [*range(50), *range(10)]
+
+    def test_how_many_there_are_may_change(self):
+        class Growing(Batches):
+            def on_epoch_end(self) -> None:
+                self.batches.append(self.batches[0])
+
+        epochs = Streaming(source_of(Growing((X, Y), 8))).epochs(range(3), 1)
+        assert [len(list(batches)) for _, batches in epochs] == [3, 4, 5]
+
+
+class TestLookup:
+    @pytest.mark.parametrize("kind", BY_NUMBER)
+    @pytest.mark.parametrize("multiple_of", [1, 8])
+    def test_rows_are_those_of_arrays(self, kind, multiple_of):
+        arrays = ({"a": X, "b": [W]}, Y, W)
+        source, expected = source_of(BY_NUMBER[kind](arrays)), ArraySource(*arrays)
+        for key in (None, (1, 2)):
+            found = list(source.batches(7, multiple_of, key))
+            others = list(expected.batches(7, multiple_of, key))
+            assert [batch.rows for batch in found] == [batch.rows for batch in others] == [7, 7, 6]
+            assert_same([batch.arrays for batch in found], [batch.arrays for batch in others])
+            assert [batch.form for batch in found] == [batch.form for batch in others]
+        assert_same(source.whole(8).arrays, expected.whole(8).arrays)
+
+    @pytest.mark.parametrize(
+        ("example", "shape", "dtype"),
+        [
+            (3, (), "i8"),
+            (0.5, (), "f8"),
+            (True, (), "?"),
+            (np.float32(1), (), "f4"),
+            (np.ones((2, 3), "u1"), (2, 3), "u1"),
+            (jax.numpy.ones(2), (2,), "f4"),
+            (TorchTensor(np.ones(2)), (2,), "f8"),
+            (TorchTensor(np.float32(1)), (), "f4"),
+            (TFTensor(np.ones(2, "f4")), (2,), "f4"),
+            (scipy.sparse.csr_array(np.eye(3, dtype="f4"))[1], (3,), "f4"),
+            (scipy.sparse.csr_matrix(np.eye(3, dtype="f4"))[1], (1, 3), "f4"),
+        ],
+        ids=lambda value: type(value).__name__ if hasattr(value, "shape") else str(value),
+    )
+    def test_an_example_may_be(self, example, shape, dtype):
+        class Constant(Examples):
+            def __getitem__(self, index: int) -> Any:
+                return {"x": example}
+
+        x = source_of(Constant((X,))).whole(1).arrays[0]["x"]
+        assert x.shape == (20, *shape) and x.dtype == dtype
+
+    @pytest.mark.parametrize("multiple_of", [1, 8])
+    def test_full_batches_come_in_stacks(self, multiple_of):
+        batches = list(source_of(Examples((X, Y))).batches(6, multiple_of, stack=2))  # three full ones and one of 2
+        assert [(batch.stacked, batch.rows) for batch in batches] == [(2, 6), (None, 6), (None, 2)]
+
+    @pytest.mark.parametrize(
+        "wrong", ["text", np.array(["a"]), object(), np.array([None])], ids=["text", "texts", "object", "objects"]
+    )
+    def test_what_an_example_may_not_be(self, wrong):
+        class Constant(Examples):
+            def __getitem__(self, index: int) -> Any:
+                return {"a": wrong}, 1
+
+        with pytest.raises(DataError, match=r"x\['a'\]") as caught:
+            source_of(Constant((X,)))
+        assert "in example 0 of <" in caught.value.__notes__[0]
+
+    def test_nor_an_empty_data_set(self):
+        with pytest.raises(DataError, match="the data set is empty") as caught:
+            source_of(Examples((X[:0], Y[:0])))
+        assert "Examples" in caught.value.given
+
+    @pytest.mark.parametrize(
+        ("example", "error", "message"),
+        [
+            ((X[0].astype("f8"), Y[0]), DataError, "an example is another than the first"),
+            ((X[0, :1], Y[0]), DataError, "an example is another than the first"),
+            (X[0], DataError, "an example is another than the first"),
+            (None, OSError, "no disk"),
+        ],
+        ids=["dtype", "shape", "tree", "raises"],
+    )
+    def test_an_example_that_is_another_is_named(self, example, error, message):
+        class Odd(Examples):
+            def __getitem__(self, index: int) -> Any:
+                if index == 13 and example is None:
+                    raise OSError("no disk")
+                return example if index == 13 else super().__getitem__(index)
+
+        with pytest.raises(error, match=message) as caught:
+            list(source_of(Odd((X, Y))).batches(8, 1))
+        assert any(note.startswith("in example 13 of <") and "Odd" in note for note in caught.value.__notes__)
+
+    def test_so_are_some_that_cannot_be_fetched(self):
+        class Broken(sources.Fetched):
+            def __getitems__(self, indices: list[int]) -> list[Any]:
+                raise OSError("no disk")
+
+        with pytest.raises(OSError, match="no disk") as caught:
+            list(source_of(Broken((X, Y))).batches(8, 1))
+        assert any("of <" in note and "Broken" in note for note in caught.value.__notes__)
+
+    def test_nothing_is_read_while_something_is(self):
+        """A file is sought and read: from two threads at once, rows would come mixed up."""
+
+        class File(Examples):
+            place = -1
+
+            def __getitem__(self, index: int) -> Any:
+                self.place = index
+                time.sleep(1e-4)  # other threads have their turn
+                return np.asarray(self.place, "f4")
+
+        rows = 300
+        for _ in range(3):
+            found = [batch.arrays[0] for batch in source_of(File((np.arange(rows),))).batches(16, 1)]
+            np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
+
+    def test_the_digits_of_tfds(self):
+        data = digits.builder().as_data_source("test")  # type: ignore
+        (_, _), (images, labels) = digits.load_data()
+        source = source_of(data)
+        assert type(source) is LookupSource and source.length == 360
+        for key in (None, (3,)):
+            found = [batch.arrays[0] for batch in source.batches(100, 8, key)]
+            expected = ArraySource({"image": images, "label": labels}).batches(100, 8, key)
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one["image"], other.arrays[0]["image"])
+                np.testing.assert_array_equal(one["label"], other.arrays[0]["label"])
+
+
+class TestSparse:
+    @pytest.mark.parametrize("form", ["csr_matrix", "csr_array", "coo_matrix", "coo_array", "csc_matrix", "lil_matrix"])
+    def test_rows_become_dense_where_they_are_taken(self, form):
+        matrix = getattr(scipy.sparse, form)(X * (X % 3 == 0))
+        source, expected = source_of(matrix, Y), ArraySource(matrix.toarray(), Y)
+        assert source.length == 20
+        for stack in (1, 2):
+            for one, other in zip(source.batches(6, 4, (1,), stack), expected.batches(6, 4, (1,), stack), strict=True):
+                assert_same(one.arrays, other.arrays)
+        for one, other in zip(source.split(15), expected.split(15), strict=True):
+            assert_same(one.whole(1).arrays, other.whole(1).arrays)
+
+    def test_a_vector_is_an_array(self):
+        assert_same(source_of(scipy.sparse.coo_array(W)).whole(1).arrays, (W, None, None))
+
+    def test_lengths_count_its_rows(self):
+        with pytest.raises(DataError, match="x and y have different lengths") as caught:
+            source_of(scipy.sparse.csr_matrix(X), Y[:19])
+        assert "20 rows" in caught.value.given
+
+
+class TestPandas:
+    def test_columns_and_tables(self):
+        frame = pd.DataFrame({"a": W, "b": Y.astype("f4")}, index=np.arange(20)[::-1])
+        source = source_of({"table": frame, "column": frame["a"]}, pd.DataFrame({"y": Y}), pd.Series(W))
+        (batch,) = source.batches(20, 1)
+        expected = ({"table": np.stack([W, Y.astype("f4")], 1), "column": W}, Y[:, None], W)
+        assert_same(batch.arrays, expected)
+
+    def test_numbers_alone(self):
+        for column in (["a"] * 20, [True, None] * 10, pd.Timestamp("2026-01-01")):
+            with pytest.raises(DataError, match=r"x\['t'\] cannot be batched"):
+                source_of({"t": pd.DataFrame({"a": W, "b": column})})
+
+
+def test_steps_make_the_default_batch_size():
+    for steps, size in ((3, 7), (None, 32)):
+        examples = batching(source_of(Examples((X, Y))), None, steps)
+        assert isinstance(examples, Batching) and examples.batch_size == size

@@ -1,0 +1,525 @@
+"""`fit`, `evaluate` and `predict` on data sets: the numbers of arrays, no batch too many, errors that harm nothing."""
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse
+
+import keras_dist as kd
+from keras_dist.data import ArraySource
+from keras_dist.errors import DataError
+from keras_dist.training import executions
+from tests import layouts
+from tests.networks import Noisy, Plain, TwoInputs, blobs
+from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
+
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = blobs(43)  # five batches of 8 and one of 3
+W = np.random.default_rng(3).uniform(0, 2, 43).astype("f4")
+MESHES = ["one device", "data=8,model=1", "data=4,model=2", "data=2,model=4"]
+
+
+class Trained:
+    """A model that can begin anew, so that its programs are compiled once."""
+
+    def __init__(self, name: str, factory: Any = Noisy, **options: Any) -> None:
+        with layouts.on(name).scope():
+            self.model = kd.Model.from_nnx(factory, seed=0)
+        self.model.compile("sgd", loss=LOSS, metrics=["accuracy"], **options)
+        self.model.optimizer.learning_rate = 0.1
+        self._initial = jax.tree.map(jax.numpy.copy, self.model.state)
+
+    def fresh(self) -> Any:
+        self.model._session.cell.state = jax.tree.map(jax.numpy.copy, self._initial)
+        return self.model
+
+    def fit(self, x: Any, y: Any = None, **options: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
+        model = self.fresh()
+        logs = model.fit(x, y, verbose=0, shuffle=False, **options).history
+        return logs, model.get_weights()
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Trained:
+    return Trained("one device", Plain, steps_per_execution=1)
+
+
+@pytest.fixture
+def model(one_device: Trained) -> Any:
+    return one_device.fresh()
+
+
+@pytest.fixture(scope="module", params=["one device", "data=4,model=2"])
+def noisy(request: pytest.FixtureRequest) -> Trained:
+    """With Dropout and statistics of batches."""
+    return Trained(request.param, steps_per_execution=1)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found[0] == expected[0]
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class TestSameNumbers:
+    """Bit for bit those of arrays."""
+
+    def test_batches(self, noisy):
+        options: dict[str, Any] = {"epochs": 2, "validation_data": (X[:11], Y[:11], W[:11]), "validation_batch_size": 8}
+        expected = noisy.fit(X, Y, sample_weight=W, batch_size=8, **options)
+        scores = noisy.model.evaluate(X, Y, sample_weight=W, batch_size=8, verbose=0)
+        rows = noisy.model.predict(X, batch_size=8, verbose=0)
+        for kind, make in BATCHED.items():
+            steps = {"steps_per_epoch": 6} if kind in ONCE else {}
+            arrays = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), (X, Y, W)) if steps else (X, Y, W)
+            data = iter(cut((X, Y, W), 8) * 2) if steps else make(arrays, 8)
+            assert_same(noisy.fit(data, **steps, **options), expected)
+            assert noisy.model.evaluate(make((X, Y, W), 8), verbose=0) == scores, kind
+            np.testing.assert_array_equal(noisy.model.predict(make((X, Y, W), 8), verbose=0), rows, err_msg=kind)
+            np.testing.assert_array_equal(noisy.model.predict(make(X, 8), verbose=0), rows, err_msg=kind)
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_examples_and_matrices(self, noisy, shuffle):
+        def fit(x: Any, y: Any = None) -> Any:
+            model = noisy.fresh()
+            logs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=shuffle, seed=5).history
+            return logs, model.get_weights()
+
+        expected = fit(X, Y)
+        scores = noisy.model.evaluate(X, Y, batch_size=8, verbose=0)
+        rows = noisy.model.predict(X, batch_size=8, verbose=0)
+        sources = [(make((X, Y)),) for make in BY_NUMBER.values()]
+        for source in [*sources, (scipy.sparse.csr_array(X), Y)]:
+            assert_same(fit(*source), expected)
+            assert noisy.model.evaluate(*source, batch_size=8, verbose=0) == scores
+            np.testing.assert_array_equal(noisy.model.predict(source[0], batch_size=8, verbose=0), rows)
+
+    @pytest.mark.parametrize("mesh", ["one device", "data=4,model=2"])
+    def test_several_steps_in_one_execution(self, mesh, monkeypatch):
+        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)  # programs that gather rows round otherwise
+        trained = Trained(mesh, steps_per_execution=2)
+        expected = trained.fit(X, Y, batch_size=8, epochs=2)
+        for kind in ("refilled", "torch", "PyDataset with workers"):
+            assert_same(trained.fit(BATCHED[kind]((X, Y), 8), epochs=2), expected)
+        assert_same(trained.fit(Examples((X, Y)), batch_size=8, epochs=2), expected)
+        with pytest.warns(UserWarning, match="an epoch of 5 steps ends after 1"):
+            assert_same(
+                trained.fit(iter(cut((X, Y), 8)), epochs=2, steps_per_epoch=5),
+                trained.fit(TorchLoader((X, Y), 8), epochs=2, steps_per_epoch=5),
+            )
+
+    def test_examples_by_number_in_stacks(self, monkeypatch):
+        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
+        trained = Trained("one device", Plain, steps_per_execution=3)
+        assert_same(trained.fit(Examples((X, Y)), batch_size=8), trained.fit(X, Y, batch_size=8))
+
+    def test_dicts_in_and_out(self):
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            return kd.losses.MeanSquaredError()(y_true, y_pred["sum"] + y_pred["parts"][0])
+
+        with layouts.one_device().scope():
+            model = kd.Model.from_nnx(TwoInputs, seed=0)
+        model.compile("sgd", loss=loss, steps_per_execution=1)
+        x, y = {"b": X[:, :2], "a": X}, X[:, :3]
+        expected, rows = model.evaluate(x, y, batch_size=8, verbose=0), model.predict(x, batch_size=8, verbose=0)
+        for data in (Refilled((x, y), 8), Batches((x, y), 8), BATCHED["torch"]((x, y), 8), Examples((x, y))):
+            size: Any = {"batch_size": 8} if isinstance(data, Examples) else {}
+            assert model.evaluate(data, verbose=0, **size) == expected
+            found = model.predict(data, verbose=0, **size)
+            jax.tree.map(np.testing.assert_array_equal, found, rows)
+
+
+class TestUneven:
+    """Batches of any lengths give the steps of one device."""
+
+    LENGTHS = (8, 3, 3, 8)
+    STARTS = np.cumsum((0, *LENGTHS))
+
+    def batches(self) -> Iterator[Any]:
+        for start, stop in zip(self.STARTS, self.STARTS[1:], strict=False):
+            yield X[start:stop], Y[start:stop], W[start:stop]
+
+    @pytest.mark.parametrize(("steps", "meshes"), [(1, MESHES), (2, ["one device", "data=4,model=2"])])
+    def test_steps(self, steps, meshes):
+        results = []
+        for mesh in meshes:
+            trained = Trained(mesh, steps_per_execution=steps)
+            logs, weights = trained.fit(self.batches())
+            scores = trained.model.evaluate(self.batches(), verbose=0)
+            rows = trained.model.predict((batch[0] for batch in self.batches()), verbose=0)
+            if mesh == "one device":
+                np.testing.assert_allclose(rows, trained.model.predict(X[:22], batch_size=22, verbose=0), atol=1e-6)
+            results.append((logs["loss"], weights, scores, rows))
+        for found in results[1:]:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, results[0])
+
+    def test_the_loss_of_an_epoch_weighs_rows_and_not_batches(self, model):
+        model.optimizer.learning_rate = 0.0
+        try:
+            (loss,) = model.fit(((x, y) for x, y, _ in self.batches()), verbose=0).history["loss"]
+        finally:
+            model.optimizer.learning_rate = 0.1
+        assert loss == pytest.approx(model.evaluate(X[:22], Y[:22], batch_size=22, verbose=0)[0], abs=1e-6)
+
+
+class Counted:
+    """An endless iterator that counts."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __iter__(self) -> "Counted":
+        return self
+
+    def __next__(self) -> Any:
+        self.drawn += 1
+        return cut((X, Y), 8)[(self.drawn - 1) % 5]
+
+
+class TestSteps:
+    def test_exactly_what_is_needed_is_drawn(self, model):
+        generator = Counted()
+        model.fit(generator, steps_per_epoch=3, epochs=2, verbose=0)
+        assert generator.drawn == 6
+        model.evaluate(generator, steps=2, verbose=0)
+        assert generator.drawn == 8
+        assert model.predict(generator, steps=4, verbose=0).shape == (32, 4)
+        assert generator.drawn == 12
+        model.fit(X, Y, validation_data=generator, validation_steps=2, epochs=3, verbose=0)
+        assert generator.drawn == 18
+
+    def test_no_batch_is_drawn_before_its_step(self, model):
+        generator, ahead = Counted(), []
+
+        class Look(kd.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                ahead.append(generator.drawn - 3 * epoch)
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                ahead.append(generator.drawn - 3 * (len(ahead) // 4) - batch)
+
+        model.fit(generator, steps_per_epoch=3, epochs=2, verbose=0, callbacks=[Look()])
+        assert ahead == [1] * 8  # of the first batch of an epoch it is known before whether there is one
+
+    def test_stopping_draws_no_more(self, model):
+        class Stop(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_training = batch == 1
+
+        generator = Counted()
+        model.fit(generator, steps_per_epoch=5, verbose=0, callbacks=[Stop()])
+        assert generator.drawn == 2
+
+    @pytest.mark.parametrize("prefetch", [3, 4])
+    def test_prefetching_draws_so_many_more_and_never_beyond_the_last_step(self, prefetch):
+        ahead: list[int] = []
+        generator = Counted()
+
+        class Look(kd.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                ahead.append(generator.drawn - batch)
+
+        Trained("one device", Plain, steps_per_execution=1, prefetch=prefetch).model.fit(
+            generator, steps_per_epoch=6, verbose=0, callbacks=[Look()]
+        )
+        assert ahead == [min(prefetch - 1, 6 - batch) for batch in range(6)]
+        assert generator.drawn == 6
+
+    def test_an_endless_source(self, one_device):
+        expected = one_device.fit(iter(cut((X[:40], Y[:40]), 8) * 2), steps_per_epoch=5, epochs=2)
+        for source in (Endless((X[:40], Y[:40]), 8), BATCHED["tf.data"]((X[:40], Y[:40]), 8)):
+            assert_same(one_device.fit(source, steps_per_epoch=5, epochs=2), expected)
+        _, weights = one_device.fit(Endless((X[:40], Y[:40]), 8), steps_per_epoch=10, epochs=1)
+        assert_same((expected[0], weights), expected)
+        with pytest.raises(DataError, match="`steps_per_epoch` is missing"):
+            one_device.model.fit(Endless((X, Y), 8), verbose=0)
+        with pytest.raises(DataError, match="`validation_steps` is missing"):
+            one_device.model.fit(X, Y, validation_data=Endless((X, Y), 8), verbose=0)
+        for method in (one_device.model.evaluate, one_device.model.predict):
+            with pytest.raises(DataError, match="`steps` is missing"):
+                method(Endless((X, Y), 8), verbose=0)
+
+    def test_epochs_go_on_where_the_last_has_stopped(self, one_device):
+        def losses(x: Any, y: Any = None, **options: Any) -> Any:
+            with pytest.warns(UserWarning, match="an epoch of 4 steps ends after 2") as caught:
+                found = one_device.fit(x, y, steps_per_epoch=4, epochs=3, **options)
+            assert len(caught) == 1
+            return found
+
+        expected = losses(X, Y, batch_size=8)
+        for kind in BATCHED:
+            if kind not in ONCE:
+                assert_same(losses(BATCHED[kind]((X, Y), 8)), expected)
+        assert_same(losses(Examples((X, Y)), batch_size=8), expected)
+
+    @pytest.mark.parametrize(("batches", "epochs", "after"), [(7, 2, [3, 0]), (8, 2, [0]), (3, 1, [3, 0])])
+    def test_an_iterator_that_ends_early_ends_the_epoch_with_a_warning(self, model, batches, epochs, after):
+        data = iter((cut((X, Y), 8)[:5] * 2)[:batches])
+        with pytest.warns(UserWarning, match="Your input ran out of data") as caught:
+            history = model.fit(data, steps_per_epoch=4, epochs=4, verbose=0)
+        assert len(history.history["loss"]) == epochs
+        told = [str(warning.message).split("ends after ")[1].split()[0] for warning in caught]
+        assert told == [str(count) for count in after]
+
+    @pytest.mark.parametrize("method", ["evaluate", "predict"])
+    def test_so_do_those_that_do_not_train(self, model, method):
+        for data in (iter(cut((X, Y), 8)), TorchLoader((X, Y), 8), Batches((X, Y), 8)):
+            with pytest.warns(UserWarning, match="an epoch of 9 steps ends after 6"):
+                found = getattr(model, method)(data, steps=9, verbose=0)
+            np.testing.assert_array_equal(found, getattr(model, method)(Batches((X, Y), 8), verbose=0))
+
+    def test_the_first_steps_are_evaluated(self, model):
+        expected = model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)
+        for _ in range(2):
+            loader = TorchLoader((X, Y), 8)
+            assert model.evaluate(loader, steps=2, verbose=0) == expected
+            assert loader.drawn == 2
+        assert model.evaluate(Examples((X, Y)), batch_size=8, steps=2, verbose=0) == expected
+
+    def test_a_progress_bar_knows_how_many(self, model):
+        seen = []
+
+        class Look(kd.callbacks.Callback):
+            def on_train_begin(self, logs: Any = None) -> None:
+                seen.append(self.params["steps"])
+
+        for data in (Batches((X, Y), 8), iter(cut((X, Y), 8))):
+            model.fit(data, verbose=0, callbacks=[Look()])
+        assert seen == [6, None]
+
+
+class TestEpochsOfPyDatasets:
+    """As Keras: the callbacks hear of an epoch before the data set, and of its end after it."""
+
+    def log_of(self, model: Any, stop: bool = False, **options: Any) -> list[Any]:
+        data = Batches((X[:24], Y[:24]), 8)
+
+        class Look(kd.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                data.log.append(f"callback begin {epoch}")
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                data.log.append(f"callback end {epoch}")
+                self.model.stop_training = stop
+
+        model.fit(data, shuffle=False, verbose=0, callbacks=[Look()], **options)
+        assert data.log.pop(0) == 0  # the first batch tells the structure of all
+        return data.log
+
+    def test_epochs(self, model):
+        expected: list[Any] = []
+        for epoch in range(2):
+            expected += [f"callback begin {epoch}", "begin", 0, 1, 2, "end", f"callback end {epoch}"]
+        assert self.log_of(model, epochs=2) == expected
+        assert self.log_of(model, stop=True, epochs=2) == expected[:7]
+
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+    def test_of_so_many_steps(self, model):
+        assert [entry for entry in self.log_of(model, epochs=3, steps_per_epoch=2) if "callback" not in str(entry)] == [
+            *("begin", 0, 1, "end"),
+            *("begin", 2, "end"),
+            *("begin", 0, 1, "end"),
+        ]
+
+    def test_of_evaluation_and_prediction(self, model):
+        for method in (model.evaluate, model.predict):
+            data = Batches((X[:24], Y[:24]), 8)
+            method(data, verbose=0)
+            assert data.log == [0, "begin", 0, 1, 2, "end"]
+
+    def test_batches_are_shuffled_and_rows_are_not(self, model):
+        def order(**options: Any) -> list[int]:
+            data = Batches((X, Y), 1)
+            model.fit(data, epochs=2, verbose=0, **options)
+            return [number for number in data.log[1:] if isinstance(number, int)]
+
+        found = order(seed=1)
+        assert sorted(found[:43]) == sorted(found[43:]) == list(range(43)) != found[:43] != found[43:]
+        assert found[:43] != found[43:]
+        assert order(seed=1) == found != order(seed=2)
+        assert order(shuffle=False) == [*range(43), *range(43)]
+
+    def test_keras_has_the_same(self, model, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        keras = pytest.importorskip("keras")
+
+        class Theirs(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 6
+
+            def __getitem__(self, index: int) -> Any:
+                return cut((X, Y), 8)[index]
+
+        assert model.evaluate(Theirs(), verbose=0) == model.evaluate(Batches((X, Y), 8), verbose=0)
+        assert model.evaluate(Theirs(workers=2), verbose=0) == model.evaluate(Batches((X, Y), 8), verbose=0)
+
+
+class TestMistakes:
+    """They say where, and the model goes on."""
+
+    @pytest.mark.parametrize("place", ["fit", "evaluate", "predict", "validation"])
+    def test_a_source_that_raises_leaves_the_model_usable(self, one_device, place):
+        def broken() -> Iterator[Any]:
+            yield from cut((X[:16], Y[:16]), 8)
+            raise OSError("no disk")
+
+        model = one_device.fresh()
+        with pytest.raises(OSError, match="no disk") as caught:
+            if place == "validation":
+                model.fit(X, Y, validation_data=broken(), verbose=0)
+            else:
+                getattr(model, place)(broken(), verbose=0)
+        name = "validation " if place == "validation" else ""
+        assert any(f"in batch 2 of {name}<generator object" in note for note in caught.value.__notes__)
+        model.optimizer.learning_rate = 0.1
+        expected = Trained("one device", Plain, steps_per_execution=1)
+        if place == "fit":  # the steps before were taken
+            _, weights = expected.fit(X[:16], Y[:16], batch_size=8)
+            for one, other in zip(model.get_weights(), weights, strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert_same(one_device.fit(X, Y, batch_size=8), expected.fit(X, Y, batch_size=8))
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_threads_end_with_the_run(self, model, workers):
+        class Broken(Batches):
+            def __getitem__(self, index: int) -> Any:
+                if index == 2:
+                    raise OSError("no disk")
+                return super().__getitem__(index)
+
+        class Stop(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_training = True
+
+        before = threading.active_count()
+        for _ in range(3):
+            with pytest.raises(OSError, match="no disk"):
+                model.fit(Broken((X, Y), 8, workers=workers), shuffle=False, verbose=0)
+            model.fit(Batches((X, Y), 8, workers=workers), verbose=0, callbacks=[Stop()])
+            model.fit(Examples((X, Y)), batch_size=8, verbose=0, callbacks=[Stop()])
+        for _ in range(100):
+            gc.collect()
+            if threading.active_count() <= before:
+                break
+            time.sleep(0.05)
+        assert threading.active_count() <= before
+
+    def test_batches_that_change(self, model):
+        for other in ((X.astype("f8"), Y), (X[:, None], Y), ({"a": X}, Y), (X, Y, W)):
+            with pytest.raises(DataError, match="a batch is another than the first") as caught:
+                model.fit(iter([(X, Y), other]), verbose=0)
+            assert "in batch 1 of <list_iterator" in caught.value.__notes__[0]
+        model.fit(X, Y, verbose=0)
+
+    def test_targets_are_missing(self, model):
+        for data in (iter([X]), Batches(X, 8), Examples(X)):
+            with pytest.raises(DataError, match="y is missing"):
+                model.fit(data, verbose=0)
+            with pytest.raises(DataError, match="y is missing"):
+                model.evaluate(Batches(X, 8), verbose=0)
+        with pytest.raises(DataError, match="validation y is missing"):
+            model.fit(X, Y, validation_data=Batches(X, 8), verbose=0)
+
+    def test_a_used_iterator(self, model):
+        data = iter(cut((X, Y), 8))
+        model.fit(data, verbose=0)
+        for method in (model.fit, model.evaluate, model.predict):
+            with pytest.raises(DataError, match="there is no batch"):
+                method(data, verbose=0)
+
+    def test_an_epoch_without_a_batch(self, model):
+        class Same:
+            """`__iter__` gives what was gone through."""
+
+            def __init__(self) -> None:
+                self._iterator = iter(cut((X, Y), 8))
+
+            def __iter__(self) -> Any:
+                return self._iterator
+
+        with pytest.raises(DataError, match="there is no batch left") as caught:
+            model.fit(Same(), epochs=2, verbose=0)
+        assert "Same" in caught.value.given
+        with pytest.raises(DataError, match="there is no batch left") as caught:
+            model.fit(X, Y, epochs=2, validation_data=iter(cut((X, Y), 8)), verbose=0)
+        assert "validation <list_iterator" in caught.value.given
+
+    def test_what_no_data_set_takes(self, model):
+        for options in ({"y": Y}, {"sample_weight": W}, {"batch_size": 8}, {"validation_split": 0.5}):
+            with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
+                model.fit(Batches((X, Y), 8), verbose=0, **options)
+        with pytest.raises(DataError, match="`validation_batch_size` cannot be given beside batches"):
+            model.fit(X, Y, validation_data=Batches((X, Y), 8), validation_batch_size=4, verbose=0)
+
+
+class TestWeights:
+    def test_of_classes(self, one_device):
+        weights = {0: 2.0, 2: 0.5}
+        expected = one_device.fit(X, Y, batch_size=8, class_weight=weights)
+        assert expected[0] != one_device.fit(X, Y, batch_size=8)[0]
+        for make in BATCHED.values():
+            assert_same(one_device.fit(make((X, Y), 8), class_weight=weights), expected)
+
+    def test_they_do_not_count_in_validation(self, one_device):
+        logs = one_device.fit(Batches((X, Y), 8), class_weight={0: 9.0}, validation_data=Batches((X, Y), 8))[0]
+        assert logs["val_loss"] == [one_device.model.evaluate(X, Y, batch_size=8, verbose=0)[0]]
+
+    def test_of_examples_are_the_third_element(self, one_device):
+        plain = one_device.fit(Batches((X, Y), 8))
+        weighted = one_device.fit(Batches((X, Y, W), 8))
+        assert weighted[0] != plain[0]
+        assert_same(one_device.fit(Batches((X, Y, np.ones_like(W)), 8)), plain)
+        with pytest.raises(DataError, match="`class_weight` and `sample_weight`"):
+            one_device.fit(Batches((X, Y, W), 8), class_weight={0: 2.0})
+
+
+class TestValidation:
+    @pytest.mark.parametrize("kind", [*BATCHED, *BY_NUMBER])
+    def test_data_sets(self, one_device, kind):
+        expected = one_device.fit(X, Y, batch_size=8, validation_data=(X[:21], Y[:21]))
+        arrays = X[:21], Y[:21]
+        data = BATCHED[kind](arrays, 8) if kind in BATCHED else BY_NUMBER[kind](arrays)
+        assert_same(one_device.fit(X, Y, batch_size=8, validation_data=data), expected)
+
+    def test_of_so_many_steps_begins_anew_each_time(self, one_device):
+        model = one_device.fresh()
+        model.optimizer.learning_rate = 0.0
+        try:
+            values = model.fit(
+                X, Y, epochs=3, validation_data=TorchLoader((X, Y), 8), validation_steps=2, verbose=0
+            ).history["val_loss"]
+        finally:
+            model.optimizer.learning_rate = 0.1
+        assert values == [model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]] * 3
+
+    def test_beside_batches_arrays_have_a_size_of_their_own(self, one_device):
+        seen = []
+
+        class Look(kd.callbacks.Callback):
+            def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+                seen.append(batch)
+
+        for options in ({}, {"validation_batch_size": 10}):
+            one_device.fit(Batches((X, Y), 8), validation_data=(X, Y), callbacks=[Look()], **options)
+        assert seen == [0, 1, 0, 1, 2, 3, 4]
+
+
+def test_the_first_batch_gives_birth():
+    model = kd.Sequential([kd.layers.Dense(4)])
+    model.compile("sgd", loss=LOSS)
+    model.fit(iter(cut((X, Y), 8)), verbose=0)
+    assert model.get_weights()[0].shape == (8, 4)
+
+
+def test_examples_by_number_are_no_array_source():
+    """What is kept on the devices is in memory: a data set on disk is not read as a whole."""
+    source = ArraySource(X, Y)
+    assert executions.fits_on_devices(source, layouts.one_device())
+    lookup: Any = kd.data.recognition.source_of(Examples((X, Y)))  # type: ignore[attr-defined]
+    assert not executions.fits_on_devices(lookup, layouts.one_device())
