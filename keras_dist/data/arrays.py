@@ -25,6 +25,8 @@ class ArraySource(RowSource):
         DataError: something is not an array of numbers, is empty, or has another length.
     """
 
+    way_of_targets = "pass y"
+
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> None:
         self.name, self.title = name, f"{name}arrays"
         self._arrays = tuple(

@@ -116,6 +116,9 @@ class Batching:
     def state(self) -> None:
         """Nothing: the number of a batch is enough."""
 
+    def check_passes(self, count: int) -> None:
+        """Nothing: examples serve any number of times."""
+
     def example(self, multiple_of: int) -> Batch:
         """The first batch in the order of the examples, for its structure."""
         return next(self.source.batches(self.batch_size, multiple_of, span=range(1)))
@@ -169,10 +172,9 @@ class Streaming:
 
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
+        self.check_passes(len(numbers))
         passes = self.source.passes
         start = start or Cursor(numbers.start)
-        if passes.is_once and self.steps is None and len(numbers) > 1:
-            raise self._needs_steps(f"an iterator, which can be gone through once, for {len(numbers)} epochs")
         batches: Iterator[Batch] | None = None
         for epoch in numbers:
             is_done = epoch < start.epoch
@@ -217,6 +219,15 @@ class Streaming:
             pass
         yield from stacked(batches, stack)
         self.source.passes.end_epoch()
+
+    def check_passes(self, count: int) -> None:
+        """Check that the batches can be gone through so often. Asks for none.
+
+        Raises:
+            DataError: an iterator is to serve several times, and nothing says how many batches make one.
+        """
+        if self.source.passes.is_once and self.steps is None and count > 1:
+            raise self._needs_steps(f"an iterator, which can be gone through once, for {count} times")
 
     def _needs_steps(self, given: str) -> DataError:
         return DataError(
@@ -310,6 +321,10 @@ class Validation:
 
     examples: Batching | Streaming
     freq: int | Collection[int] = 1
+
+    def check_passes(self, epochs: range) -> None:
+        """Check that the examples serve as often as they are due; see `Streaming.check_passes`."""
+        self.examples.check_passes(sum(map(self.is_due, epochs)))
 
     def is_due(self, epoch: int) -> bool:
         """Whether it follows this epoch, counted from 0."""

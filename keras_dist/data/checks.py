@@ -130,8 +130,13 @@ def common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
     return length
 
 
-def check_targets(arrays: tuple[Any, Any, Any], name: str) -> None:
+def check_targets(arrays: tuple[Any, Any, Any], name: str, way: str = "pass y") -> None:
     """Nothing, if there are targets.
+
+    Args:
+        arrays: `(x, y, sample_weight)`.
+        name: how errors call what they are of.
+        way: how targets are given.
 
     Raises:
         DataError: there are none.
@@ -144,5 +149,5 @@ def check_targets(arrays: tuple[Any, Any, Any], name: str) -> None:
         f"{name}y is missing",
         given=f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else ""),
         expected="targets: the loss or a metric compares with them",
-        fix="pass y separately: (x, y)" if pair else "pass y, or a loss (y_true, y_pred) that does without it",
+        fix="pass y separately: (x, y)" if pair else f"{way}, or a loss (y_true, y_pred) that does without it",
     )

@@ -33,10 +33,12 @@ class RowSource:
     Attributes:
         name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
         title: how they call the whole.
+        way_of_targets: how targets are given, as errors tell it.
         length: how many examples there are.
         form: alike for sources whose arrays differ in their values and number of rows alone.
     """
 
+    way_of_targets = "let the data set give (x, y)"
     name: str
     title: str
     length: int
@@ -62,7 +64,7 @@ class RowSource:
         Raises:
             DataError: there are none.
         """
-        check_targets(self.like, self.name)
+        check_targets(self.like, self.name, self.way_of_targets)
 
     def batches(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -27,16 +28,11 @@ class StreamSource:
         opener: goes through the batches.
         name: how errors call what they hold, such as `"validation "`.
         weigh: gives the weights of the rows of a batch for its targets; None to leave weights as they come.
-
-    Raises:
-        DataError: there is no batch, or the first one cannot be used.
     """
 
     def __init__(self, opener: Opener, name: str = "", weigh: Callable[[Any], Any] | None = None) -> None:
         self.name = name
         self._opener, self._weigh = opener, weigh
-        self._first: Any = None
-        self._first = self._checked(opener.first(), 0)
 
     @property
     def title(self) -> str:
@@ -48,10 +44,20 @@ class StreamSource:
         """What goes through the batches."""
         return self._opener
 
+    @functools.cached_property
+    def like(self) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` of the first batch, which is asked for now.
+
+        Raises:
+            DataError: there is no batch, or the first one cannot be used.
+        """
+        with noting(self._place(0)):
+            return self._arrays(self._opener.first())
+
     @property
     def x(self) -> Any:
-        """The inputs of the first batch."""
-        return self._first[0]
+        """The inputs in `like`."""
+        return self.like[0]
 
     def weighted(self, weigh: Callable[[Any], Any]) -> StreamSource:
         """The same batches, weighted by their targets."""
@@ -63,11 +69,11 @@ class StreamSource:
         Raises:
             DataError: there are none.
         """
-        check_targets(self._first, self.name)
+        check_targets(self.like, self.name, "let the data set give (x, y)")
 
     def example(self, multiple_of: int) -> Batch:
         """The first batch, for its structure."""
-        return self._padded(self._first, multiple_of)
+        return self._padded(self.like, multiple_of)
 
     def batches(
         self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, skip: int = 0, state: Any = None
@@ -79,41 +85,36 @@ class StreamSource:
         Raises:
             DataError: a batch cannot be used, or is of another form than the first one.
         """
+        like = self.like
         elements = self._opener.open(shuffle_key, skip, state)
         for number in itertools.count(skip):
             with noting(self._place(number)):
                 element = next(elements, _END)
-            if element is _END:
-                return
-            yield self._padded(self._checked(element, number), multiple_of)
+                if element is _END:
+                    return
+                arrays = self._arrays(element)
+                _check_alike(arrays, like)
+            yield self._padded(arrays, multiple_of)
 
     def _place(self, number: int) -> str:
         return f"batch {number} of {self.title}"
 
-    def _checked(self, element: Any, number: int) -> tuple[Any, Any, Any]:
+    def _arrays(self, element: Any) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` as numpy arrays, maybe of the memory of the source."""
-        with noting(self._place(number)):
-            x, y, sample_weight = unpack(element, "the batch")
-            if self._weigh is not None:
-                if sample_weight is not None:
-                    raise DataError(
-                        "`class_weight` and `sample_weight` cannot be given at the same time",
-                        given="class_weight, and a batch with sample_weight",
-                        expected="one of them",
-                        fix="multiply the weights in the source by the weight of each example's class",
-                    )
-                sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
-            parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
-            arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
-            arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
-            common_length(arrays, self.name)
-            if self._first is not None and _kind(arrays) != _kind(self._first):
+        x, y, sample_weight = unpack(element, "the batch")
+        if self._weigh is not None:
+            if sample_weight is not None:
                 raise DataError(
-                    "a batch is another than the first",
-                    given=describe(arrays),
-                    expected=f"{describe(self._first)}, as in the first batch, with any number of rows",
-                    fix="bring all batches to one structure, dtype and number of dims where they are made",
+                    "`class_weight` and `sample_weight` cannot be given at the same time",
+                    given="class_weight, and a batch with sample_weight",
+                    expected="one of them",
+                    fix="multiply the weights in the source by the weight of each example's class",
                 )
+            sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
+        parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
+        arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
+        arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
+        common_length(arrays, self.name)
         return arrays
 
     def _padded(self, arrays: tuple[Any, Any, Any], multiple_of: int) -> Batch:
@@ -139,6 +140,16 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
         elif count == 1:
             yield waiting.pop()
     yield from waiting
+
+
+def _check_alike(arrays: tuple[Any, Any, Any], first: tuple[Any, Any, Any]) -> None:
+    if _kind(arrays) != _kind(first):
+        raise DataError(
+            "a batch is another than the first",
+            given=describe(arrays),
+            expected=f"{describe(first)}, as in the first batch, with any number of rows",
+            fix="bring all batches to one structure, dtype and number of dims where they are made",
+        )
 
 
 def _copied(leaf: np.ndarray, padding: int) -> np.ndarray:

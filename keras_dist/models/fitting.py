@@ -318,13 +318,16 @@ class Fitting:
         epoch_numbers = epoch_range(initial_epoch, epochs)
         check_option("shuffle", shuffle, (False, True))
         source, held_out = training_sources((x, y, sample_weight), class_weight, validation_split, validation_data)
-        session = self._compiled("fit", source.x)
-        session.check_current_distribution("fit")
-        session.warn_of_trainable()
         examples = batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
+        examples.check_passes(len(epoch_numbers))
         is_for_both = validation_batch_size is None and not isinstance(held_out, StreamSource)
         size = batch_size if is_for_both else validation_batch_size
         validated = validation(held_out, size, validation_steps, validation_freq)
+        if validated is not None:
+            validated.check_passes(epoch_numbers)
+        session = self._compiled("fit", source.x)
+        session.check_current_distribution("fit")
+        session.warn_of_trainable()
         if validated is not None:
             session.objective("fit with validation")
         if seed is None:

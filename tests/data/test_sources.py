@@ -176,7 +176,8 @@ class TestStreams:
     def test_weights_of_classes_draw_nothing_more(self):
         loader = sources.TorchLoader((X, Y), 8)
         source = weighted_by_class(source_of(loader), {1: 3.0})
-        assert (loader.passes, loader.drawn) == (1, 1)
+        assert (loader.passes, loader.drawn) == (0, 0)
+        assert len(source.x) == 8 and (loader.passes, loader.drawn) == (1, 1)
         weights = np.concatenate([weights for _, _, weights in reads(source)])
         np.testing.assert_array_equal(weights, np.where(Y == 1, 3, 1).astype("f4"))
         assert (loader.passes, loader.drawn) == (1, 3)
@@ -193,7 +194,7 @@ class TestStreams:
 
     def test_weights_twice_are_refused(self):
         with pytest.raises(DataError, match="`class_weight` and `sample_weight`"):
-            weighted_by_class(source_of(iter([(X, Y, W)])), {1: 3.0})
+            _ = weighted_by_class(source_of(iter([(X, Y, W)])), {1: 3.0}).x
 
     @pytest.mark.parametrize(
         ("batch", "message"),
@@ -264,14 +265,14 @@ class TestStreams:
     )
     def test_there_is_at_least_one_batch(self, x):
         with pytest.raises(DataError, match="there is no batch") as caught:
-            source_of(x)
+            _ = source_of(x).x
         assert type(x).__name__ in caught.value.given
 
     def test_a_generator_is_used_once(self):
         generator = (batch for batch in cut((X, Y), 8))
         reads(source_of(generator))
         with pytest.raises(DataError, match="there is no batch") as caught:
-            source_of(generator)
+            _ = source_of(generator).x
         assert "a generator can be used once" in caught.value.fix
 
 
@@ -309,9 +310,11 @@ class TestLengths:
         assert source_of(Unknown((X, Y), 8)).passes.batches is None
 
     def test_an_iterator_for_several_epochs_needs_steps(self):
+        iterator = iter([X])
         with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
-            next(Streaming(source_of(iter([X])), None, "steps_per_epoch").epochs(range(3), 1))
-        assert "once, for 3 epochs" in caught.value.given
+            next(Streaming(source_of(iterator), None, "steps_per_epoch").epochs(range(3), 1))
+        assert "once, for 3 times" in caught.value.given
+        assert next(iterator) is X, "none is asked for"
 
 
 class TestNumbered:

@@ -89,7 +89,7 @@ MISUSE = {
     "validation of one": (lambda: compiled().fit(X, Y, validation_data=(X,)), DataError, "`validation_data`"),
     "batch_size of zero": (lambda: compiled().fit(X, Y, batch_size=0), DataError, "`batch_size`"),
     "epochs as text": (lambda: compiled().fit(X, Y, epochs="3"), ModelError, "`epochs`"),
-    "a generator": (lambda: compiled().fit(row for row in X), DataError, "x is not an array"),
+    "a generator": (lambda: compiled().fit(row for row in X), DataError, "y is missing"),
     "lists of numbers": (lambda: compiled().fit(X.tolist(), Y), DataError, r"x\[0\]\[0\] is not an array"),
     "weights for a scalar loss": (
         lambda: built(loss=lambda y, z: z.mean()).fit(X, Y, sample_weight=np.ones(32)),

@@ -446,9 +446,19 @@ class TestMistakes:
         with pytest.raises(DataError, match="there is no batch left") as caught:
             model.fit(Same(), epochs=2, verbose=0)
         assert "Same" in caught.value.given
-        with pytest.raises(DataError, match="there is no batch left") as caught:
-            model.fit(X, Y, epochs=2, validation_data=iter(cut((X, Y), 8)), verbose=0)
+
+    def test_an_iterator_that_is_to_serve_twice_is_refused_before_it_is_asked(self, model):
+        batches = iter(cut((X, Y), 8))
+        with pytest.raises(DataError, match="`validation_steps` is missing") as caught:
+            model.fit(X, Y, epochs=2, validation_data=batches, verbose=0)
         assert "validation <list_iterator" in caught.value.given
+        with pytest.raises(DataError, match="`steps_per_epoch` is missing"):
+            model.fit(batches, epochs=2, verbose=0)
+        assert len(list(batches)) == len(cut((X, Y), 8))
+        validation = iter(cut((X, Y), 8))
+        model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)
+        with pytest.raises(DataError, match="there is no batch"):
+            model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
 
     def test_what_no_data_set_takes(self, model):
         for options in ({"y": Y}, {"sample_weight": W}, {"batch_size": 8}, {"validation_split": 0.5}):
