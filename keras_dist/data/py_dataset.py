@@ -11,7 +11,7 @@ class PyDataset:
     Without `__len__` (or where `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
 
     Args:
-        workers: how many threads read batches; 1 reads them in the thread that trains.
+        workers: how many threads read batches; 1 reads them in the thread that trains. Several may not fill one buffer.
         use_multiprocessing: accepted as Keras does; the workers are threads all the same.
         max_queue_size: how many batches several workers read ahead.
 
