@@ -20,6 +20,14 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(40)
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """That of Python, which a shell takes away from what it runs in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 @pytest.fixture(scope="module")
 def model():
     with layouts.on("data=4,model=2").scope():
@@ -238,6 +246,7 @@ SCRIPT = """
                 time.sleep(random.uniform(0.0, longest))
                 os.kill(os.getpid(), signal.SIGINT)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed(0)
     with kd.DataParallel().scope():
         model = kd.Sequential([kd.Input((1,)), kd.layers.Dense(1, use_bias=False)])
