@@ -79,42 +79,6 @@ def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[Cal
         _current.reset(token)
 
 
-@dataclasses.dataclass
-class CountedRows:
-    """Which rows of a batch count: those that do not fill it up.
-
-    Attributes:
-        rows: whether each does (rows,); None where all do.
-        were_asked_for: whether what computes the loss wanted to know.
-    """
-
-    rows: Any
-    were_asked_for: bool = False
-
-
-_counted: contextvars.ContextVar[CountedRows | None] = contextvars.ContextVar("counted", default=None)
-
-
-def counted_rows() -> Any:
-    """Which rows of the batch count (rows,), for a loss and metrics that leave out the others; None where all do."""
-    counted = _counted.get()
-    if counted is None:
-        return None
-    counted.were_asked_for = True
-    return counted.rows
-
-
-@contextlib.contextmanager
-def counting(rows: Any) -> Iterator[CountedRows]:
-    """Inside, only these rows of the batch count; for None all do."""
-    counted = CountedRows(rows)
-    token = _counted.set(counted)
-    try:
-        yield counted
-    finally:
-        _counted.reset(token)
-
-
 def caller() -> str | None:
     """The name of the layer whose `call` runs; None outside of one, and while a layer builds."""
     context = current()

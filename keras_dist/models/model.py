@@ -332,8 +332,6 @@ class Model(CustomSteps, Fitting, Configuring, WeightsFile):
         objective = self._compiled("compute_loss").objective("compute_loss")
         return objective.losses((x, y, sample_weight), y_pred)["loss"]
 
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
-
     # Weights
 
     @property

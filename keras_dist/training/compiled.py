@@ -18,10 +18,8 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, RecompileWarning
-from keras_dist.layers.call_context import counting
 from keras_dist.training.convolutions import batch_first
-from keras_dist.training.counted_rows import check_leaves_out, rows_of
-from keras_dist.training.executions import Counted, Execution, Single, data_layouts
+from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
@@ -89,7 +87,6 @@ class CompiledSteps:
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
-        self._whole_only: set[str] = set()
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def forget_shapes(self, mode: str) -> None:
@@ -107,15 +104,15 @@ class CompiledSteps:
 
         All that takes time, and may be interrupted, is done before it is called.
         """
-        return self._prepared("train", step, execution, self._compile_train, state, logs)
+        return self._prepared("train", step, execution, (state, logs, execution.operands), self._compile_train)
 
     def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> Logs:
         """`logs` with the batches added."""
-        return self._prepared("test", step, execution, self._compile_test, state, logs)()
+        return self._prepared("test", step, execution, (state, logs, execution.operands), self._compile_test)()
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
         """The outputs for the batch, with the padding of the batch."""
-        return self._prepared("predict", step, execution, self._compile_predict, state)()
+        return self._prepared("predict", step, execution, (state, execution.operands[0]), self._compile_predict)()
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
@@ -133,18 +130,11 @@ class CompiledSteps:
         return self._lowered(program if self._options.jit else jax.jit(program), (state, logs, batch.arrays))
 
     def _prepared(
-        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
+        self, mode: str, step: Any, execution: Execution, arguments: tuple[Any, ...], compile_: Callable[..., Any]
     ) -> Callable[[], Any]:
-        """The program with its arguments, `before` and those of the execution; it is compiled already."""
+        """The program with its arguments, compiled already."""
         key = mode, step, execution.kind, execution.form
         program = self._programs.get(key)
-        if program is None and isinstance(execution, Single) and self._is_one_of_many(mode, execution):
-            counted = Counted.of(execution.batch, rows_multiple(execution.batch.arrays[0], self._distribution))
-            try:
-                return self._prepared(mode, step, counted, compile_, *before)
-            except ModelError:  # rows cannot be left out; what else is wrong, the program of their own will tell
-                self._whole_only.add(mode)
-        arguments = (*before, execution.operands)
         if program is None:
             try:
                 program = compile_(step, execution)
@@ -164,11 +154,6 @@ class CompiledSteps:
 
         return run
 
-    def _is_one_of_many(self, mode: str, execution: Single) -> bool:
-        """Whether there are so many lengths already that another one should share a program."""
-        may_share = self._options.jit and mode not in self._whole_only
-        return may_share and self._shapes_ever[mode, execution.kind] >= MANY_SHAPES
-
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         if self._is_on_cpus:
             return _jax.lower_with(program, arguments, {jax.lax.conv_general_dilated_p: batch_first})
@@ -184,13 +169,11 @@ class CompiledSteps:
                 f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
                 f"{shapes[-1]}\n"
                 f"  expected: batches of a few shapes; each is compiled anew, which takes longer than many steps\n"
-                f"  fix:      pad batches to a few lengths\n"
-                f"  from now on single batches of other lengths are filled up to a few, where the rows that are added "
-                f"can be left out of the loss and metrics",
+                f"  fix:      pad batches to a few lengths; this is said once",
                 RecompileWarning,
                 stacklevel=2,
             )
-        elif len(shapes) > EXPECTED_SHAPES and execution.kind != Counted.kind:
+        elif len(shapes) > EXPECTED_SHAPES:
             warnings.warn(
                 f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"
@@ -200,7 +183,7 @@ class CompiledSteps:
                 stacklevel=2,
             )
 
-    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int | None) -> tuple[TrainState, Any]:
+    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
         return check_train_step(
             state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
         )
@@ -209,14 +192,11 @@ class CompiledSteps:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def one(carry: tuple[Flat, Logs], arrays: Any, count: Any = None) -> tuple[Flat, Logs]:
+        def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
-            with counting(rows_of(arrays, count)) as counted:
-                new, found = self._stepped(step, state, arrays, rows if count is None else None)
-            check_leaves_out(found, counted)
-            logs = _accumulate(logs, found, rows if count is None else count)
+            new, found = self._stepped(step, state, arrays, rows)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
-            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
+            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), _accumulate(logs, found, rows)
 
         def train(state: Flat, logs: Logs, operands: Any) -> tuple[Flat, Logs]:
             return run(one, (state, logs), operands, distribution)
@@ -234,11 +214,8 @@ class CompiledSteps:
         def test(arrays: Flat, logs: Logs, operands: Any) -> Logs:
             state = self._state_tree.unflatten(arrays)
 
-            def one(logs: Logs, arrays: Any, count: Any = None) -> Logs:
-                with counting(rows_of(arrays, count)) as counted:
-                    found = step(state, real_rows(arrays, rows if count is None else None, distribution))
-                check_leaves_out(found, counted)
-                return _accumulate(logs, found, rows if count is None else count)
+            def one(logs: Logs, arrays: Any) -> Logs:
+                return _accumulate(logs, step(state, real_rows(arrays, rows, distribution)), rows)
 
             return run(one, logs, operands, distribution)
 
@@ -246,19 +223,13 @@ class CompiledSteps:
         return self._jit(test, shardings, self._replicated)
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
-        run, rows, distribution = execution.run, execution.rows, self._distribution
+        rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, operands: Any) -> Any:
+        def predict(arrays: Flat, x: Any) -> Any:
             state = self._state_tree.unflatten(arrays)
+            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
 
-            def one(_: None, arrays: Any, count: Any = None) -> Any:
-                padded = len(jax.tree.leaves(arrays)[0])
-                real = rows if count is None else padded  # none is left out here: each has its own output
-                return _pad_rows(step(state, real_rows(arrays[0], real, distribution)), real, padded, distribution)
-
-            return run(one, None, operands, distribution)
-
-        return self._jit(predict, (self._state_shardings, execution.shardings(distribution)), None)
+        return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
         """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
@@ -306,8 +277,8 @@ def _batch_shards(distribution: Distribution) -> int:
     return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
 
 
-def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
-    """The first rows of each array, without the padding (traced); for None all.
+def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
+    """The first rows of each array, without the padding (traced).
 
     Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
     put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
@@ -317,7 +288,7 @@ def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
     repeated = _batch_shards(distribution) != mesh.backend_mesh.size
 
     def cut(array: Any) -> Any:
-        if rows is None or len(array) == rows:
+        if len(array) == rows:
             return array
         real = array[:rows]
         return jax.lax.with_sharding_constraint(real, _replicated(mesh)) if repeated else real
@@ -325,8 +296,8 @@ def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
     return jax.tree.map(cut, arrays)
 
 
-def _accumulate(logs: Logs, found: dict[str, Any], rows: Any) -> Logs:
-    """The states of the tallies with a batch of so many rows added."""
+def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
+    """The states of the tallies with a batch added."""
     if set(found) != set(logs):
         raise ModelError(
             "train_step logs other names than before",

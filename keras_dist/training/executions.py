@@ -21,8 +21,8 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.pace import FixedPace, Pace
 
-Body = Callable[..., Any]
-"""One step: `body(carry, (x, y, sample_weight)) -> carry`; a third argument says how many rows count."""
+Body = Callable[[Any, Any], Any]
+"""One step: `body(carry, (x, y, sample_weight)) -> carry`."""
 
 RESIDENT_BYTES = 2**26
 """What a data set may take, on all devices together, to be kept on devices that do not tell their memory."""
@@ -121,45 +121,6 @@ class Single(Streamed):
         """The step."""
         del distribution
         return body(carry, operands)
-
-
-class Counted(Streamed):
-    """One step on a batch that is filled up to one of a few lengths; how many of its rows count is an operand."""
-
-    steps = 1
-    kind = "counted"
-
-    @classmethod
-    def of(cls, batch: Batch, multiple_of: int) -> Counted:
-        """The batch, filled up to a multiple of this many rows times a power of two."""
-        leaves, tree = jax.tree.flatten(batch.arrays)
-        length = multiple_of
-        while length < len(leaves[0]):
-            length *= 2
-        filled = [np.concatenate([leaf, np.repeat(leaf[-1:], length - len(leaf), axis=0)]) for leaf in leaves]
-        form = tree, tuple((leaf.shape, leaf.dtype) for leaf in filled)
-        return cls(dataclasses.replace(batch, arrays=tree.unflatten(filled), form=form))
-
-    @property
-    def operands(self) -> Any:
-        """The arrays, and how many rows count."""
-        return self.batch.arrays, np.int32(self.batch.rows)
-
-    @property
-    def form(self) -> Hashable:
-        """That of the filled batch."""
-        return self.batch.form
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Those of the batch; the count is on every device."""
-        everywhere = TensorLayout.replicated(0, distribution.device_mesh).backend_layout
-        return _shardings(data_layouts(self.batch.arrays, distribution)), everywhere
-
-    @staticmethod
-    def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """The step."""
-        del distribution
-        return body(carry, *operands)
 
 
 class Stacked(Streamed):

@@ -15,7 +15,6 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
-from keras_dist.training.counted_rows import check_rows_can_be_left_out, masked_by_rows
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import (
@@ -74,13 +73,11 @@ class Forward:
         with call_context.entered(training, anew=True) as context:
             y_pred = self._run(module, state.step, batch[0], training)
             mask = context.mask_of(y_pred)
-            mask = masked_by_rows(mask if jax.tree.leaves(mask) else None, y_pred)
+            mask = mask if jax.tree.leaves(mask) else None
             losses = objective.losses(batch, y_pred, mask)
             if self.compute_loss is not None:
                 context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
                 losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
-            keeps = training and any(spec.role == "statistic" for spec in self.graph.specs)
-            check_rows_can_be_left_out(module, keeps, bool(context.losses), bool(jax.tree.leaves(objective.loss)))
         return losses, y_pred, mask, self.graph.split(module)[1]
 
     def module(self, trainable: Any, rest: Any) -> Any:

@@ -45,20 +45,12 @@ class Observation(NamedTuple):
         weights = () if weight is None else (weight,)
         return tuple(self.metric.stateless_update_state(variables, self.y_true, self.y_pred, *weights))
 
-    @property
-    def leaves_out(self) -> bool:
-        """Whether the metric does not see what the mask says does not count."""
-        return self.mask is None or self.sample_weight is not None or self.metric.weighs(self.y_true, self.y_pred)
-
     def _weight(self) -> Any:
         """The weights, 0 for what does not count."""
-        if self.mask is None or not self.leaves_out:
+        if self.mask is None or (self.sample_weight is None and not self.metric.weighs(self.y_true, self.y_pred)):
             return self.sample_weight
         mask = jnp.asarray(self.mask, jnp.float32)
-        if self.sample_weight is None:
-            return mask
-        mask = spread(mask, jnp.asarray(self.sample_weight)) if mask.ndim < jnp.ndim(self.sample_weight) else mask
-        return mask * spread(self.sample_weight, mask)
+        return mask if self.sample_weight is None else mask * spread(self.sample_weight, mask)
 
 
 class Tally(Protocol):
