@@ -62,7 +62,7 @@ def _data_set(x: Any) -> Any:
     """The class that reads `x`; None for arrays, and for what `ArraySource` refuses."""
     if isinstance(x, dict | list | tuple | str | bytes | type) or x is None or _is_array(x):
         return None
-    if hasattr(x, "num_batches") and hasattr(x, "__getitem__"):
+    if hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__"):
         return Numbered
     if isinstance(x, Iterator):
         return Once

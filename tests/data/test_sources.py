@@ -318,6 +318,19 @@ class TestLengths:
 
 
 class TestNumbered:
+    def test_a_method_of_that_name_is_another_thing(self):
+        class Table:
+            def num_batches(self) -> int:
+                return 7
+
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> Any:
+                return np.float32(index)
+
+        assert isinstance(source_of(Table()), LookupSource)
+
     def test_batches_are_shuffled_by_the_key(self):
         def order(key: Any, workers: int = 1) -> list[int]:
             batches = source_of(Batches((np.arange(50), Y[:1].repeat(50)), 1, workers=workers)).batches(1, key)
