@@ -13,6 +13,7 @@ from keras_dist import _environment
 if TYPE_CHECKING:
     from keras_dist import activations as activations
     from keras_dist import callbacks as callbacks
+    from keras_dist import checkpoint as checkpoint
     from keras_dist import config as config
     from keras_dist import constraints as constraints
     from keras_dist import datasets as datasets
@@ -71,6 +72,7 @@ _environment.size_thread_pool(_environment.fake_device_count())
 _PACKAGES = (
     "activations",
     "callbacks",
+    "checkpoint",
     "config",
     "constraints",
     "datasets",

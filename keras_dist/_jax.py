@@ -47,6 +47,13 @@ def is_key_dtype(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def key_impl(dtype: Any) -> str:
+    """The name of the generator that typed PRNG keys of `dtype` are of (`threefry2x32`)."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
+    return str(found[0])
+
+
 def itemsize(dtype: Any) -> int:
     """Bytes of one element of `dtype`, PRNG keys included."""
     if is_key_dtype(dtype):

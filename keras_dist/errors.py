@@ -94,6 +94,25 @@ class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 
 
+class CheckpointError(KerasDistError, ValueError):
+    """A checkpoint cannot be written or read: its place is busy, it is damaged, or it is one of another model.
+
+    ``problems`` names each file or variable that is wrong.
+    """
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        given: str = "",
+        expected: str = "",
+        fix: str = "",
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(summary, given=given, expected=expected, fix=fix)
+        self.problems = problems
+
+
 class MissingExtraError(KerasDistError, ImportError):
     """What was called needs a package that only an extra of keras_dist installs."""
 
@@ -104,6 +123,10 @@ class EquivalenceError(KerasDistError, AssertionError):
 
 class RecompileWarning(UserWarning):
     """A step was compiled once more, for batches of yet another shape."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was skipped because it is damaged, or a writer was killed in the middle of one."""
 
 
 class LayoutWarning(UserWarning):

@@ -1,5 +1,6 @@
 """Callbacks: observers of training. The loop knows only their protocol."""
 
+from keras_dist.callbacks.backup_and_restore import BackupAndRestore
 from keras_dist.callbacks.callback import Callback
 from keras_dist.callbacks.callback_list import CallbackList
 from keras_dist.callbacks.csv_logger import CSVLogger
@@ -14,6 +15,7 @@ from keras_dist.callbacks.tensorboard import TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
 
 __all__ = [
+    "BackupAndRestore",
     "CSVLogger",
     "Callback",
     "CallbackList",

@@ -53,14 +53,47 @@ class Callback:
         """
         return watches(self, mode)
 
+    comes_last = False
+    """Whether it is called after all others, wherever it stands among them: it looks at what they have done."""
+
+    def get_state(self) -> Any:
+        """What it needs to go on in another process: plain values that JSON can hold, and numpy arrays in them.
+
+        None, as here, for nothing. Asked for by `BackupAndRestore`, between two batches.
+        """
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Go on where a callback of this class in another process has been; called after `on_train_begin` of all.
+
+        Args:
+            state: what its `get_state` gave.
+        """
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch."""
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """After the last epoch, with its logs."""
 
+    def on_train_interrupt(self, signum: int) -> None:
+        """Before Ctrl-C or SIGTERM ends the training: after the step in which it came. A second one does not wait.
+
+        SIGTERM ends a training like this only if a callback has this hook; else it ends the process, as ever.
+
+        Args:
+            signum: the number of the signal, `signal.SIGINT` or `signal.SIGTERM`.
+        """
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """When the training is over, however it ended; after `on_train_end`, if it came so far.
+
+        Args:
+            error: what ended it; None at a normal end.
+        """
+
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch of training."""
+        """Before an epoch of training; again, when a training is continued in the middle of one."""
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """After an epoch and its validation, with the logs of both (`loss`, `val_loss`)."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import CheckpointWarning, ModelError, shorten
 
 
 class CallbackList(Callback):
@@ -58,7 +60,7 @@ class CallbackList(Callback):
         return next((callback for callback in self.callbacks if isinstance(callback, History)), None)
 
     def append(self, callback: Callback) -> None:
-        """Call this one, too, after the others.
+        """Call this one, too, after the others, except for those that come last.
 
         Raises:
             ModelError: it is not a `Callback`.
@@ -70,7 +72,10 @@ class CallbackList(Callback):
                 expected="instances of keras_dist.callbacks.Callback",
                 fix="derive the class from Callback, and pass an instance of it",
             )
-        self.callbacks.append(callback)
+        place = len(self.callbacks)
+        while not _comes_last(callback) and place and _comes_last(self.callbacks[place - 1]):
+            place -= 1
+        self.callbacks.insert(place, callback)
 
     def set_model(self, model: Any) -> None:
         """Give every callback the model."""
@@ -114,6 +119,50 @@ class CallbackList(Callback):
         logs = make_logs() if hooks else {}
         for hook in hooks:
             hook(batch, logs)
+
+    @property
+    def handles_interrupts(self) -> bool:
+        """Whether one of them has something to do before a signal ends the training."""
+        return any(
+            getattr(type(callback), "on_train_interrupt", Callback.on_train_interrupt)
+            is not Callback.on_train_interrupt
+            for callback in self.callbacks
+        )
+
+    def on_train_interrupt(self, signum: int) -> None:
+        """Before a signal ends the training."""
+        for callback in self._with("on_train_interrupt"):
+            callback.on_train_interrupt(signum)
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """When the training is over. All are told, whatever one of them raises."""
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(self._with("on_train_exit")):
+                stack.callback(callback.on_train_exit, error)
+
+    def get_state(self) -> list[list[Any]]:
+        """The class and state of every callback that needs one to go on."""
+        found = [[type(callback).__name__, callback.get_state()] for callback in self._with("get_state")]
+        return [[name, state] for name, state in found if state is not None]
+
+    def set_state(self, state: list[list[Any]]) -> None:
+        """Give every callback what one of its class gave to `get_state`, in order. Warns, where there is none."""
+        waiting = self._with("set_state")
+        for name, one in state:
+            callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
+            if callback is None:
+                warnings.warn(
+                    f"the interrupted training had a callback {name}, which this one has not: its state is left out",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+                continue
+            waiting.remove(callback)
+            callback.set_state(one)
+
+    def _with(self, hook: str) -> list[Any]:
+        """Those that have this hook; callbacks of other libraries may not."""
+        return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
     # What loops of one's own call
 
@@ -186,6 +235,10 @@ class CallbackList(Callback):
         logs = {} if logs is None else logs
         for callback in self.callbacks:
             getattr(callback, hook)(*others, logs)
+
+
+def _comes_last(callback: Any) -> bool:
+    return getattr(callback, "comes_last", False)
 
 
 def _sees_every_batch(callback: Any, mode: Mode) -> bool:

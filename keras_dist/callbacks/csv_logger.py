@@ -83,6 +83,20 @@ class CSVLogger(Callback):
             row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
             writer.writerow([row.get(column, "NA") for column in self._columns])
 
+    def get_state(self) -> dict[str, Any]:
+        """The columns and the file, which is small."""
+        if not is_first_process():
+            return {"columns": self._columns, "text": ""}
+        with open(self.filename, newline="") as file:
+            return {"columns": self._columns, "text": file.read()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on after the epochs that are done: the file is as it was then."""
+        self._columns = state["columns"]
+        if is_first_process():
+            with open(self.filename, "w", newline="") as file:
+                file.write(state["text"])
+
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Whether the file is empty.
 

@@ -11,6 +11,8 @@ from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.optimizers.ranges import check_number
 
+_STATE = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
+
 
 class EarlyStopping(MonitorCallback):
     """Ends training when a value of the logs has got no better for some epochs.
@@ -79,6 +81,15 @@ class EarlyStopping(MonitorCallback):
         super().on_train_begin(logs)
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best_weights = None
+
+    def get_state(self) -> dict[str, Any]:
+        """The best value and weights, and since when there were none better."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Compare with these."""
+        for name in _STATE:
+            setattr(self, name, state[name])
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Compare, and end the training when it is time."""

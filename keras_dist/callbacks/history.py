@@ -37,6 +37,14 @@ class History(Callback):
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
 
+    def get_state(self) -> dict[str, Any]:
+        """The values of all epochs."""
+        return {"epoch": list(self.epoch), "history": {name: list(values) for name, values in self.history.items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with these epochs."""
+        self.epoch, self.history = state["epoch"], state["history"]
+
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
 

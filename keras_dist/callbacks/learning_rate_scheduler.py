@@ -55,13 +55,26 @@ class LearningRateScheduler(Callback):
             )
         self.schedule = schedule
         self.verbose = verbose
+        self._epoch = -1
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Check that the rates can be set."""
         check_settable(self.model, "LearningRateScheduler")
+        self._epoch = -1
+
+    def get_state(self) -> dict[str, int]:
+        """For which epoch the rates were set."""
+        return {"epoch": self._epoch}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Do not set the rates of this epoch again: a schedule may make them of the rates before."""
+        self._epoch = state["epoch"]
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Set the rates."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
         for label, optimizer in labelled(self.model):
             rate = self._rate(epoch, optimizer)
             optimizer.learning_rate = rate

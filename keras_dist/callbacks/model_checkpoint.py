@@ -17,6 +17,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.ranges import check_number
 
 _SUFFIX = ".safetensors"
+_STATE = ("best", "_epoch", "_last_batch", "_batches_since_save")
 
 
 class ModelCheckpoint(MonitorCallback):
@@ -84,8 +85,7 @@ class ModelCheckpoint(MonitorCallback):
         self.save_weights_only = save_weights_only
         self.save_freq = _checked_frequency(save_freq)
         self.best = initial_value_threshold
-        self._epoch = 0
-        self._last_batch = -1
+        self._epoch = self._last_batch = -1
         self._batches_since_save = 0
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -94,6 +94,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Find out which values are better."""
+        self._epoch = -1
         if self.save_best_only:
             best = self.best  # the file of an earlier `fit` may be better than all that come
             super().on_train_begin(logs)
@@ -101,8 +102,18 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Count the batches of the epoch anew."""
-        self._epoch = epoch
-        self._last_batch = -1
+        if epoch != self._epoch:  # else it is one that is continued
+            self._epoch = epoch
+            self._last_batch = -1
+
+    def get_state(self) -> dict[str, Any]:
+        """The best value, and how many batches were counted."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with these."""
+        for name in _STATE:
+            setattr(self, name, state[name])
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save when that many batches are reached."""

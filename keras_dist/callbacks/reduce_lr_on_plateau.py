@@ -92,6 +92,14 @@ class ReduceLROnPlateau(MonitorCallback):
         check_settable(self.model, "ReduceLROnPlateau")
         self.cooldown_counter = self.wait = 0
 
+    def get_state(self) -> dict[str, Any]:
+        """The best value, and since when there was none better."""
+        return {"best": self.best, "wait": self.wait, "cooldown_counter": self.cooldown_counter}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Compare with these."""
+        self.best, self.wait, self.cooldown_counter = state["best"], state["wait"], state["cooldown_counter"]
+
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Log the rate, compare, and make it smaller when it is time."""
         log_rates(self.model, logs)

@@ -19,6 +19,7 @@ from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.errors import ModelError, shorten
 
+_STATE = ("_epoch", "_steps", "_steps_before_epoch")
 _TRAIN, _VALIDATION = "train", "validation"
 
 
@@ -77,6 +78,7 @@ class TensorBoard(Callback):
         self._writers: dict[str, Any] = {}
         self._is_training = self._is_profiling = self._has_profiled = False
         self._steps = self._steps_before_epoch = 0
+        self._epoch = -1
         self._epoch_began = 0.0
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -87,6 +89,7 @@ class TensorBoard(Callback):
         """Write the layout table."""
         self._close()
         self._steps = self._steps_before_epoch = 0
+        self._epoch = -1
         self._is_training = True
         self._has_profiled = False
         if self.write_graph and is_first_process():
@@ -98,9 +101,19 @@ class TensorBoard(Callback):
         self._is_training = False
         self._close()
 
+    def get_state(self) -> dict[str, int]:
+        """The step to go on with."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Go on with this step."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the time."""
-        self._steps_before_epoch = self._steps
+        if epoch != self._epoch:  # else it is one that is continued
+            self._epoch, self._steps_before_epoch = epoch, self._steps
         self._epoch_began = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

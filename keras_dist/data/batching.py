@@ -89,6 +89,14 @@ class Batching:
             yield epoch, Span(began, range(start, stop))
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
+    def spans_from(self, epochs: range, start: Cursor | None) -> Iterator[tuple[int, Span]]:
+        """The epochs with those of their batches that are left at `start`; None for all."""
+        start = start or Cursor(epochs.start)
+        for epoch, span in self.spans(epochs):
+            if epoch >= start.epoch:
+                left = span.batches[start.batch :] if epoch == start.epoch else span.batches
+                yield epoch, dataclasses.replace(span, batches=left)
+
     def epochs(
         self,
         numbers: range,
@@ -106,12 +114,9 @@ class Batching:
             stack: how many batches come as one stack, as long as there are so many.
             start: where to begin, in one of the epochs; what comes before is left out, as if it were done.
         """
-        start = start or Cursor(numbers.start)
-        for epoch, span in self.spans(numbers):
-            if epoch >= start.epoch:
-                wanted = span.batches[start.batch :] if epoch == start.epoch else span.batches
-                key = pass_key(shuffle_key, span.began)
-                yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, wanted)
+        for epoch, span in self.spans_from(numbers, start):
+            key = pass_key(shuffle_key, span.began)
+            yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches)
 
     def state(self) -> None:
         """Nothing: the number of a batch is enough."""
@@ -175,6 +180,8 @@ class Streaming:
         self.check_passes(len(numbers))
         passes = self.source.passes
         start = start or Cursor(numbers.start)
+        if start.epoch >= numbers.stop:
+            return
         batches: Iterator[Batch] | None = None
         for epoch in numbers:
             is_done = epoch < start.epoch

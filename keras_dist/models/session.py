@@ -131,6 +131,13 @@ class Session:
         self._remat = choices.remat
         self._settle(self.distribution)
 
+    def use_seed(self, seed: int) -> None:
+        """Take over the seed of another process, which fixes Dropout of foreign modules, and the order of rows."""
+        if seed != self.seed:
+            self.seed = seed
+            self.trainer.use_seed(seed)
+            self._programs.clear()
+
     def redistribute(self, distribution: Distribution) -> None:
         """Move everything to another distribution.
 

@@ -94,6 +94,10 @@ class CompiledSteps:
         for counted in [key for key in self._shapes if key[0] == mode]:
             del self._shapes[counted]
 
+    def forget_programs(self) -> None:
+        """What the steps are made of has changed: trace them anew."""
+        self._programs.clear()
+
     @property
     def count(self) -> int:
         """How many programs there are."""

@@ -15,6 +15,7 @@ import numpy as np
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
+from keras_dist.data.cursor import Cursor
 from keras_dist.data.rows import RowNumbers, RowSource
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
@@ -239,10 +240,10 @@ class StreamFeed:
         self.pace = None
 
     def epochs(
-        self, numbers: range, shuffle_key: tuple[int, ...] | None = None
+        self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
     ) -> Iterator[tuple[int, Iterable[Execution]]]:
-        """The executions of each epoch, which are taken before the next epoch is asked for."""
-        for epoch, batches in self._examples.epochs(numbers, self._multiple_of, shuffle_key, self._stack):
+        """The executions of each epoch, which are taken before the next epoch is asked for; see `Batching.epochs`."""
+        for epoch, batches in self._examples.epochs(numbers, self._multiple_of, shuffle_key, self._stack, start):
             yield epoch, self._executions(batches)
 
     def _executions(self, batches: Iterator[Batch]) -> Iterator[Execution]:
@@ -290,10 +291,10 @@ class ResidentFeed:
         )
 
     def epochs(
-        self, numbers: range, shuffle_key: tuple[int, ...] | None = None
+        self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
     ) -> Iterator[tuple[int, Iterable[Execution]]]:
-        """The executions of each epoch."""
-        for epoch, span in self._examples.spans(numbers):
+        """The executions of each epoch; see `Batching.epochs`."""
+        for epoch, span in self._examples.spans_from(numbers, start):
             yield epoch, self._executions(pass_key(shuffle_key, span.began), span.batches)
 
     def _executions(self, shuffle_key: tuple[int, ...] | None, span: range) -> Iterator[Execution]:

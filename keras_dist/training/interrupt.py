@@ -1,38 +1,49 @@
-"""Ctrl-C between two steps, never in the middle of one."""
+"""Ctrl-C, and the end that a scheduler asks for: between two steps, never in the middle of one."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+Leave = Callable[[int], None]
+"""Called between two steps with the number of the signal that came; it may raise."""
+
 
 class _Notes:
-    """The handler of SIGINT while steps run. It is the only place where presses are known.
+    """The handler of SIGINT, and of SIGTERM where somebody wants to leave well, while steps run.
 
-    A press is never forgotten. What a handler raises may come in a `__del__`, or in a callback of the garbage
-    collector, where Python swallows it: then the next `check` raises again.
+    It is the only place where signals are known. None is ever forgotten: what a handler raises may come in a `__del__`,
+    or in a callback of the garbage collector, where Python swallows it; then the next `check` raises again.
 
     Attributes:
-        shields: while there are any, presses are only noted.
+        shields: while there are any, signals are only noted.
+        leave: called once before the first signal ends the training; None for nothing.
     """
 
     def __init__(self) -> None:
         self._presses = 0
+        self._signal = signal.SIGINT
         self._handled_before = sys.exception()
         self.shields = 1
+        self.leave: Leave | None = None
 
     def __call__(self, signum: int, frame: object) -> None:
-        """Ctrl-C was pressed."""
+        """A signal came: the second one ends the training at once."""
         self._presses += 1
+        self._signal = signal.Signals(signum)
         if self._presses > 1 and not self.shields:
-            self.check()
+            if signum == signal.SIGTERM:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
+            self._raise()
 
     def __enter__(self) -> None:
-        """Only note what is pressed from now on."""
+        """Only note what comes from now on."""
         self.shields += 1
 
     def __exit__(self, *exception: object) -> None:
@@ -40,40 +51,81 @@ class _Notes:
         self.shields -= 1
 
     def check(self) -> None:
-        """Raise, if it was, and is not on its way out already: whoever presses on does not disturb that."""
+        """End the training between two steps, if a signal came."""
+        if self._presses and self.leave is not None and not self._is_leaving():
+            leave, self.leave = self.leave, None
+            leave(self._signal)
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise, if a signal came, and is not on its way out already: whoever presses on does not disturb that."""
+        if self._presses and not self._is_leaving():
+            raise KeyboardInterrupt if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
+
+    def _is_leaving(self) -> bool:
         leaving = sys.exception()
-        if self._presses and (leaving is self._handled_before or not isinstance(leaving, KeyboardInterrupt)):
-            raise KeyboardInterrupt
+        return leaving is not self._handled_before and isinstance(leaving, KeyboardInterrupt | SystemExit)
 
 
 @contextlib.contextmanager
-def interrupt_between_steps() -> Iterator[Callable[[], None]]:
+def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[], None]]:
     """Note the first Ctrl-C instead of raising; the function it gives raises for it, between steps.
 
     A second Ctrl-C is raised at once, unless in a `shield`: out of a long compilation, or a callback that hangs. Inside
     of another one, in a callback, the function is that of the other. Nothing is done outside of the main thread, where
     Python delivers no signals, and where the user has a handler.
+
+    Args:
+        leave: called before the function raises. With it SIGTERM is treated likewise, and a second SIGTERM ends the
+            process at once.
     """
-    previous = signal.getsignal(signal.SIGINT)
-    if isinstance(previous, _Notes) and _is_main_thread():
-        yield previous.check
+    if not _is_main_thread():
+        yield lambda: None
         return
-    if previous is not signal.default_int_handler or not _is_main_thread():
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, _Notes):
+        with _leaving(outer, leave):
+            yield outer.check
+        return
+    if outer is not signal.default_int_handler and leave is None:
         yield lambda: None
         return
     notes = _Notes()
-    signal.signal(signal.SIGINT, notes)
+    is_ours = outer is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, notes)
     try:
-        notes.shields -= 1
-        yield notes.check
+        with _leaving(notes, leave):
+            notes.shields -= 1
+            yield notes.check
     finally:
         notes.shields += 1  # `signal.signal` calls handlers before it sets one
-        signal.signal(signal.SIGINT, previous)
+        if is_ours:
+            signal.signal(signal.SIGINT, outer)
         notes.check()
 
 
+@contextlib.contextmanager
+def _leaving(notes: _Notes, leave: Leave | None) -> Iterator[None]:
+    """Call `leave` before a signal ends the training, and take SIGTERM for one; unless the user has a handler."""
+    if leave is None:
+        yield
+        return
+    before, outer = notes.leave, signal.getsignal(signal.SIGTERM)
+    notes.leave = leave
+    is_ours = outer is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, notes)
+    try:
+        yield
+    finally:
+        notes.leave = before
+        if is_ours:
+            signal.signal(signal.SIGTERM, outer)
+
+
 def shield() -> contextlib.AbstractContextManager[Any]:
-    """A context, for any number of uses, in which Ctrl-C is only noted, however often it is pressed.
+    """A context, for any number of uses, in which signals are only noted, however often they come.
 
     A `KeyboardInterrupt` between the dispatch of a donated step and the storing of its result would lose the state.
     """

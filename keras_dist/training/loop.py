@@ -49,6 +49,27 @@ class Hooks(Protocol):
         """After an epoch of training and its validation."""
         ...
 
+    @property
+    def handles_interrupts(self) -> bool:
+        """Whether one of them has something to do before a signal ends the training."""
+        ...
+
+    def on_train_interrupt(self, signum: int) -> None:
+        """Between two steps, when a signal is about to end the training."""
+        ...
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """When a training is over, however it ended."""
+        ...
+
+    def get_state(self) -> Any:
+        """What they need to go on in another process."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Go on where others, in another process, have been."""
+        ...
+
 
 def run_steps(
     mode: Mode,
@@ -62,6 +83,7 @@ def run_steps(
     collect: Callable[[int, Any], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
+    batch: int = 0,
 ) -> Any:
     """Dispatch every execution, with a bounded number of them in flight.
 
@@ -76,6 +98,7 @@ def run_steps(
         collect: called with the same for each finished execution, in order.
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
+        batch: the number of the first batch.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
@@ -90,7 +113,6 @@ def run_steps(
             collect(rows, result)
 
     result = None
-    batch = 0
     meter.begin()
     for execution in executions:
         if len(waiting) >= min(in_flight, MAX_IN_FLIGHT):

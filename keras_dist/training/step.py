@@ -35,7 +35,7 @@ TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, 
 """`train_step(state, batch, rngs) -> (state, logs)`."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Forward:
     """The module, how it is called, and where its activations live.
 
@@ -43,7 +43,7 @@ class Forward:
         graph: the module without its arrays.
         call: `call(module, x, training, rngs) -> y_pred`.
         distribution: gives the layouts of inputs and activations.
-        seed: fixes the random numbers of every step.
+        seed: fixes the random numbers of every step; programs that were traced with another one keep that.
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
         remat: what the way back computes again in training; None for nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.recognition import Source
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ModelError
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.cell import StateCell
@@ -28,6 +30,7 @@ from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, finalize, has_final_values
 from keras_dist.training.pace import FixedPace, Pace
+from keras_dist.training.progress import Progress, restored
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
 
@@ -85,6 +88,9 @@ class Trainer:
         self._residents: dict[Mode, set[tuple[int, int]]] = {}
         self._tensor_rules_checked = False
         self.stops: set[Mode] = set()
+        self._run: tuple[Examples, Hooks] | None = None
+        self._progress: Progress | None = None
+        self._begun = False
         self._train_step: Any = None
         self._test_step: Any = None
         self._recipe = recipe
@@ -116,26 +122,35 @@ class Trainer:
         meter = Meter(feed.pace)
         logs: Mapping[str, float] = {}
         should_stop = self._stopper("train")
-        with interrupt_between_steps() as check_interrupt:
+        leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
+        begun = Progress.begun(examples, epochs, shuffle_key)
+        with self._running(begun, examples, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
-            for epoch, executions in feed.epochs(epochs, shuffle_key):
+            start = self._begin(begun, self._zeros(tallies), hooks)
+            for epoch, executions in feed.epochs(start.epochs(epochs.stop), start.shuffle_key, start.cursor):
+                if start.is_stopping:
+                    break
+                self._progress = start if epoch == start.cursor.epoch else start.at_epoch(epoch)
                 hooks.on_epoch_begin(epoch)
                 states = run_steps(
                     "train",
                     executions,
-                    self._train_dispatch(tallies),
+                    self._train_dispatch(tallies, is_noted=True),
                     hooks,
                     check_interrupt,
                     meter,
                     as_logs=functools.partial(self._watched, tallies),
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
+                    batch=self._progress.cursor.batch,
                 )
+                states = dict(self._progress.tallies) if states is None else states  # no step was left
                 self._hold(tallies, states)
                 known: dict[str, float] = {}
                 if validation is not None and evaluate is not None and validation.is_due(epoch):
                     known = {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
                 logs = LazyLogs(states, tallies, known)
+                self._progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
@@ -143,6 +158,66 @@ class Trainer:
             hooks.end("train", logs)
         self._compiled.forget_shapes("train")
         return meter.timing(self._cell.mesh.backend_mesh.local_devices)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the training has come that is running now; None if there is none."""
+        if self._progress is None or self._run is None:
+            return None
+        examples, hooks = self._run
+        cursor = self._progress.cursor
+        if isinstance(examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
+            is_exact = self._options.prefetch <= MAX_IN_FLIGHT  # else batches are made before they are trained on
+            cursor = dataclasses.replace(cursor, source=examples.state() if is_exact else None)
+        return dataclasses.replace(
+            self._progress, cursor=cursor, is_stopping="train" in self.stops, callbacks=hooks.get_state()
+        )
+
+    def use_seed(self, seed: int) -> None:
+        """Draw the random numbers of steps from another seed."""
+        self._forward.seed = seed
+        self._compiled.forget_programs()
+
+    def continue_from(self, progress: Progress) -> None:
+        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`.
+
+        Raises:
+            ModelError: there is no training that is about to begin, or it has other batches.
+        """
+        if self._progress is None or self._begun:
+            raise ModelError(
+                "there is no training to be continued",
+                given="continue_from outside of on_train_begin",
+                expected="a fit that has not begun its first epoch",
+                fix="restore the model alone, or pass BackupAndRestore to fit",
+            )
+        self._progress.check_continues(progress)
+        self._progress = progress
+
+    @contextlib.contextmanager
+    def _running(self, progress: Progress, examples: Examples, hooks: Hooks) -> Iterator[None]:
+        """Keep account of a training, and tell the callbacks how it ended."""
+        outer = self._run, self._progress, self._begun
+        self._run, self._progress, self._begun = (examples, hooks), progress, False
+        try:
+            yield
+        except BaseException as error:
+            hooks.on_train_exit(error)
+            raise
+        else:
+            hooks.on_train_exit(None)
+        finally:
+            self._run, self._progress, self._begun = outer
+
+    def _begin(self, start: Progress, zeros: Logs, hooks: Hooks) -> Progress:
+        """Where the training begins: `start`, or where a callback has said."""
+        self._begun = True
+        progress = self._progress
+        if progress is None or progress is start:
+            return start
+        tallies = restored(progress.tallies, zeros) if progress.tallies else {}
+        hooks.set_state(progress.callbacks)
+        return dataclasses.replace(progress, tallies=tallies)
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
@@ -278,17 +353,25 @@ class Trainer:
         self.stops.discard(mode)
         return lambda: mode in self.stops
 
-    def _train_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
+    def _train_dispatch(
+        self, tallies: dict[str, Tally], is_noted: bool = False
+    ) -> Callable[[Execution], tuple[Logs, bool]]:
+        """What runs an execution; `is_noted` if it is one of the training whose progress is noted."""
+        progress = self._progress if is_noted else None
         logs = self._zeros(tallies)
+        if progress is not None and progress.tallies:
+            logs = dict(progress.tallies)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
-            nonlocal logs
+            nonlocal logs, progress
             known = self._compiled.count
             with self._cell.lock:
                 run = self._compiled.train(self._train_step, self._cell.arrays, logs, execution)
                 with shielded:  # the state is consumed: whatever happens, the cell must have the new one
                     self._cell.arrays, logs = run()
+                    if progress is not None:
+                        self._progress = progress = progress.after(execution.steps, execution.rows, logs)
             return logs, self._compiled.count > known
 
         return dispatch

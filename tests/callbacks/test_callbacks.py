@@ -74,7 +74,7 @@ def test_the_hooks_of_fit_in_order(model):
             ("on_test_end", NAMES),
             ("on_epoch_end", epoch, NAMES + VAL_NAMES),
         ]
-    assert recorder.calls == [*expected, ("on_train_end", NAMES + VAL_NAMES)]
+    assert recorder.calls == [*expected, ("on_train_end", NAMES + VAL_NAMES), ("on_train_exit", None)]
 
 
 def test_the_hooks_of_evaluate_and_predict_in_order(model):

@@ -1,0 +1,176 @@
+"""`BackupAndRestore`: a training that may be killed at any time, and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+
+from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
+from keras_dist.callbacks.first_process import print_message
+from keras_dist.checkpoint import CheckpointManager
+from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
+
+
+class BackupAndRestore(Callback):
+    """Saves all of a training's state every so often, and goes on from there when the program is started again.
+
+    All is: weights, statistics, optimizer slots, random streams, the states of loss and metrics, the place in the data,
+    the states of callbacks and the history. On the same mesh the result is that of a training that was never
+    interrupted, bit for bit; on another one it is so within rounding. Examples of arrays, or by number, are not gone
+    through again; batches of an iterable are, up to the place, or the iterator is told to go there. A callback of your
+    own goes on where it was if it defines `get_state` and `set_state`.
+
+    Ctrl-C and SIGTERM end the training after the step that is running and a save, with the exit code 75 (`EXIT_CODE`):
+    "start me again". A second one does not wait.
+
+    Args:
+        backup_dir: a directory for this training alone; it is made if need be.
+        save_freq: `"epoch"`, or every how many batches, counted through all epochs. With a number each step is an
+            execution of its own.
+        double_checkpoint: whether at least two states are kept: if the newest is damaged, the one before is used.
+        delete_checkpoint: whether the states are deleted when the training has ended as it should. They are kept
+            whenever an exception or a signal ends it.
+        keep: how many states are kept.
+        asynchronous: whether steps go on while a state is being written. A save that fails ends the training at the
+            next step.
+
+    Raises:
+        ModelError: an argument cannot be used.
+        CheckpointError: at the begin of training, when another job writes to the directory, what is there is of
+            another model or all of it is damaged; at a step after a save that failed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> backup = kd.callbacks.BackupAndRestore(pathlib.Path(tempfile.mkdtemp()) / "backup", save_freq=10)
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile("adam", loss="mse")
+        >>> history = model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=[backup])
+
+    Differs from Keras: the training goes on at the batch, not at the begin of the epoch; two states are kept, and each
+    is checked before it is used.
+
+    Source: `keras.callbacks.BackupAndRestore`.
+    """
+
+    EXIT_CODE = os.EX_TEMPFAIL
+    comes_last = True
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: int | str = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        *,
+        keep: int = 2,
+        asynchronous: bool = True,
+    ) -> None:
+        super().__init__()
+        is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+        if save_freq != "epoch" and not is_count:
+            raise ModelError(
+                "BackupAndRestore: `save_freq` cannot be used",
+                given=f"save_freq={shorten(save_freq)}",
+                expected="'epoch', or a number of batches >= 1",
+                fix="for example save_freq=100",
+            )
+        if not isinstance(backup_dir, str | os.PathLike) or not os.fspath(backup_dir):
+            raise ModelError(
+                "BackupAndRestore: `backup_dir` is no path",
+                given=f"backup_dir={shorten(backup_dir)}",
+                expected="a directory for this training alone",
+                fix='for example BackupAndRestore("backup")',
+            )
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.keep = max(keep, 2) if double_checkpoint else keep
+        self.asynchronous = asynchronous
+        self._manager: CheckpointManager | None = None
+        self._batches = self._saved_at = 0
+        self._last_batch = -1
+
+    def sees_every_batch(self, mode: Mode) -> bool:
+        """Whether it counts batches."""
+        return mode == "train" and self.save_freq != "epoch"
+
+    def get_state(self) -> dict[str, int]:
+        """How many batches were counted."""
+        return {"batches": self._batches, "saved_at": self._batches, "last_batch": self._last_batch}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Go on counting."""
+        self._batches, self._saved_at, self._last_batch = state["batches"], state["saved_at"], state["last_batch"]
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Go on with the newest state that is good, if there is any."""
+        self._batches = self._saved_at = 0
+        self._last_batch = -1
+        manager = CheckpointManager(self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous)
+        self._manager = manager
+        stored = manager.newest()
+        if stored is not None:
+            self.model.restore(stored, continue_training=True)
+            print_message(f"BackupAndRestore: going on with {stored.folder}")
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save when that many batches are reached."""
+        manager = self._open()
+        manager.check()
+        self._batches += batch - self._last_batch
+        self._last_batch = batch
+        if isinstance(self.save_freq, int) and self._batches - self._saved_at >= self.save_freq:
+            self._saved_at = self._batches
+            manager.save()
+
+    def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
+        """Save when that is what epochs are for."""
+        self._last_batch = -1
+        manager = self._open()
+        manager.check()
+        if self.save_freq == "epoch":
+            manager.save()
+
+    def on_train_interrupt(self, signum: int) -> None:
+        """Save, and end the process with the code that asks for another start."""
+        manager = self._open()
+        path = manager.save()
+        manager.wait_until_finished()
+        print_message(
+            f"BackupAndRestore: {signal.Signals(signum).name}, saved {path}; start the program again to go on"
+        )
+        raise SystemExit(self.EXIT_CODE)
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """Delete the states after a normal end, and let others write to the directory."""
+        manager, self._manager = self._manager, None
+        if manager is None:
+            return
+        if error is None and self.delete_checkpoint:
+            manager.delete()
+            return
+        try:
+            manager.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
+
+    def _open(self) -> CheckpointManager:
+        """The manager of the training that is running.
+
+        Raises:
+            ModelError: none is.
+        """
+        if self._manager is None:
+            raise ModelError(
+                "BackupAndRestore: no training is running",
+                given="a hook that was called outside of fit",
+                expected="on_train_begin first",
+                fix="pass the callback to fit",
+            )
+        return self._manager

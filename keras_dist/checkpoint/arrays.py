@@ -1,0 +1,122 @@
+"""Arrays by name in an orbax folder and back, in other layouts if need be."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.distribution.placement import place_copy
+from keras_dist.errors import CheckpointError
+
+FOLDER = "arrays"
+
+
+def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> Callable[[], None]:
+    """Begin to write arrays, each shard by a process that holds it. Later steps may consume the arrays.
+
+    On CPUs the caller waits for no more than the dispatch of copies; elsewhere, where memory of devices is dear, until
+    the arrays are on the host.
+
+    Args:
+        folder: where they go, below `FOLDER`.
+        arrays: by name, on devices or on the host.
+
+    Returns:
+        What waits until they are written, once, in any thread. It raises what went wrong.
+    """
+    from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
+
+    on_cpu = {device.platform for value in arrays.values() if _is_on_device(value) for device in value.devices()} <= {
+        "cpu"
+    }
+    # orbax refuses arrays without elements; reading makes them from their shapes
+    raw = {name: _raw(value, on_cpu) for name, value in arrays.items() if value.size}
+    checkpointer = orbax.AsyncCheckpointer(orbax.PyTreeCheckpointHandler())
+
+    def begin() -> None:
+        if raw:
+            checkpointer.save(folder / FOLDER, args=orbax.args.PyTreeSave(raw))
+
+    def wait() -> None:
+        with contextlib.closing(checkpointer):
+            if on_cpu:
+                begin()
+            checkpointer.wait_until_finished()
+        raw.clear()
+
+    if not on_cpu:
+        begin()
+    return wait
+
+
+def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """Arrays that `write_arrays` has written.
+
+    Args:
+        folder: where they are, below `FOLDER`.
+        wanted: what is read, by name: with a sharding arrays on devices, of which each process reads its own shards;
+            without one arrays on the host.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    from orbax import checkpoint as orbax  # noqa: PLC0415
+
+    raw = {name: _raw_like(like) for name, like in wanted.items() if math.prod(like.shape)}
+    how = {name: _restore_args(orbax, like) for name, like in raw.items()}
+    found: dict[str, Any] = {}
+    if raw:
+        arguments = orbax.args.PyTreeRestore(item=raw, restore_args=how, partial_restore=True)
+        try:
+            found = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / FOLDER, args=arguments)
+        except Exception as error:  # orbax and its storage raise whatever they like about files
+            raise CheckpointError(
+                f"the arrays in {str(folder)!r} cannot be read",
+                given=f"{type(error).__name__}: {error}",
+                expected="what was written there",
+                fix="restore another step; `python -m keras_dist.cli.doctor` tells what is damaged",
+            ) from error
+    return {name: _as_wanted(found.get(name), like) for name, like in wanted.items()}
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _raw(value: Any, is_copied: bool) -> Any:
+    """What is written for an array: of PRNG keys their data."""
+    if not _is_on_device(value):
+        return np.array(value)
+    value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+    return place_copy(value, value.sharding) if is_copied else value
+
+
+def _raw_like(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What is read for an array: of PRNG keys their data."""
+    if not _jax.is_key_dtype(like.dtype):
+        return like
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=like.sharding)
+
+
+def _restore_args(orbax: Any, like: jax.ShapeDtypeStruct) -> Any:
+    if like.sharding is None:
+        return orbax.RestoreArgs(restore_type=np.ndarray)
+    return orbax.ArrayRestoreArgs(sharding=like.sharding, global_shape=like.shape, dtype=like.dtype)
+
+
+def _as_wanted(raw: Any, like: jax.ShapeDtypeStruct) -> Any:
+    if raw is None:
+        zeros = np.zeros(like.shape, like.dtype)
+        return zeros if like.sharding is None else place_copy(jnp.asarray(zeros), like.sharding)
+    if _jax.is_key_dtype(like.dtype):
+        return jax.random.wrap_key_data(raw, impl=_jax.key_impl(like.dtype))
+    return raw

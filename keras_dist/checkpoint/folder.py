@@ -1,0 +1,96 @@
+"""`Draft`: a folder that comes to be whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import warnings
+
+from keras_dist.checkpoint.manifest import NAME, write_manifest
+from keras_dist.errors import CheckpointError, CheckpointWarning
+
+_DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+")
+
+
+class Draft:
+    """A folder beside its place, where it is written; `commit` notes its files and moves it there.
+
+    Whoever is killed in between leaves the draft, which nothing reads, and what was in its place before.
+
+    Args:
+        place: where the folder is to be.
+
+    Attributes:
+        folder: where it is written.
+
+    Raises:
+        CheckpointError: the place, or one of the folders around it, is a file; or it is a folder of other things.
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(self, place: pathlib.Path) -> None:
+        for path in (place, *place.parents):
+            if path.exists() and not path.is_dir():
+                raise CheckpointError(
+                    f"{str(path)!r} is a file",
+                    given=f"a checkpoint to be written to {str(place)!r}",
+                    expected="a folder, or nothing",
+                    fix="choose another path, or move the file away",
+                )
+        if place.is_dir() and any(place.iterdir()) and not (place / NAME).exists():
+            raise CheckpointError(
+                f"{str(place)!r} is a folder of other things",
+                given="a folder with files, which a checkpoint would replace",
+                expected="an earlier checkpoint, an empty folder, or nothing",
+                fix="choose another path",
+            )
+        self.place = place
+        self.folder = place.with_name(f".{place.name}.draft-{os.getpid()}")
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
+
+    def commit(self) -> None:
+        """Put the folder in its place. What was there is exchanged for it.
+
+        Raises:
+            OSError: that cannot be done; what was there is still there.
+        """
+        write_manifest(self.folder)
+        if not self.place.exists():
+            os.rename(self.folder, self.place)
+            return
+        replaced = self.place.with_name(f".{self.place.name}.replaced-{os.getpid()}")
+        os.rename(self.place, replaced)
+        os.rename(self.folder, self.place)
+        shutil.rmtree(replaced)
+
+    def abandon(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def settled(place: pathlib.Path) -> None:
+    """Finish or undo what a writer that was killed had begun; only who may write to `place` calls it.
+
+    A folder that was to be exchanged for a new one, which never came, goes back to its place. Drafts are removed.
+    """
+    if not place.parent.is_dir():
+        return
+    for path in sorted(place.parent.iterdir()):
+        match = _DRAFT.fullmatch(path.name)
+        if match is None or match["name"] != place.name or not path.is_dir():
+            continue
+        if ".replaced-" in path.name and not place.exists():
+            warnings.warn(f"{path}: a save was killed; what was there before is used again", CheckpointWarning, 3)
+            os.rename(path, place)
+        else:
+            warnings.warn(f"{path}: half-written by a process that was killed; removed", CheckpointWarning, 3)
+            shutil.rmtree(path)
+
+
+def is_draft(path: pathlib.Path) -> bool:
+    """Whether a path is one of a draft, or of what one has replaced."""
+    return _DRAFT.fullmatch(path.name) is not None

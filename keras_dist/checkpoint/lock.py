@@ -1,0 +1,80 @@
+"""`Lock`: one writer of a directory, told from one that was killed."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import sys
+
+from keras_dist.errors import CheckpointError
+
+NAME = ".lock"
+
+
+class Lock:
+    """The right to write to a directory, held until `release` or the end of the process, however it ends.
+
+    Args:
+        directory: made if need be.
+
+    Raises:
+        CheckpointError: another holder, in this process or another one, writes there; or the directory is a file.
+        OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        if directory.exists() and not directory.is_dir():
+            raise CheckpointError(
+                f"{str(directory)!r} is a file",
+                given="a directory for checkpoints that is none",
+                expected="a directory, or nothing",
+                fix="choose another path, or move the file away",
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / NAME
+        self._file = self._path.open("a+", encoding="utf-8")
+        try:
+            # the system drops it when the process ends: a killed writer leaves no lock behind
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = self._path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except BlockingIOError:
+            is_held = False
+        if not is_held:
+            self._file.seek(0)
+            owner = self._file.read()
+            self._file.close()
+            raise CheckpointError(
+                f"{str(directory)!r} is busy: another job writes checkpoints there",
+                given=_described(owner),
+                expected="one writer of a directory",
+                fix="another directory for this job, or wait until the other one has ended",
+            )
+        now = datetime.datetime.now(datetime.UTC)
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": now.isoformat(), "program": sys.argv[:1]}
+        self._file.truncate(0)
+        self._file.write(json.dumps(owner))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others write. Does nothing the second time."""
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+
+
+def _described(owner: str) -> str:
+    """Who holds a lock, and for how long."""
+    try:
+        found = json.loads(owner)
+        since = datetime.datetime.fromisoformat(found["since"])
+        seconds = int((datetime.datetime.now(datetime.UTC) - since).total_seconds())
+        program = " ".join(found["program"])
+        return (
+            f"process {found['pid']} on {found['host']} ({program}), since {since:%Y-%m-%d %H:%M:%S} UTC, {seconds} s"
+        )
+    except (ValueError, KeyError, TypeError):
+        return "a writer that is not known"

@@ -1,0 +1,320 @@
+"""`CheckpointManager`: the newest states of a model in a directory, of which the newest good one is restored."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import jax
+
+from keras_dist.checkpoint.folder import is_draft, settled
+from keras_dist.checkpoint.lock import Lock
+from keras_dist.checkpoint.snapshot import Snapshot, Stored
+from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+
+_STEP = re.compile(r"step_(\d{8,})")
+
+
+class Checkpointable(Protocol):
+    """What a manager saves and restores: a `Model`."""
+
+    def snapshot(self) -> Snapshot:
+        """All of its state."""
+        ...
+
+    def restore(self, stored: Stored) -> None:
+        """Take over a state."""
+        ...
+
+
+class CheckpointManager:
+    """The newest states of a model in a directory, as folders `step_00000012`.
+
+    A state is whole or not there: a process may be killed at any time. Each has a manifest of the SHA-256 of its files.
+    Whatever is damaged is passed over with a warning that says how, for the newest good one, and is never deleted.
+    Files are handed to the operating system before a state counts as written, not forced to the disk: what a failure of
+    power tears is noticed, too.
+
+    Args:
+        model: a `Model`, whose weights are born.
+        directory: made if need be. One manager at a time writes there, of all processes on all machines that share it.
+        max_to_keep: how many states are kept, the newest ones; None for all.
+        asynchronous: whether `save` returns while the arrays are still being written. What goes wrong then is raised by
+            the next call, and by `wait_until_finished`.
+
+    Raises:
+        CheckpointError: another job writes there, or an argument cannot be used.
+        OSError: the directory cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile("adam", loss="mse")
+        >>> with kd.checkpoint.CheckpointManager(model, tempfile.mkdtemp(), max_to_keep=2) as manager:
+        ...     manager.restore_or_initialize()  # nothing is there yet
+        ...     for _ in range(3):
+        ...         loss = model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+        ...         path = manager.save()
+        ...     manager.steps
+        [2, 3]
+
+    Source: `tf.train.CheckpointManager`.
+    """
+
+    def __init__(
+        self,
+        model: Checkpointable,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None = 5,
+        *,
+        asynchronous: bool = False,
+    ) -> None:
+        if max_to_keep is not None and (isinstance(max_to_keep, bool) or max_to_keep < 1):
+            raise CheckpointError(
+                "CheckpointManager: `max_to_keep` cannot be used",
+                given=f"max_to_keep={shorten(max_to_keep)}",
+                expected="a number of states >= 1, or None for all",
+                fix="for example max_to_keep=2",
+            )
+        self._model = model
+        self.directory = pathlib.Path(directory)
+        self._max_to_keep = max_to_keep
+        self._asynchronous = asynchronous
+        self._writer: _Writer | None = None
+        self._damaged: set[int] = set()
+        self._is_writing = jax.process_index() == 0
+        self._lock = Lock(self.directory) if self._is_writing else None
+        if self._is_writing:
+            for path in [path for path in self.directory.iterdir() if is_draft(path)]:
+                settled(path.with_name(path.name[1:].split(".")[0]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps whose states are there, ascending."""
+        if not self.directory.is_dir():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the states, from the oldest to the newest."""
+        return [str(self._path(step)) for step in self.steps]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest state; None if there is none. It may be damaged: `restore_or_initialize` looks."""
+        return next(reversed(self.checkpoints), None)
+
+    def save(self, snapshot: Snapshot | None = None) -> str:
+        """Write the state of the model, and delete the oldest ones beyond `max_to_keep`.
+
+        Args:
+            snapshot: what to write instead.
+
+        Returns:
+            The path of the state, where it is or will be.
+
+        Raises:
+            CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
+        """
+        self._check_open()
+        self.wait_until_finished()
+        snapshot = snapshot or self._model.snapshot()
+        path = self._path(snapshot.step)
+        if self._is_writing and snapshot.step in self._damaged:
+            self._put_aside(snapshot.step)
+        writer = _Writer(snapshot, path, self._prune)
+        self._writer = writer
+        if not self._asynchronous:
+            self.wait_until_finished()
+        return str(path)
+
+    def check(self) -> None:
+        """Nothing, unless a save in the background has failed.
+
+        Raises:
+            CheckpointError: it has.
+        """
+        if self._writer is not None and self._writer.is_over:
+            self.wait_until_finished()
+
+    def wait_until_finished(self) -> None:
+        """Wait for the save in the background.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.join()
+
+    def newest(self) -> Stored | None:
+        """The newest state that is good; None if there are none at all. Damaged ones are told of in warnings.
+
+        Raises:
+            CheckpointError: all that are there are damaged.
+        """
+        self.wait_until_finished()
+        tried: list[str] = []
+        for step in reversed(self.steps):
+            try:
+                return Stored(self._path(step))
+            except CheckpointError as error:
+                self._damaged.add(step)
+                problems = "; ".join(error.problems) or error.given
+                tried.append(f"{self._path(step).name}: {problems}")
+                warnings.warn(
+                    f"{self._path(step)} is passed over, for an older one if there is any: {problems}",
+                    CheckpointWarning,
+                    stacklevel=3,
+                )
+        if tried:
+            raise CheckpointError(
+                f"no checkpoint in {str(self.directory)!r} can be restored",
+                given="; ".join(tried),
+                expected="at least one that is as it was written",
+                fix="to begin anew, choose another directory or move these away; nothing was deleted",
+                problems=tuple(tried),
+            )
+        return None
+
+    def restore_or_initialize(self) -> str | None:
+        """Give the model the newest state that is good.
+
+        Returns:
+            Its path; None if there is no state, in which case the model stays as it is.
+
+        Raises:
+            CheckpointError: all states are damaged, or they are of another model; the model stays as it is.
+        """
+        self._check_open()
+        stored = self.newest()
+        if stored is None:
+            return None
+        self._model.restore(stored)
+        return str(stored.folder)
+
+    def delete(self) -> None:
+        """Delete all states that were not found damaged, and the directory, if nothing else is in it."""
+        self._check_open()
+        self.wait_until_finished()
+        if not self._is_writing:
+            self.close()
+            return
+        for step in set(self.steps) - self._damaged:
+            shutil.rmtree(self._path(step))
+        self.close()
+        if not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+    def close(self) -> None:
+        """Wait for the save in the background, and let others write to the directory.
+
+        Raises:
+            CheckpointError: the save failed.
+        """
+        try:
+            self.wait_until_finished()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+            self._is_writing = False
+            self._closed = True
+
+    _closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CheckpointError(
+                "the CheckpointManager is closed",
+                given="a call after close()",
+                expected="an open manager",
+                fix="make another one",
+            )
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self.directory / f"step_{step:08d}"
+
+    def _put_aside(self, step: int) -> None:
+        path = self._path(step)
+        if path.exists():
+            aside = path.with_name(f"{path.name}.damaged")
+            while aside.exists():
+                aside = aside.with_name(f"{aside.name}_")
+            path.rename(aside)
+            warnings.warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning, stacklevel=4)
+        self._damaged.discard(step)
+
+    def _prune(self) -> None:
+        """Delete the oldest states. Damaged ones neither count nor go."""
+        if self._is_writing and self._max_to_keep is not None:
+            good = [step for step in self.steps if step not in self._damaged]
+            for step in good[: -self._max_to_keep]:
+                shutil.rmtree(self._path(step))
+
+
+class _Writer:
+    """One save, which ends in a thread of its own.
+
+    Args:
+        snapshot: what is written.
+        path: where to.
+        then: called when it is there.
+    """
+
+    def __init__(self, snapshot: Snapshot, path: pathlib.Path, then: Callable[[], None]) -> None:
+        self._path = path
+        self._error: BaseException | None = None
+        try:
+            finish = snapshot.begin(path)
+        except OSError as error:
+            raise self._failed(error) from error
+
+        def run() -> None:
+            try:
+                finish()
+                then()
+            except BaseException as error:  # whatever it is, `join` raises it in the thread that trains
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name=f"save {path.name}")
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is written."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for it.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._failed(self._error) from self._error
+
+    def _failed(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(
+            f"{str(self._path)!r} was not written",
+            given=f"{type(error).__name__}: {error}",
+            expected="a directory that can be written, with room for another state",
+            fix="free space or choose another directory; the states before this one are untouched",
+        )

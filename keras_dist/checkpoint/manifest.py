@@ -1,0 +1,73 @@
+"""The manifest of a checkpoint: name, length and SHA-256 of every file, so that damage is seen before it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+NAME = "manifest.json"
+FORMAT = 1
+
+
+def write_manifest(folder: pathlib.Path) -> None:
+    """Note every file below `folder`. What is written there later is none of the checkpoint."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    (folder / NAME).write_bytes(_rendered(files))
+
+
+def damage_of(folder: pathlib.Path) -> list[str]:
+    """What is wrong with the files of a checkpoint, each by its name; empty if nothing is.
+
+    Not one byte can differ without being noticed, in the manifest itself neither.
+    """
+    try:
+        content = (folder / NAME).read_bytes()
+    except FileNotFoundError:
+        return [f"{NAME} is missing"]
+    except OSError as error:
+        return [f"{NAME} cannot be read: {error}"]
+    files = _files_of(content)
+    if files is None:
+        return [f"{NAME} is damaged"]
+    return [problem for name, noted in files.items() if (problem := _damage(folder, name, noted)) is not None]
+
+
+def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:
+    path = folder / name
+    if pathlib.PurePosixPath(name).is_absolute() or ".." in pathlib.PurePosixPath(name).parts:
+        return f"{name} is not inside of the checkpoint"
+    try:
+        size = path.stat().st_size
+        if size != noted["bytes"]:
+            return f"{name} has {size} bytes instead of {noted['bytes']}"
+        return None if _digest(path) == noted["sha256"] else f"{name} has other bytes than were written"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error}"
+
+
+def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
+    """What a manifest lists; None if it is not, byte for byte, one that was written here."""
+    try:
+        files = json.loads(content)["files"]
+        return files if _rendered(files) == content else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
+    listed = {name: {"bytes": noted["bytes"], "sha256": noted["sha256"]} for name, noted in files.items()}
+    check = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    return json.dumps({"format": FORMAT, "files": listed, "sha256_of_files": check}, indent=1).encode() + b"\n"
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,151 @@
+"""`Snapshot` and `Stored`: what a checkpoint holds, before it is written and when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from keras_dist.checkpoint.arrays import read_arrays, write_arrays
+from keras_dist.checkpoint.folder import Draft
+from keras_dist.checkpoint.manifest import damage_of
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.errors import CheckpointError
+
+FORMAT = 1
+RECORD = "record"
+"""The document that every checkpoint has; see `Stored.record`."""
+
+_PACKAGES = ("keras_dist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What is written at once.
+
+    Attributes:
+        step: how many training steps were taken.
+        arrays: by name.
+        plan: where those of a model live.
+        documents: plain values that JSON can hold, by the names of their files.
+    """
+
+    step: int
+    arrays: Mapping[str, Any]
+    plan: LayoutPlan
+    documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def begin(self, place: pathlib.Path) -> Callable[[], None]:
+        """Begin to write it to a folder, which comes to be whole or not at all.
+
+        Returns:
+            What waits until it is there, once, in any thread. It raises what went wrong.
+
+        Raises:
+            CheckpointError: the place cannot hold it.
+            OSError: it cannot be written.
+        """
+        draft = Draft(place)
+        try:
+            for name, document in {RECORD: self._record(), **self.documents}.items():
+                (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
+            wait = write_arrays(draft.folder, self.arrays)
+        except BaseException:
+            draft.abandon()
+            raise
+
+        def finish() -> None:
+            try:
+                wait()
+                draft.commit()
+            except BaseException:
+                draft.abandon()
+                raise
+
+        return finish
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "written": datetime.datetime.now(datetime.UTC).isoformat(),
+            "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
+            "processes": jax.process_count(),
+            "arrays": {
+                name: {"shape": list(value.shape), "dtype": str(value.dtype)} for name, value in self.arrays.items()
+            },
+            "plan": self.plan.to_dict(),
+        }
+
+
+class Stored:
+    """A checkpoint in a folder. Opening it reads no arrays and needs no devices.
+
+    Args:
+        folder: where it is.
+
+    Attributes:
+        folder: likewise.
+        record: the format, the step, when and with which versions it was written, the names, shapes and element types
+            of its arrays, and the layout plan they had.
+
+    Raises:
+        CheckpointError: it is damaged, or no checkpoint.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        problems = damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
+        if problems:
+            raise CheckpointError(
+                f"{str(folder)!r} is damaged, or no checkpoint",
+                given="; ".join(problems),
+                expected="every file as it was written",
+                fix="restore another one, or copy it again, whole",
+                problems=tuple(problems),
+            )
+        self.record: dict[str, Any] = self.document(RECORD) or {}
+        if self.record.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{str(folder)!r} has a format that is not known",
+                given=f"format {self.record.get('format')!r}",
+                expected=f"format {FORMAT}",
+                fix="read it with the version of keras_dist that wrote it, or a later one",
+            )
+
+    @property
+    def step(self) -> int:
+        """How many training steps had been taken."""
+        return self.record["step"]
+
+    def document(self, name: str) -> Any:
+        """The document of this name; None if there is none."""
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+        """Some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
+        return read_arrays(self.folder, wanted)
+
+    def arrays_below(self, prefix: str) -> dict[str, Any]:
+        """Those of its arrays whose names begin like this, on the host, by the rest of their names."""
+        like = {
+            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), noted["dtype"])
+            for name, noted in self.record["arrays"].items()
+            if name.startswith(prefix)
+        }
+        return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

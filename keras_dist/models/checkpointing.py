@@ -1,0 +1,190 @@
+"""`Checkpointing`: all of a model's state as a `Snapshot`, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.data.cursor import Cursor
+from keras_dist.errors import CheckpointError
+from keras_dist.models.session import Session
+from keras_dist.training.progress import Progress
+
+TRAINING = "training"
+"""The document of a snapshot that says how far a training had come."""
+
+_PARTS_READ = 8
+"""Arrays are read and put in their places by eighths, so that not all of them are there twice."""
+
+_LISTED = 20
+
+
+class Checkpointing:
+    """All of a model's state as a `Snapshot`, and back. Subclasses say when the weights are born."""
+
+    name: str
+
+    def _born(self) -> Session:
+        """The session of the model; its weights are born now, if need be."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot:
+        """All that a training needs to go on: weights, statistics, slots, random streams; and how far `fit` has come.
+
+        While `fit` runs, that is the batch, the states of loss and metrics, and what the callbacks need; a
+        `CheckpointManager` writes it.
+
+        Raises:
+            ModelError: the weights are not born yet.
+        """
+        session = self._born()
+        progress = session.trainer.progress
+        arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
+        documents: dict[str, Any] = {"model": {"seed": session.seed, "fits": session.fits}}
+        if progress is not None:
+            written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
+            plain, found = split_arrays(written)
+            fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
+            documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
+            arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
+        return Snapshot(int(session.cell.state.step), arrays, session.cell.state_plan, documents)
+
+    def restore(self, stored: Stored, continue_training: bool = False) -> None:
+        """Take over a state that `snapshot` gave, on the mesh of this model.
+
+        Args:
+            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
+            continue_training: whether the `fit` that is about to begin goes on where that one was; callbacks ask for it
+                in `on_train_begin`.
+
+        Raises:
+            CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
+                model stays as it is.
+            ModelError: there is no `fit` to be continued, or it has other batches.
+        """
+        session = self._born()
+        cell = session.cell
+        wanted = _wanted(session)
+        _check_fit(self.name, wanted, stored)
+        if continue_training:
+            _continue(session, stored)
+        with cell.lock:
+            arrays = cell.arrays
+            for part in _parts(wanted):
+                found = stored.arrays({name: wanted[name] for name in part})
+                for name in part:
+                    arrays[list(wanted).index(name)] = found.pop(name)
+            cell.arrays = arrays
+        noted = stored.document("model")
+        session.fits = noted["fits"]
+        session.use_seed(noted["seed"])
+
+
+def names_of(session: Session) -> list[str]:
+    """The names of the arrays of a session's state, flat, as they are written."""
+    state = session.cell.state
+    kinds = {"trainable": "variables", "rest": "variables", "slots": "optimizers", "step": ""}
+    prefixes = [prefix for field, prefix in kinds.items() for _ in jax.tree.leaves(getattr(state, field))]
+    rows = session.cell.state_plan.rows
+    return [f"{prefix}/{row.path}".removeprefix("/") for prefix, row in zip(prefixes, rows, strict=True)]
+
+
+def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
+    """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
+
+    `join_arrays` is the way back.
+    """
+    arrays: list[Any] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(one) for key, one in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(one) for one in value]
+        if isinstance(value, jax.Array | np.ndarray | np.generic):
+            arrays.append(value if isinstance(value, jax.Array) else np.asarray(value))
+            return {_ARRAY: len(arrays) - 1}
+        return value
+
+    return plain(tree), arrays
+
+
+_ARRAY = "array"
+
+
+def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
+    """What `split_arrays` was given, with lists for tuples; the arrays by their numbers."""
+    if isinstance(plain, dict):
+        if [*plain] == [_ARRAY]:
+            return arrays[str(plain[_ARRAY])]
+        return {name: join_arrays(value, arrays) for name, value in plain.items()}
+    return [join_arrays(value, arrays) for value in plain] if isinstance(plain, list) else plain
+
+
+def _continue(session: Session, stored: Stored) -> None:
+    """Let the `fit` that is about to begin go on where that of the checkpoint was."""
+    noted = stored.document(TRAINING)
+    if noted is None:
+        return  # it was written outside of fit
+    noted = join_arrays(noted, stored.arrays_below(f"{TRAINING}/"))
+    key = noted["shuffle_key"]
+    noted |= {"cursor": Cursor.from_json(noted["cursor"]), "shuffle_key": None if key is None else tuple(key)}
+    session.trainer.continue_from(Progress(**noted))
+
+
+def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a session's state, as they are to be read."""
+    plan = session.cell.state_plan
+    shardings = jax.tree.leaves(plan.shardings)
+    return {
+        name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=sharding)
+        for name, row, sharding in zip(names_of(session), plan.rows, shardings, strict=True)
+    }
+
+
+def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
+    """The names in groups of an eighth of all bytes, at least."""
+    sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
+    parts: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes.items():
+        parts[-1].append(name)
+        total += size
+        if total * _PARTS_READ >= sum(sizes.values()):
+            parts.append([])
+            total = 0
+    return [part for part in parts if part]
+
+
+def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored) -> None:
+    """Nothing, if a checkpoint has the arrays of the model, and no other ones of its kind.
+
+    Raises:
+        CheckpointError: it has not; all that are wrong are told.
+    """
+    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(f"{TRAINING}/")}
+    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
+    problems += [f"not in the model: {name}" for name in noted if name not in wanted]
+    for name, like in wanted.items():
+        found = noted.get(name)
+        if found is not None and (tuple(found["shape"]), found["dtype"]) != (like.shape, str(like.dtype)):
+            problems.append(
+                f"of another shape or type: {name} is {tuple(found['shape'])} {found['dtype']}, "
+                f"in the model {like.shape} {like.dtype}"
+            )
+    if problems:
+        more = f" and {len(problems) - _LISTED} more (see `problems`)" if len(problems) > _LISTED else ""
+        raise CheckpointError(
+            f"{str(stored.folder)!r} does not fit model {model!r}",
+            given="; ".join(problems[:_LISTED]) + more,
+            expected=f"the names, shapes and types of the {len(wanted)} arrays of the model",
+            fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
+            problems=tuple(problems),
+        )
