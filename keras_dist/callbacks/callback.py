@@ -142,5 +142,9 @@ def watches(callback: Any, mode: Mode) -> bool:
     hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     if mode == "train":
         hooks += ["on_batch_begin", "on_batch_end"]
-    # compared by function: `LambdaCallback` keeps its hooks on the instance
-    return any(getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook] for hook in hooks)
+    return any(has_own(callback, hook) for hook in hooks)
+
+
+def has_own(callback: Any, hook: str) -> bool:
+    """Whether a callback has this hook itself, in its class or, as `LambdaCallback`, on the instance."""
+    return getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_dist.callbacks.callback import Callback, Logs, Mode, watches
+from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.errors import CheckpointWarning, ModelError, shorten
@@ -123,11 +123,7 @@ class CallbackList(Callback):
     @property
     def handles_interrupts(self) -> bool:
         """Whether one of them has something to do before a signal ends the training."""
-        return any(
-            getattr(type(callback), "on_train_interrupt", Callback.on_train_interrupt)
-            is not Callback.on_train_interrupt
-            for callback in self.callbacks
-        )
+        return any(has_own(callback, "on_train_interrupt") for callback in self._with("on_train_interrupt"))
 
     def on_train_interrupt(self, signum: int) -> None:
         """Before a signal ends the training."""
