@@ -2,8 +2,9 @@
 
 from keras_dist.models.cloning import clone_model
 from keras_dist.models.from_json import model_from_json
+from keras_dist.models.loading import load_model
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.models.variable import ModelVariable
 
-__all__ = ["Model", "ModelVariable", "Sequential", "clone_model", "model_from_json"]
+__all__ = ["Model", "ModelVariable", "Sequential", "clone_model", "load_model", "model_from_json"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,23 +16,30 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.data.cursor import Cursor
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, ModelError, shorten
 from keras_dist.models.session import Session
+from keras_dist.saving import serialize_keras_object
 from keras_dist.training.progress import Progress
 
-TRAINING = "training"
-"""The document of a snapshot that says how far a training had come."""
+TRAINING, CONFIG, COMPILE = "training", "config", "compile"
+"""The documents of a snapshot that say how far a training had come, what the model is, and how it is trained."""
 
 _PARTS_READ = 8
 """Arrays are read and put in their places by eighths, so that not all of them are there twice."""
 
 _LISTED = 20
 
+_FILES = (".safetensors", ".h5", ".hdf5")
+
 
 class Checkpointing:
     """All of a model's state as a `Snapshot`, and back. Subclasses say when the weights are born."""
 
     name: str
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile` as plain values."""
+        raise NotImplementedError
 
     def _born(self) -> Session:
         """The session of the model; its weights are born now, if need be."""
@@ -45,16 +55,66 @@ class Checkpointing:
             ModelError: the weights are not born yet.
         """
         session = self._born()
-        progress = session.trainer.progress
-        arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
-        documents: dict[str, Any] = {"model": {"seed": session.seed, "fits": session.fits}}
-        if progress is not None:
-            written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
-            plain, found = split_arrays(written)
-            fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
-            documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
-            arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
-        return Snapshot(int(session.cell.state.step), arrays, session.cell.state_plan, documents)
+        return _snapshot(session, session.trainer.progress, {})
+
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Write the model to a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+
+        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
+        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
+        given to `load_model` again.
+
+        Args:
+            filepath: a folder, which is made.
+            overwrite: whether a model that is there is replaced.
+
+        Raises:
+            ConfigError: a layer or an argument of a constructor cannot be written down.
+            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
+            ModelError: the weights are not born yet.
+            OSError: it cannot be written.
+
+        Differs from Keras: a folder instead of a zip file, and a file of arrays for each device instead of HDF5. What
+        `compile` was given and cannot be written down is left out, with a warning.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits"
+            >>> model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(10, name="d1")])
+            >>> model.save(path)
+            >>> [weight.path for weight in kd.models.load_model(path).weights]
+            ['d1/kernel', 'd1/bias']
+
+        Source: `keras.Model.save`.
+        """
+        path = model_path("save", filepath)
+        if not overwrite and path.exists():
+            raise CheckpointError(
+                f"save: {str(path)!r} exists",
+                given="overwrite=False",
+                expected="a path where there is nothing",
+                fix="choose another path, or pass overwrite=True",
+            )
+        session = self._born()
+        _snapshot(session, None, self._written_down()).begin(path)()
+
+    def _written_down(self) -> dict[str, Any]:
+        """The model and its `compile` arguments as documents."""
+        if getattr(self, "_home", None) is None:
+            return {COMPILE: self._written_compile()}
+        return {CONFIG: serialize_keras_object(self), COMPILE: self._written_compile()}
+
+    def _written_compile(self) -> dict[str, Any]:
+        try:
+            return self.get_compile_config()
+        except ConfigError as error:
+            warnings.warn(
+                f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
+                CheckpointWarning,
+                stacklevel=4,
+            )
+            return {}
 
     def restore(self, stored: Stored, continue_training: bool = False) -> None:
         """Take over a state that `snapshot` gave, on the mesh of this model.
@@ -69,10 +129,14 @@ class Checkpointing:
                 model stays as it is.
             ModelError: there is no `fit` to be continued, or it has other batches.
         """
+        self._restore(stored, continue_training)
+
+    def _restore(self, stored: Stored, continue_training: bool = False, with_slots: bool = True) -> None:
+        """See `restore`; without slots for a model that is not compiled."""
         session = self._born()
         cell = session.cell
         wanted = _wanted(session)
-        _check_fit(self.name, wanted, stored)
+        _check_fit(self.name, wanted, stored, with_slots)
         if continue_training:
             _continue(session, stored)
         with cell.lock:
@@ -85,6 +149,19 @@ class Checkpointing:
         noted = stored.document("model")
         session.fits = noted["fits"]
         session.use_seed(noted["seed"])
+
+
+def _snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
+    """All of a session's state, how far its training has come, and other documents."""
+    arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
+    documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
+    if progress is not None:
+        written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
+        plain, found = split_arrays(written)
+        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
+        documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
+        arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
+    return Snapshot(int(session.cell.state.step), arrays, session.cell.state_plan, documents)
 
 
 def names_of(session: Session) -> list[str]:
@@ -163,13 +240,14 @@ def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
     return [part for part in parts if part]
 
 
-def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored) -> None:
+def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
     """Nothing, if a checkpoint has the arrays of the model, and no other ones of its kind.
 
     Raises:
         CheckpointError: it has not; all that are wrong are told.
     """
-    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(f"{TRAINING}/")}
+    left_out = (f"{TRAINING}/",) if with_slots else (f"{TRAINING}/", "optimizers/")
+    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
     problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
     problems += [f"not in the model: {name}" for name in noted if name not in wanted]
     for name, like in wanted.items():
@@ -188,3 +266,19 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
             fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
             problems=tuple(problems),
         )
+
+
+def model_path(caller: str, filepath: Any) -> pathlib.Path:
+    """The folder of a model.
+
+    Raises:
+        ModelError: the path is one of a file of weights, or none.
+    """
+    if not isinstance(filepath, str | os.PathLike) or not os.fspath(filepath) or str(filepath).endswith(_FILES):
+        raise ModelError(
+            f"{caller}: `filepath` is no folder of a model",
+            given=f"filepath={shorten(filepath)}",
+            expected="the path of a folder",
+            fix='for example "digits"; model.save_weights writes a file of weights',
+        )
+    return pathlib.Path(filepath)

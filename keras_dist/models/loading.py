@@ -1,0 +1,93 @@
+"""`load_model`: what `model.save` has written as a model again, on any mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_dist.checkpoint import Stored
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import CheckpointError, DistributionError
+from keras_dist.models.checkpointing import COMPILE, CONFIG, model_path
+from keras_dist.models.model import Model
+from keras_dist.saving import custom_object_scope, deserialize_keras_object
+
+
+def load_model(
+    filepath: str | os.PathLike[str],
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+    *,
+    distribution: Distribution | None = None,
+    factory: Callable[..., Any] | None = None,
+    call: Callable[..., Any] | None = None,
+    trainable: Any = None,
+) -> Model:
+    """The model that `model.save` has written, each weight in the layout that the distribution gives it.
+
+    Every file is checked before it is read. No code in the files runs.
+
+    Args:
+        filepath: the folder.
+        custom_objects: classes and functions by name, beside the registered ones.
+        compile: whether it is compiled as it was, with the state of its optimizer.
+        safe_mode: whether lambdas are refused, whose code would run.
+        distribution: where it lives; by default the current one. That of the model that was saved does not matter.
+        factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
+        call: for a model of `from_nnx` how its module is called.
+        trainable: for a model of `from_nnx` which variables are trained.
+
+    Raises:
+        CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
+            round; or its variables are not those that the factory makes.
+        ConfigError: it mentions what is not known, or a lambda in `safe_mode`.
+        LayoutError: the layout rules cannot be applied to it.
+
+    Source: `keras.models.load_model`.
+    """
+    if distribution is not None and not isinstance(distribution, Distribution):
+        raise DistributionError(
+            "load_model: `distribution` is not a Distribution",
+            given=f"{distribution!r} of type {type(distribution).__name__}",
+            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
+            fix="for example load_model(path, distribution=DataParallel())",
+        )
+    stored = Stored(model_path("load_model", filepath))
+    config, compiled = stored.document(CONFIG), stored.document(COMPILE)
+    if stored.document(COMPILE) is None or (config is None) != (factory is not None):
+        raise _no_model(stored, config is not None)
+    with (
+        distribution.scope() if distribution is not None else contextlib.nullcontext(),
+        custom_object_scope(custom_objects),
+    ):
+        if factory is not None:
+            model = Model.from_nnx(factory, call, trainable=trainable, seed=stored.document("model")["seed"])
+        else:
+            model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
+        if not isinstance(model, Model):
+            raise _no_model(stored, True)
+        is_compiled = compile and bool(compiled)
+        if is_compiled:
+            model.compile_from_config(compiled)
+        model._restore(stored, with_slots=is_compiled)
+    return model
+
+
+def _no_model(stored: Stored, has_config: bool) -> CheckpointError:
+    if stored.document(COMPILE) is None:
+        return CheckpointError(
+            f"load_model: {str(stored.folder)!r} holds the state of a training, and no model",
+            given=f"a checkpoint of step {stored.step}",
+            expected="a folder that model.save has written",
+            fix="make the model, and give it the state: kd.checkpoint.CheckpointManager(model, directory)"
+            ".restore_or_initialize()",
+        )
+    return CheckpointError(
+        f"load_model: {str(stored.folder)!r} holds a model {'of layers' if has_config else 'of a flax.nnx module'}",
+        given="a factory" if has_config else "no factory",
+        expected="no factory" if has_config else "what makes the module: factory(rngs=rngs)",
+        fix="load_model(path)" if has_config else "load_model(path, factory=lambda rngs: MyNet(rngs=rngs))",
+    )
