@@ -21,14 +21,14 @@ _STATE = ("best", "_epoch", "_last_batch", "_batches_since_save")
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Saves the weights of the model after every epoch, every so many batches, or whenever a value got better.
+    """Saves the model after every epoch, every so many batches, or whenever a value got better.
 
-    The path tells what is saved: one that ends in `.safetensors` the weights, by `Model.save_weights`. Whole models
-    are not saved yet.
+    The path tells what is saved: one that ends in `.safetensors` the weights, by `Model.save_weights`; any other is the
+    folder of the whole model, by `Model.save`. To go on with a training that was killed, use `BackupAndRestore`.
 
     Args:
-        filepath: a path that ends in `.safetensors`. In it `{epoch}` and `{batch}`, counted from 1, and the names of
-            the logs are filled in: `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is made if need be.
+        filepath: in it `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
+            `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is made if need be.
         monitor: the name of the value that is to get better.
         verbose: 1 to print what it does.
         save_best_only: whether to save only when the value is better than whenever the callback saved before.
@@ -141,7 +141,10 @@ class ModelCheckpoint(MonitorCallback):
         if is_wanted:
             if is_first_process():
                 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            self.model.save_weights(path)
+            if path.endswith(_SUFFIX):
+                self.model.save_weights(path)
+            else:
+                self.model.save(path)
             self._say(epoch, f"finished saving model to {path}")
 
     def _judge(self, logs: Logs, path: str) -> tuple[bool, str]:
@@ -180,15 +183,15 @@ class ModelCheckpoint(MonitorCallback):
 
 
 def _checked_path(filepath: Any, save_weights_only: bool) -> str:
-    if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(_SUFFIX):
+    is_path = isinstance(filepath, str | os.PathLike) and bool(os.fspath(filepath))
+    if is_path and (not save_weights_only or os.fspath(filepath).endswith(_SUFFIX)):
         return os.fspath(filepath)
-    weights = save_weights_only or not isinstance(filepath, str | os.PathLike)
     raise ModelError(
         f"ModelCheckpoint: `filepath` does not end in {_SUFFIX!r}"
-        if weights
-        else "ModelCheckpoint: whole models cannot be saved yet, only their weights",
+        if is_path
+        else "ModelCheckpoint: `filepath` is no path",
         given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",
-        expected=f"a path that ends in {_SUFFIX!r}",
+        expected=f"a path that ends in {_SUFFIX!r}, for weights" + ("" if save_weights_only else "; or a folder"),
         fix=f'for example ModelCheckpoint("model.weights{_SUFFIX}", save_weights_only=True)',
     )
 

@@ -97,6 +97,17 @@ def test_the_model_reads_what_was_saved(model, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_a_path_of_another_kind_is_the_folder_of_the_whole_model(tmp_path):
+    small = kd.Sequential([kd.Input((8,)), kd.layers.Dense(4, name="d1")])
+    small.compile("adam", loss=kd.losses.SparseCategoricalCrossentropy(from_logits=True))
+    fit(small, ModelCheckpoint(tmp_path / "at" / "epoch{epoch}"))
+    assert names(tmp_path / "at") == ["epoch1", "epoch2"]
+    again = kd.models.load_model(tmp_path / "at" / "epoch2")
+    for mine, theirs in zip(again.get_weights(), small.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert int(again.snapshot().step) == 6
+
+
 def test_every_so_many_batches_across_epochs(model, tmp_path):
     weights = Weights()
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}-{batch:02d}-{loss:.1f}.safetensors", save_freq=2)
@@ -211,9 +222,9 @@ def test_a_path_that_cannot_be_filled_in(field):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"filepath": "model.keras"}, "whole models cannot be saved yet"),
+        ({"filepath": ""}, "is no path"),
         ({"filepath": "model.weights.h5", "save_weights_only": True}, "does not end in '.safetensors'"),
-        ({"filepath": 3}, "does not end in '.safetensors'"),
+        ({"filepath": 3}, "is no path"),
         ({"save_freq": "batch"}, "save_freq"),
         ({"save_freq": 0}, "save_freq"),
         ({"save_freq": True}, "save_freq"),
