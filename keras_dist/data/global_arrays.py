@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
-from keras_dist.data.ownership import process_rows, wrong_rows
 from keras_dist.distribution import TensorLayout
+from keras_dist.distribution.ownership import process_rows, wrong_rows
 from keras_dist.errors import DataError, shorten
 
 
