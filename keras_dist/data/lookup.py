@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
+from keras_dist.data.shares import Share
 from keras_dist.data.streams import stacked
 from keras_dist.errors import DataError, shorten
 
@@ -62,25 +64,32 @@ class LookupSource(RowSource):
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         span: range | None = None,
+        share: Share | None = None,
     ) -> Iterator[Batch]:
         """The examples in batches, which are read ahead, by one thread."""
         todo = [
-            (padded, rows.real)
-            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span)
+            (padded, rows)
+            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)
             for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
         ]
-        return stacked(read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD), stack)
+
+        def read(index: int) -> Batch:
+            padded, rows = todo[index]
+            return dataclasses.replace(self.gather(padded, rows.real), portion=rows.portion)
+
+        return stacked(read_in_threads(read, len(todo), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """A batch of the examples with these numbers, the first `rows` of which are real."""
-        numbers = [int(number) for number in padded[:rows]]
+        different = int(np.argmax(padded == padded[-1])) + 1  # from there on it is repeated
+        numbers = [int(number) for number in padded[:different]]
         if hasattr(self._dataset, "__getitems__"):
             with noting(f"examples {numbers[0]}, ... {numbers[-1]} of {self.title}"):
                 found = self._dataset.__getitems__(numbers)
         else:
             found = (self._read(number) for number in numbers)  # each is copied before the next one is read
         examples = [self._leaves(example, number) for example, number in zip(found, numbers, strict=True)]
-        examples += examples[-1:] * (len(padded) - rows)
+        examples += examples[-1:] * (len(padded) - different)
         gathered = [np.stack(column) for column in zip(*examples, strict=True)]
         return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name)
 

@@ -31,7 +31,8 @@ class Distribution:
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
+            else each is given its own, in batches of its own, which make the global ones together.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
@@ -63,7 +64,7 @@ class Distribution:
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """Whether data sets are sharded over the processes of the job."""
+        """Whether the processes of the job are given the same data, of which each takes its share."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter

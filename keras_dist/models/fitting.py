@@ -276,6 +276,10 @@ class Fitting:
     ) -> History:
         """Train on the examples in `x` and `y`.
 
+        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold.
+        Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
+        of as many rows, which `batch_size` counts.
+
         Args:
             x: inputs: an array (examples, ...) of any library, a table or sparse matrix, or a pytree of them. Or a data
                 set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
@@ -404,7 +408,7 @@ class Fitting:
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
     ) -> Any:
-        """The outputs for every example, in order, as numpy arrays.
+        """The outputs for every example that this process gave, in order, as numpy arrays.
 
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
