@@ -30,7 +30,8 @@ class LookupSource(RowSource):
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
-            pytree of them. `dataset.__getitems__(numbers)`, if there is one, gives a list of them.
+            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if there is
+            one, gives a list of them.
         name: how errors call what it holds, such as `"validation "`.
 
     Raises:
@@ -116,10 +117,43 @@ class LookupSource(RowSource):
     def _checked(self, example: Any, number: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
         with noting(self._place(number)):
-            parts = jax.tree.map(_lifted, unpack(example, "the example"))
-            named = zip(("x", "y", "sample_weight"), parts, strict=True)
-            arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in named)
+            named = zip(("x", "y", "sample_weight"), unpack(example, "the example"), strict=True)
+            arrays: Any = tuple(
+                as_arrays(jax.tree.map(_lifted, _unlisted(value, f"{self.name}{argument}")), f"{self.name}{argument}")
+                for argument, value in named
+            )
         return jax.tree.map(lambda leaf: leaf[0], arrays)
+
+
+def _unlisted(value: Any, name: str) -> Any:
+    """What is in a dict with its lists of numbers as arrays: rows of Hugging Face are like that."""
+    if type(value) is not dict:
+        return value
+    return {key: _as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
+
+
+def _as_array(item: Any, name: str) -> Any:
+    """A list of numbers, or of such lists, as an array; what is in a dict likewise; anything else as it is.
+
+    Raises:
+        DataError: the lists in a list are not of one length; calls it `name`.
+    """
+    if not isinstance(item, list):
+        return _unlisted(item, name)
+    first: Any = item
+    while isinstance(first, list) and first:
+        first = first[0]
+    if not isinstance(first, list | bool | int | float | complex):
+        return item
+    try:
+        return np.array(item)
+    except ValueError as error:
+        raise DataError(
+            f"the lists in {name} are no array",
+            given=shorten(item),
+            expected="lists of one length, and in all examples the same one",
+            fix=f"pad or cut {name}, or let the data set give it as an array",
+        ) from error
 
 
 def _lifted(leaf: Any) -> Any:
