@@ -344,3 +344,11 @@ class Validation:
     def is_due(self, epoch: int) -> bool:
         """Whether it follows this epoch, counted from 0."""
         return (epoch + 1) % self.freq == 0 if isinstance(self.freq, int) else epoch + 1 in self.freq
+
+    def has_batches(self) -> bool:
+        """Whether a batch is left; if an iterator has come to its end, a warning says so."""
+        if isinstance(self.examples, Batching) or not self.examples.source.is_over():
+            return True
+        steps, title = self.examples.steps or 1, self.examples.source.title
+        _warn_of_end(steps, 0, title, "an iterator with more batches, or a greater validation_freq")
+        return False

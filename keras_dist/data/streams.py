@@ -60,6 +60,11 @@ class StreamSource:
         """The inputs in `like`."""
         return self.like[0]
 
+    def is_over(self) -> bool:
+        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
+        with noting(self._place(0)):
+            return self._opener.is_over()
+
     def weighted(self, weigh: Callable[[Any], Any]) -> StreamSource:
         """The same batches, weighted by their targets."""
         return StreamSource(self._opener, self.name, weigh)

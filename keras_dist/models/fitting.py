@@ -303,7 +303,8 @@ class Fitting:
             steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
                 examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
                 generator.
-            validation_steps: how many batches are evaluated; by default all.
+            validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
+                says so, and there are no validation logs.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
             validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.

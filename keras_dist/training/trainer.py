@@ -144,7 +144,8 @@ class Trainer:
                 self._hold(tallies, states)
                 known: dict[str, float] = {}
                 if validation is not None and evaluate is not None and validation.is_due(epoch):
-                    known = {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
+                    found = evaluate(check_interrupt) if validation.has_batches() else {}
+                    known = {f"val_{name}": value for name, value in found.items()}
                 logs = LazyLogs(states, tallies, known)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
