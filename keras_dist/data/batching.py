@@ -13,6 +13,7 @@ from typing import Any
 from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.rows import RowSource
+from keras_dist.data.shares import Share
 from keras_dist.data.skipping import shown_skipping
 from keras_dist.data.streams import StreamSource, stacked
 from keras_dist.errors import DataError
@@ -73,6 +74,11 @@ class Batching:
         """How many batches make an epoch, if there are as many."""
         return self.steps or self.batches
 
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The numbers that several processes must have in common, by what they count."""
+        return {"rows": self.source.length, "rows of a batch": self.batch_size, "steps": self.steps_of_epoch}
+
     def spans(self, epochs: range) -> Iterator[tuple[int, Span]]:
         """The epochs with their batches: each goes on where the one before has stopped.
 
@@ -104,6 +110,7 @@ class Batching:
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         start: Cursor | None = None,
+        share: Share | None = None,
     ) -> Epochs:
         """The batches of each epoch.
 
@@ -113,10 +120,11 @@ class Batching:
             shuffle_key: with the number of the epoch in which a pass began fixes its order; None for none.
             stack: how many batches come as one stack, as long as there are so many.
             start: where to begin, in one of the epochs; what comes before is left out, as if it were done.
+            share: what this process gathers of each batch; None for all of it.
         """
         for epoch, span in self.spans_from(numbers, start):
             key = pass_key(shuffle_key, span.began)
-            yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches)
+            yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)
 
     def state(self) -> None:
         """Nothing: the number of a batch is enough."""
@@ -124,9 +132,9 @@ class Batching:
     def check_passes(self, count: int) -> None:
         """Nothing: examples serve any number of times."""
 
-    def example(self, multiple_of: int) -> Batch:
+    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """The first batch in the order of the examples, for its structure."""
-        return next(self.source.batches(self.batch_size, multiple_of, span=range(1)))
+        return next(self.source.batches(self.batch_size, multiple_of, span=range(1), share=share))
 
     def _warn_of_end(self, left: int) -> None:
         given = f"{self.source.length} rows in {self.batches} batches of {self.batch_size}"
@@ -159,6 +167,11 @@ class Streaming:
         """How many batches make an epoch, if there are as many; None where that is not known."""
         return self.steps or self.source.passes.batches
 
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The numbers that several processes must have in common, by what they count."""
+        return {"steps": self.steps_of_epoch}
+
     def epochs(
         self,
         numbers: range,
@@ -166,6 +179,7 @@ class Streaming:
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         start: Cursor | None = None,
+        share: Share | None = None,
     ) -> Epochs:
         """The batches of each epoch: with `steps`, each goes on where the one before has stopped.
 
@@ -198,7 +212,8 @@ class Streaming:
                 skip, state = start.batch, start.source
             elif epoch <= start.epoch and self.steps is not None:
                 done = self.steps if is_done else start.batch
-            new = functools.partial(self.source.batches, multiple_of, pass_key(shuffle_key, epoch), skip, state)
+            key = pass_key(shuffle_key, epoch)
+            new = functools.partial(self.source.batches, multiple_of, key, skip, state, share)
             taken = _Taken(begun, batches, new, self.steps, self.source.title, skip)
             left = self._told(iter(taken), done, stack)
             if is_done:
@@ -215,9 +230,9 @@ class Streaming:
         """Where the iterator of the batches is, as JSON; None if it does not tell."""
         return self.source.passes.state()
 
-    def example(self, multiple_of: int) -> Batch:
+    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """The first batch, for its structure."""
-        return self.source.example(multiple_of)
+        return self.source.example(multiple_of, share)
 
     def _told(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
         """What is left of the batches of an epoch. The source is told when it begins, and when it is over."""
@@ -336,3 +351,11 @@ class Validation:
     def is_due(self, epoch: int) -> bool:
         """Whether it follows this epoch, counted from 0."""
         return (epoch + 1) % self.freq == 0 if isinstance(self.freq, int) else epoch + 1 in self.freq
+
+    def has_batches(self) -> bool:
+        """Whether a batch is left; if an iterator has come to its end, a warning says so."""
+        if isinstance(self.examples, Batching) or not self.examples.source.is_over():
+            return True
+        steps, title = self.examples.steps or 1, self.examples.source.title
+        _warn_of_end(steps, 0, title, "an iterator with more batches, or a greater validation_freq")
+        return False

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
-from keras_dist.data.ownership import process_rows, wrong_rows
-from keras_dist.distribution import TensorLayout
+from keras_dist.data.shares import Portion
+from keras_dist.distribution import TensorLayout, cluster
+from keras_dist.distribution.ownership import process_rows, wrong_rows
 from keras_dist.errors import DataError, shorten
 
 
@@ -48,6 +49,33 @@ def global_batch(arrays: Any, layouts: Any, global_rows: int, *, copy: bool = Tr
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
     return treedef.unflatten(placed)
+
+
+def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: Portion, dim: int = 0) -> jax.Array:
+    """A global array from the rows of this process. All processes of the mesh call it, each with its own rows.
+
+    Args:
+        array: fresh rows of this process; other dims are whole.
+        sharding: of the global array.
+        portion: where the rows are in the global batch.
+        dim: that of the rows; 1 in a stack.
+
+    Raises:
+        DataError: a device of this process needs rows that are not there.
+    """
+    positions = portion.positions if array.shape[dim] == len(portion.positions) else np.empty(0, np.intp)
+
+    def part(index: Any) -> np.ndarray:
+        start, stop, _ = index[dim].indices(portion.padded)
+        first = int(np.searchsorted(positions, start))
+        last = first + stop - start - 1
+        if len(positions) <= last or (positions[first], positions[last]) != (start, stop - 1):
+            rows, handed = np.arange(start, stop), {"a batch": array.shape[dim]}
+            raise wrong_rows(handed, rows, portion.padded, cluster.process_id())
+        return array[(*index[:dim], slice(first, last + 1), *index[dim + 1 :])]
+
+    shape = (*array.shape[:dim], portion.padded, *array.shape[dim + 1 :])
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def _check_all_rows(leaves: list[Any], shardings: list[Any], names: list[str], global_rows: int) -> None:

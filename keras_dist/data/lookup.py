@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
+from keras_dist.data.shares import Share
 from keras_dist.data.streams import stacked
 from keras_dist.errors import DataError, shorten
 
@@ -28,7 +30,8 @@ class LookupSource(RowSource):
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
-            pytree of them. `dataset.__getitems__(numbers)`, if there is one, gives a list of them.
+            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if there is
+            one, gives a list of them.
         name: how errors call what it holds, such as `"validation "`.
 
     Raises:
@@ -62,25 +65,32 @@ class LookupSource(RowSource):
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         span: range | None = None,
+        share: Share | None = None,
     ) -> Iterator[Batch]:
         """The examples in batches, which are read ahead, by one thread."""
         todo = [
-            (padded, rows.real)
-            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span)
+            (padded, rows)
+            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)
             for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
         ]
-        return stacked(read_in_threads(lambda index: self.gather(*todo[index]), len(todo), _THREADS, _AHEAD), stack)
+
+        def read(index: int) -> Batch:
+            padded, rows = todo[index]
+            return dataclasses.replace(self.gather(padded, rows.real), portion=rows.portion)
+
+        return stacked(read_in_threads(read, len(todo), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """A batch of the examples with these numbers, the first `rows` of which are real."""
-        numbers = [int(number) for number in padded[:rows]]
+        different = int(np.argmax(padded == padded[-1])) + 1  # from there on it is repeated
+        numbers = [int(number) for number in padded[:different]]
         if hasattr(self._dataset, "__getitems__"):
             with noting(f"examples {numbers[0]}, ... {numbers[-1]} of {self.title}"):
                 found = self._dataset.__getitems__(numbers)
         else:
             found = (self._read(number) for number in numbers)  # each is copied before the next one is read
         examples = [self._leaves(example, number) for example, number in zip(found, numbers, strict=True)]
-        examples += examples[-1:] * (len(padded) - rows)
+        examples += examples[-1:] * (len(padded) - different)
         gathered = [np.stack(column) for column in zip(*examples, strict=True)]
         return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name)
 
@@ -107,10 +117,43 @@ class LookupSource(RowSource):
     def _checked(self, example: Any, number: int) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
         with noting(self._place(number)):
-            parts = jax.tree.map(_lifted, unpack(example, "the example"))
-            named = zip(("x", "y", "sample_weight"), parts, strict=True)
-            arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in named)
+            named = zip(("x", "y", "sample_weight"), unpack(example, "the example"), strict=True)
+            arrays: Any = tuple(
+                as_arrays(jax.tree.map(_lifted, _unlisted(value, f"{self.name}{argument}")), f"{self.name}{argument}")
+                for argument, value in named
+            )
         return jax.tree.map(lambda leaf: leaf[0], arrays)
+
+
+def _unlisted(value: Any, name: str) -> Any:
+    """What is in a dict with its lists of numbers as arrays: rows of Hugging Face are like that."""
+    if type(value) is not dict:
+        return value
+    return {key: _as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
+
+
+def _as_array(item: Any, name: str) -> Any:
+    """A list of numbers, or of such lists, as an array; what is in a dict likewise; anything else as it is.
+
+    Raises:
+        DataError: the lists in a list are not of one length; calls it `name`.
+    """
+    if not isinstance(item, list):
+        return _unlisted(item, name)
+    first: Any = item
+    while isinstance(first, list) and first:
+        first = first[0]
+    if not isinstance(first, list | bool | int | float | complex):
+        return item
+    try:
+        return np.array(item)
+    except ValueError as error:
+        raise DataError(
+            f"the lists in {name} are no array",
+            given=shorten(item),
+            expected="lists of one length, and in all examples the same one",
+            fix=f"pad or cut {name}, or let the data set give it as an array",
+        ) from error
 
 
 def _lifted(leaf: Any) -> Any:

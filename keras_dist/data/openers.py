@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from keras_dist.data.checks import noting
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.skipping import skipped
 from keras_dist.errors import DataError, shorten
@@ -38,6 +39,10 @@ class Opener(Protocol):
 
     def first(self) -> Any:
         """The first batch. It still comes when `open` is called."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
         ...
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
@@ -84,6 +89,10 @@ class Numbered:
         """Whether there is no number of them."""
         return self.batches is None
 
+    def is_over(self) -> bool:
+        """False."""
+        return False
+
     def first(self) -> Any:
         """Batch 0."""
         if self.batches == 0:
@@ -95,15 +104,19 @@ class Numbered:
         del state
         count, workers = self.batches, getattr(self._dataset, "workers", 1)
         if count is None:
-            return (self._dataset[number] for number in itertools.count(skip))
+            return (self._read(number) for number in itertools.count(skip))
         order = np.arange(count)
         if shuffle_key is not None:
             np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
         order = order[skip:]
         if workers <= 1:
-            return (self._dataset[int(number)] for number in order)
+            return (self._read(int(number)) for number in order)
         ahead = getattr(self._dataset, "max_queue_size", 10)
-        return read_in_threads(lambda index: self._dataset[int(order[index])], len(order), workers, ahead)
+        return read_in_threads(lambda index: self._read(int(order[index])), len(order), workers, ahead)
+
+    def _read(self, number: int) -> Any:
+        with noting(f"__getitem__({number}) of {self.title}"):
+            return self._dataset[number]
 
     def state(self) -> Any:
         """Nothing: a number is enough."""
@@ -137,6 +150,10 @@ class Again:
         length = _length(iterable)
         self.is_endless = length == float("inf")
         self.batches = None if length is None or self.is_endless else int(length)
+
+    def is_over(self) -> bool:
+        """False."""
+        return False
 
     def first(self) -> Any:
         """The first batch of a pass, which is the one that `open` gives next."""
@@ -190,13 +207,16 @@ class Once:
     is_once = True
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
+        self._iterator = _LookedAt(iterator)
         self.title = shorten(iterator)
+
+    def is_over(self) -> bool:
+        """Whether no batch is left."""
+        return not self._iterator.ahead()
 
     def first(self) -> Any:
         """The next batch, which comes again."""
-        for element in self._iterator:
-            self._iterator = itertools.chain([element], self._iterator)
+        for element in self._iterator.ahead():
             return element
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
@@ -214,6 +234,25 @@ class Once:
 
     def end_epoch(self) -> None:
         """Nothing to tell."""
+
+
+class _LookedAt:
+    """An iterator whose next element may be looked at."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator, self._ahead = iterator, list[Any]()
+
+    def __iter__(self) -> _LookedAt:
+        return self
+
+    def __next__(self) -> Any:
+        return self._ahead.pop() if self._ahead else next(self._iterator)
+
+    def ahead(self) -> list[Any]:
+        """The next element, which still comes; nothing if there is none."""
+        if not self._ahead:
+            self._ahead += itertools.islice(self._iterator, 1)
+        return self._ahead
 
 
 def _length(iterable: Any) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_dist.data.batch import Batch
 from keras_dist.data.checks import check_targets
+from keras_dist.data.shares import Portion, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,13 @@ class RowNumbers:
         padded: numbers of rows (batches, padded rows); the last real one is repeated.
         real: how many rows of each batch are real.
         wanted: which of the batches are.
+        portion: which rows of the global batches these are; None for all.
     """
 
     padded: np.ndarray
     real: int
     wanted: range
+    portion: Portion | None = None
 
 
 class RowSource:
@@ -73,6 +76,7 @@ class RowSource:
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         span: range | None = None,
+        share: Share | None = None,
     ) -> Iterator[Batch]:
         """The examples in batches; each of them exactly once.
 
@@ -82,14 +86,16 @@ class RowSource:
             shuffle_key: integers that fix a permutation of the examples; None for their own order.
             stack: how many batches of `batch_size` rows come as one stack, as long as there are so many.
             span: which of the batches; None for all.
+            share: what this process gathers of each batch; None for all of it.
         """
-        for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span):
+        for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share):
             wanted = rows.padded[rows.wanted.start : rows.wanted.stop]
             stacks = len(wanted) // stack if stack > 1 else 0
             for index in range(stacks):
-                yield self.gather(wanted[index * stack : (index + 1) * stack], rows.real, stack)
+                stacked = self.gather(wanted[index * stack : (index + 1) * stack], rows.real, stack)
+                yield dataclasses.replace(stacked, portion=rows.portion)
             for padded in wanted[stacks * stack :]:
-                yield self.gather(padded, rows.real)
+                yield dataclasses.replace(self.gather(padded, rows.real), portion=rows.portion)
 
     def row_numbers(
         self,
@@ -97,6 +103,7 @@ class RowSource:
         multiple_of: int,
         shuffle_key: tuple[int, ...] | None = None,
         span: range | None = None,
+        share: Share | None = None,
     ) -> list[RowNumbers]:
         """Which rows make the batches, in order: first all full ones, then the shorter one, if there is one.
 
@@ -105,6 +112,7 @@ class RowSource:
             multiple_of: batches are padded up to a multiple of this many rows.
             shuffle_key: integers that fix a permutation of the examples; None for their own order.
             span: which of the batches are wanted; None for all.
+            share: what this process gathers of each batch; None for all of it.
         """
         span = range(self.length) if span is None else span
         order = np.arange(self.length)
@@ -116,14 +124,17 @@ class RowSource:
         for part in parts:
             wanted = range(len(part))[max(span.start - before, 0) : max(span.stop - before, 0)]
             if part.size and wanted:
-                found.append(RowNumbers(_padded(part, multiple_of), part.shape[1], wanted))
+                portion = None if share is None else share.portion(part.shape[1])
+                if portion is None:
+                    found.append(RowNumbers(_padded(part, multiple_of), part.shape[1], wanted))
+                else:
+                    found.append(RowNumbers(part[:, portion.numbers], portion.rows, wanted, portion))
             before += len(part)
         return found
 
-    def whole(self, multiple_of: int) -> Batch:
+    def whole(self, multiple_of: int, share: Share | None = None) -> Batch:
         """All examples as one batch."""
-        (rows,) = self.row_numbers(self.length, multiple_of)
-        return self.gather(rows.padded[0], rows.real)
+        return next(self.batches(self.length, multiple_of, share=share))
 
 
 def _padded(rows: np.ndarray, multiple_of: int) -> np.ndarray:

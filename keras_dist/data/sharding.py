@@ -12,8 +12,8 @@ import numpy as np
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.checks import check_batch_size
-from keras_dist.data.replica_groups import ReplicaGroup, replica_group
 from keras_dist.data.shard_policy import ShardPolicy
+from keras_dist.distribution.replica_groups import ReplicaGroup, replica_group
 from keras_dist.errors import DataError, shorten
 
 

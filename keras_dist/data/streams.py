@@ -16,6 +16,7 @@ from keras_dist.data.checks import as_arrays, check_targets, common_length, desc
 from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows
 from keras_dist.data.openers import Opener
+from keras_dist.data.shares import Share
 from keras_dist.errors import DataError
 
 _END: Any = object()
@@ -59,6 +60,11 @@ class StreamSource:
         """The inputs in `like`."""
         return self.like[0]
 
+    def is_over(self) -> bool:
+        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
+        with noting(self._place(0)):
+            return self._opener.is_over()
+
     def weighted(self, weigh: Callable[[Any], Any]) -> StreamSource:
         """The same batches, weighted by their targets."""
         return StreamSource(self._opener, self.name, weigh)
@@ -71,14 +77,19 @@ class StreamSource:
         """
         check_targets(self.like, self.name, "let the data set give (x, y)")
 
-    def example(self, multiple_of: int) -> Batch:
+    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """The first batch, for its structure."""
-        return self._padded(self.like, multiple_of)
+        return self._padded(self.like, multiple_of, share)
 
     def batches(
-        self, multiple_of: int, shuffle_key: tuple[int, ...] | None = None, skip: int = 0, state: Any = None
+        self,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        skip: int = 0,
+        state: Any = None,
+        share: Share | None = None,
     ) -> Iterator[Batch]:
-        """All batches, padded to a multiple of this many rows, without the first `skip`.
+        """All batches, padded to a multiple of this many rows, without the first `skip`; of each what a share says.
 
         What can go to a `state` that it told of, goes there instead of through those.
 
@@ -94,7 +105,8 @@ class StreamSource:
                     return
                 arrays = self._arrays(element)
                 _check_alike(arrays, like)
-            yield self._padded(arrays, multiple_of)
+                batch = self._padded(arrays, multiple_of, share)
+            yield batch
 
     def _place(self, number: int) -> str:
         return f"batch {number} of {self.title}"
@@ -117,11 +129,15 @@ class StreamSource:
         common_length(arrays, self.name)
         return arrays
 
-    def _padded(self, arrays: tuple[Any, Any, Any], multiple_of: int) -> Batch:
+    def _padded(self, arrays: tuple[Any, Any, Any], multiple_of: int, share: Share | None) -> Batch:
         leaves, tree = jax.tree.flatten(arrays)
         rows = len(leaves[0])
         padding = -rows % multiple_of
         form: Hashable = (tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), padding)
+        if share is not None:
+            portion = share.portion(rows)
+            taken = [leaf.take(portion.numbers, axis=0) for leaf in leaves]
+            return Batch(tree.unflatten(taken), portion.rows, form, self.name, portion=portion)
         return Batch(tree.unflatten([_copied(leaf, padding) for leaf in leaves]), rows, form, self.name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -58,6 +59,11 @@ def num_processes() -> int:
 def process_id() -> int:
     """The index of this process in its job; 0 without `initialize`."""
     return jax.process_index()
+
+
+def process_of(device: Any) -> int:
+    """The index of the process that a device belongs to."""
+    return device.process_index
 
 
 def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:

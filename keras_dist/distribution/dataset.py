@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from keras_dist.distribution.replica_groups import ReplicaGroup
 from keras_dist.errors import DataError
 
 
-def shard_dataset(
-    dataset: Any, num_model_replicas: int, num_processes: int, process_id: int, data_shard_id: int
-) -> Any:
+def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGroup) -> Any:
     """The batches of this process, from a data set of global batches.
 
     Args:
         dataset: a batched `tf.data.Dataset`.
-        num_model_replicas: copies of the model in the job.
-        num_processes: processes in the job.
-        process_id: index of this process.
-        data_shard_id: index of its part when a replica spans processes.
+        groups: all processes of the job, by the rows that they own.
+        group: that of this process.
 
     Raises:
-        DataError: `dataset` is of another type, its batch size is unknown or does not divide.
+        DataError: `dataset` is of another type, its batch size is unknown or does not divide, or the groups own unequal
+            parts of a batch.
 
     Source: `keras.distribution.Distribution.distribute_tf_dataset` (Keras 3.15).
     """
@@ -34,19 +33,25 @@ def shard_dataset(
             fix="shard the data yourself and pass auto_shard_dataset=False to the distribution",
         )
     batch_size = _batch_size(dataset, tensorflow)
-    if num_model_replicas == 1:
+    if group.count == 1:
         return dataset.prefetch(tensorflow.data.AUTOTUNE)
-    whole_replicas = num_model_replicas >= num_processes
-    shards, index = (num_processes, process_id) if whole_replicas else (num_model_replicas, data_shard_id)
-    if batch_size % shards:
-        what = "processes" if whole_replicas else "replicas"
+    sizes = [len(each.shards) for each in groups]
+    if len(set(sizes)) > 1:
+        raise DataError(
+            "the processes own unequal parts of a batch",
+            given="; ".join(f"processes {list(each.processes)}: {len(each.shards)} shards" for each in groups),
+            expected="groups of processes with equally many shards each",
+            fix="as many devices of each process in the mesh, or auto_shard_dataset=False",
+        )
+    if batch_size % group.count:
+        what = "processes" if all(len(each.processes) == 1 for each in groups) else "replicas"
         raise DataError(
             f"Global batch size must be divisible by the number of {what}",
-            given=f"global_batch_size={batch_size}, number of {what}={shards}",
-            expected=f"a multiple of {shards}",
-            fix=f"dataset.batch({-(-batch_size // shards) * shards})",
+            given=f"global_batch_size={batch_size}, number of {what}={group.count}",
+            expected=f"a multiple of {group.count}",
+            fix=f"dataset.batch({-(-batch_size // group.count) * group.count})",
         )
-    return dataset.rebatch(batch_size // shards).shard(shards, index).prefetch(tensorflow.data.AUTOTUNE)
+    return dataset.rebatch(batch_size // group.count).shard(group.count, group.index).prefetch(tensorflow.data.AUTOTUNE)
 
 
 def _batch_size(dataset: Any, tensorflow: Any) -> int:

@@ -27,7 +27,8 @@ class FullySharded(RuleBased):
         layout_map: rules for dims to shard over other axes first.
         batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
         min_size_bytes: smaller variables stay as the rules say.
-        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
+            else each is given its own, in batches of its own, which make the global ones together.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
 
     Raises:

@@ -50,7 +50,8 @@ class ModelParallel(RuleBased):
     Args:
         layout_map: rules from variable paths to layouts; carries the mesh.
         batch_dim_name: the mesh axis, or axes, for the batch; by default the first.
-        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
+            else each is given its own, in batches of its own, which make the global ones together.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
         device_mesh: not needed; older code names the layout map's mesh once more.
 

@@ -20,7 +20,8 @@ class RuleBased(Distribution):
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
         batch_dim_name: the mesh axis, or axes, for the batch.
-        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
+            else each is given its own, in batches of its own, which make the global ones together.
         strict: whether a rule without effect is an error.
 
     Raises:

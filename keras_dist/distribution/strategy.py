@@ -16,6 +16,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
+from keras_dist.distribution.replica_groups import ReplicaGroup, all_replica_groups, replica_group
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
 from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean
 
@@ -30,7 +31,8 @@ class Distribution:
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether data sets are sharded over the processes of the job.
+        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
+            else each is given its own, in batches of its own, which make the global ones together.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
@@ -62,7 +64,7 @@ class Distribution:
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """Whether data sets are sharded over the processes of the job."""
+        """Whether the processes of the job are given the same data, of which each takes its share."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -86,15 +88,23 @@ class Distribution:
 
     @property
     def num_data_shards(self) -> int:
-        """Number of different parts that the processes read of a data set."""
-        return min(self.num_model_replicas, self.num_processes)
+        """Number of different parts that the processes read of a data set, as their devices lie on the mesh.
+
+        Raises:
+            DataError: processes share some of their rows of a batch, but not all.
+        """
+        return self._replica_group().count
 
     @property
     def data_shard_id(self) -> int:
-        """Which of these parts this process reads."""
-        if self.num_model_replicas >= self.num_processes:
-            return self._process_id
-        return self._process_id // (self.num_processes // self.num_model_replicas)
+        """Which of these parts this process reads, in the order of the rows of a batch.
+
+        Raises:
+            DataError: this process has no device in the mesh; or see `num_data_shards`.
+
+        Differs from Keras: which devices of the mesh belong to the process decides, and not its number alone.
+        """
+        return self._replica_group().index
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
         """The layout of input data of `data_shape`."""
@@ -132,7 +142,7 @@ class Distribution:
         """
         if not self._is_multi_process or not self.auto_shard_dataset:
             return dataset
-        return shard_dataset(dataset, self.num_model_replicas, self.num_processes, self._process_id, self.data_shard_id)
+        return shard_dataset(dataset, all_replica_groups(self), self._replica_group())
 
     def plan(self, tree: Any, tied: Sequence[Sequence[str]] = ()) -> LayoutPlan:
         """Where every array of `tree` lives. Allocates nothing.
@@ -218,6 +228,10 @@ class Distribution:
                 fix="return TensorLayout(axes, self.device_mesh)",
             )
         return layout
+
+    def _replica_group(self) -> ReplicaGroup:
+        """The processes that read what this one reads."""
+        return replica_group(self, self._process_id)
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
         """Batch dim over `batch_dim_name`, all other dims unsharded."""

@@ -276,6 +276,10 @@ class Fitting:
     ) -> History:
         """Train on the examples in `x` and `y`.
 
+        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold.
+        Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
+        of as many rows, which `batch_size` counts.
+
         Args:
             x: inputs: an array (examples, ...) of any library, a table or sparse matrix, or a pytree of them. Or a data
                 set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
@@ -299,7 +303,8 @@ class Fitting:
             steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
                 examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
                 generator.
-            validation_steps: how many batches are evaluated; by default all.
+            validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
+                says so, and there are no validation logs.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
             validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
@@ -404,7 +409,7 @@ class Fitting:
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
     ) -> Any:
-        """The outputs for every example, in order, as numpy arrays.
+        """The outputs for every example that this process gave, in order, as numpy arrays.
 
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.

@@ -322,6 +322,9 @@ def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) 
                 fix="return outputs with the batch along the first dim, or leave the others out with `call=`",
             )
         output = jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
-        return jax.lax.with_sharding_constraint(output, distribution.get_data_layout(output.shape).backend_layout)
+        sharding = distribution.get_data_layout(output.shape).backend_layout
+        if distribution.device_mesh.backend_mesh.is_multi_process:
+            sharding = _replicated(distribution.device_mesh)  # each process returns them all, and sees only its devices
+        return jax.lax.with_sharding_constraint(output, sharding)
 
     return jax.tree_util.tree_map_with_path(pad, outputs)

@@ -16,7 +16,9 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
+from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.rows import RowNumbers, RowSource
+from keras_dist.data.shares import Share
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
@@ -222,6 +224,7 @@ class StreamFeed:
         distribution: where they live.
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
+        share: what this process gathers of each batch; None where the mesh is its own.
 
     Attributes:
         pace: None: how long its executions are does not depend on how fast they go.
@@ -234,16 +237,19 @@ class StreamFeed:
         distribution: Distribution,
         stack: int = 1,
         ahead: int = 0,
+        share: Share | None = None,
     ) -> None:
         self._examples, self._multiple_of, self._stack = examples, multiple_of, stack
-        self._distribution, self._ahead = distribution, ahead
+        self._distribution, self._ahead, self._share = distribution, ahead, share
         self.pace = None
 
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
     ) -> Iterator[tuple[int, Iterable[Execution]]]:
         """The executions of each epoch, which are taken before the next epoch is asked for; see `Batching.epochs`."""
-        for epoch, batches in self._examples.epochs(numbers, self._multiple_of, shuffle_key, self._stack, start):
+        for epoch, batches in self._examples.epochs(
+            numbers, self._multiple_of, shuffle_key, self._stack, start, self._share
+        ):
             yield epoch, self._executions(batches)
 
     def _executions(self, batches: Iterator[Batch]) -> Iterator[Execution]:
@@ -257,10 +263,9 @@ class StreamFeed:
 
     def _execution(self, batch: Batch) -> Single | Stacked:
         execution = Single(batch) if batch.stacked is None else Stacked(batch)
-        if not self._ahead:
+        if not self._ahead and batch.portion is None:
             return execution  # its dispatch puts it there
-        placed = jax.device_put(batch.arrays, execution.shardings(self._distribution))
-        return type(execution)(dataclasses.replace(batch, arrays=placed))
+        return placed(execution, self._distribution)
 
 
 class ResidentFeed:
@@ -315,6 +320,23 @@ class ResidentFeed:
         return jax.device_put(rows.padded.astype(np.int32), _stacked(layout).backend_layout)
 
 
+def placed(execution: Single | Stacked, distribution: Distribution) -> Single | Stacked:
+    """The execution with its arrays on the devices; of several processes, the global arrays that they make together."""
+    batch, shardings = execution.batch, execution.shardings(distribution)
+    if batch.portion is None:
+        arrays = jax.device_put(batch.arrays, shardings)
+    else:
+        whole = functools.partial(global_portion, portion=batch.portion, dim=0 if batch.stacked is None else 1)
+        arrays = jax.tree.map(whole, batch.arrays, shardings)
+    return type(execution)(dataclasses.replace(batch, arrays=arrays, portion=None))
+
+
+def share_of(like: Any, multiple_of: int, distribution: Distribution) -> Share:
+    """What this process gathers of batches like `like`."""
+    layouts = tuple(layout.backend_layout for layout in jax.tree.leaves(data_layouts(like, distribution)))
+    return Share(layouts, multiple_of, is_own=not distribution.auto_shard_dataset)
+
+
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
     """Whether the data set may be kept on every device: whether it is in memory, and small."""
     if not isinstance(source, ArraySource):
@@ -323,7 +345,7 @@ def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
     stats = [device.memory_stats() for device in local_devices(distribution)]
     free = [stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats if stat]
     limit = min(free) // RESIDENT_PART if free else RESIDENT_BYTES // len(stats)
-    return jax.process_count() == 1 and data_bytes <= limit
+    return not distribution.device_mesh.backend_mesh.is_multi_process and data_bytes <= limit
 
 
 def local_devices(distribution: Distribution) -> list[Any]:

@@ -73,15 +73,16 @@ class LazyOutputs(Mapping[str, Any]):
     Args:
         rows: how many of the rows are real.
         outputs: on the device.
+        own: the rows that this process gave, if the others gave others; None for all.
     """
 
-    def __init__(self, rows: int, outputs: Any) -> None:
-        self._rows, self._outputs = rows, outputs
+    def __init__(self, rows: int, outputs: Any, own: np.ndarray | None = None) -> None:
+        self._rows, self._outputs, self._own = rows, outputs, own
 
     def __getitem__(self, name: str) -> Any:
         if name != "outputs":
             raise KeyError(name)
-        return real_outputs(self._rows, self._outputs)
+        return real_outputs(self._rows, self._outputs, self._own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(["outputs"])
@@ -90,6 +91,8 @@ class LazyOutputs(Mapping[str, Any]):
         return 1
 
 
-def real_outputs(rows: int, outputs: Any) -> Any:
-    """The outputs for the rows that are real, on the host."""
+def real_outputs(rows: int, outputs: Any, own: np.ndarray | None = None) -> Any:
+    """The outputs for the rows that are real, on the host; of these, for the ones that this process gave."""
+    if own is not None:
+        return jax.tree.map(lambda output: np.asarray(output)[own], outputs)
     return jax.tree.map(lambda output: np.asarray(output)[:rows].copy(), outputs)

@@ -15,13 +15,23 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.recognition import Source
+from keras_dist.data.shares import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.cell import StateCell
 from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, rows_multiple, zero_logs
-from keras_dist.training.executions import Execution, ResidentFeed, Single, StreamFeed, fits_on_devices, stack_of
+from keras_dist.training.executions import (
+    Execution,
+    ResidentFeed,
+    Single,
+    StreamFeed,
+    fits_on_devices,
+    placed,
+    share_of,
+    stack_of,
+)
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks, Mode, run_steps
@@ -116,7 +126,7 @@ class Trainer:
             hooks: the callbacks.
         """
         self._check_targets(examples.source)
-        feed = self._feed("train", examples, hooks, len(epochs))
+        feed = self._feed("train", examples, hooks, len(epochs), shuffle_key)
         tallies = self._tallies_of_train(lambda: self._example(examples))
         evaluate = self._evaluation(validation.examples, hooks, len(epochs)) if validation is not None else None
         meter = Meter(feed.pace)
@@ -148,7 +158,8 @@ class Trainer:
                 self._hold(tallies, states)
                 known: dict[str, float] = {}
                 if validation is not None and evaluate is not None and validation.is_due(epoch):
-                    known = {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
+                    found = evaluate(check_interrupt) if validation.has_batches() else {}
+                    known = {f"val_{name}": value for name, value in found.items()}
                 logs = LazyLogs(states, tallies, known)
                 self._progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
@@ -229,17 +240,18 @@ class Trainer:
         outputs: list[Any] = []
         self._compiled.forget_shapes("predict")
         should_stop = self._stopper("predict")
+        feed, own = self._stream(examples), self._own_rows(examples.source)
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
-                _only(self._stream(examples).epochs(range(1))),
+                _only(feed.epochs(range(1))),
                 self._predict_dispatch,
                 hooks,
                 check_interrupt,
                 Meter(),
-                as_logs=LazyOutputs,
-                collect=lambda rows, result: outputs.append(real_outputs(rows, result)),
+                as_logs=lambda rows, result: LazyOutputs(rows, result, own(rows)),
+                collect=lambda rows, result: outputs.append(real_outputs(rows, result, own(rows))),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
@@ -250,7 +262,7 @@ class Trainer:
     def train_batch(self, source: ArraySource) -> dict[str, float]:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
-        batch = source.whole(self._prepare(source))
+        batch = self._whole(source)
         tallies = self._tallies_of_train(lambda: batch)
         with interrupt_between_steps():
             states = self._train_dispatch(tallies)(Single(batch))[0]
@@ -260,7 +272,7 @@ class Trainer:
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
-        batch = source.whole(self._prepare(source))
+        batch = self._whole(source)
         tallies = self._tallies_of_test(lambda: batch)
         states = self._test_dispatch(tallies)(Single(batch))[0]
         self._hold(tallies, states)
@@ -268,12 +280,13 @@ class Trainer:
 
     def predict_batch(self, source: ArraySource) -> Any:
         """The outputs for all rows of `source` as one batch, on the host."""
-        batch = source.whole(self._prepare(source))
-        return real_outputs(batch.rows, self._predict_dispatch(Single(batch))[0])
+        batch = self._whole(source)
+        outputs = self._predict_dispatch(Single(batch))[0]
+        return real_outputs(batch.rows, outputs, self._own_rows(source)(batch.rows))
 
     def lower_train(self, source: ArraySource) -> Any:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
-        batch = source.whole(self._prepare(source))
+        batch = self._whole(source)
         logs = zero_logs(self._tallies_of_train(lambda: batch), self._cell.mesh)
         return self._compiled.lower_train(self._train_step, self._cell.arrays, logs, batch)
 
@@ -302,6 +315,25 @@ class Trainer:
             self._tensor_rules_checked = True
         return rows_multiple(source.x, self._distribution)
 
+    def _share(self, source: Source) -> Share | None:
+        """What this process gathers of each batch; None where all devices of the mesh are its own."""
+        if not self._distribution.device_mesh.backend_mesh.is_multi_process:
+            return None
+        return share_of(source.like, self._prepare(source), self._distribution)
+
+    def _own_rows(self, source: Source) -> Callable[[int], np.ndarray | None]:
+        """What tells which of the rows of a global batch this process gave, where the others gave others."""
+        share = self._share(source)
+        return lambda rows: share.owned(rows) if share is not None and share.is_own else None
+
+    def _whole(self, source: ArraySource) -> Batch:
+        """All rows as one batch; of several processes, on the devices."""
+        return self._global(source.whole(self._prepare(source), self._share(source)))
+
+    def _global(self, batch: Batch) -> Batch:
+        """The global batch, of which several processes have each a portion."""
+        return batch if batch.portion is None else placed(Single(batch), self._distribution).batch
+
     def _tallies_of_train(self, some_batch: Callable[[], Batch]) -> dict[str, Tally]:
         """How to accumulate what the train step logs; a user's step is traced for it once."""
         if self._recipe is not None and self._recipe.train_step is None:
@@ -317,30 +349,34 @@ class Trainer:
         return self._test_tallies
 
     def _example(self, examples: Examples) -> Batch:
-        return examples.example(self._prepare(examples.source))
+        return self._global(examples.example(self._prepare(examples.source), self._share(examples.source)))
 
-    def _feed(self, mode: Mode, examples: Examples, hooks: Hooks, epochs: int) -> StreamFeed | ResidentFeed:
-        """How batches come to the steps."""
+    def _feed(
+        self, mode: Mode, examples: Examples, hooks: Hooks, epochs: int, key: tuple[int, ...] | None = None
+    ) -> StreamFeed | ResidentFeed:
+        """How batches come to the steps, in an order that the key fixes."""
         self._compiled.forget_shapes(mode)
         stack = self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and hooks.sees_every_batch(mode)):
-            return self._stream(examples)
+            return self._stream(examples, key=key)
         if isinstance(examples, Streaming):
-            return self._stream(examples, stack or 1)
+            return self._stream(examples, stack or 1, key)
         source, batch_size = examples.source, examples.batch_size
-        key = source.length, batch_size
+        sizes = source.length, batch_size
         # programs that gather rows know how many there are: further lengths must be worth another compilation
-        known = self._residents.setdefault(mode, {key})
-        if key in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
-            known.add(key)
-        if key in known and fits_on_devices(source, self._distribution):
+        known = self._residents.setdefault(mode, {sizes})
+        if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
+            known.add(sizes)
+        if sizes in known and fits_on_devices(source, self._distribution):
             pace = self._paces[mode] if stack is None else FixedPace(stack)
             return ResidentFeed(examples, self._prepare(source), self._distribution, pace)
-        return self._stream(examples, stack_of(source, batch_size, epochs) if stack is None else stack)
+        return self._stream(examples, stack_of(source, batch_size, epochs) if stack is None else stack, key)
 
-    def _stream(self, examples: Examples, stack: int = 1) -> StreamFeed:
-        ahead = max(0, self._options.prefetch - MAX_IN_FLIGHT)
-        return StreamFeed(examples, self._prepare(examples.source), self._distribution, stack, ahead)
+    def _stream(self, examples: Examples, stack: int = 1, key: tuple[int, ...] | None = None) -> StreamFeed:
+        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
+        if share is not None:
+            share.check_agreement(examples.sizes, key)
+        return StreamFeed(examples, self._prepare(examples.source), self._distribution, stack, ahead, share)
 
     def _zeros(self, tallies: dict[str, Tally]) -> Logs:
         """The states of the tallies before the first batch; steps do not consume them, so one copy will do."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import cluster
 from keras_dist.errors import DataError
+from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
 
 class Dataset:
@@ -56,8 +56,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def distribution_of(monkeypatch: pytest.MonkeyPatch, mesh: str, processes: int, index: int) -> kd.ModelParallel:
     """Model-parallel on `mesh`, as process `index` of `processes`."""
-    monkeypatch.setattr(cluster, "num_processes", lambda: processes)
-    monkeypatch.setattr(cluster, "process_id", lambda: index)
+    be(monkeypatch, CONTIGUOUS[processes], index)
     return kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh(mesh)), "data")
 
 
@@ -80,6 +79,20 @@ def test_processes_of_one_replica_read_the_same(monkeypatch: pytest.MonkeyPatch,
 def test_a_single_replica_is_read_whole(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     part = distribution_of(monkeypatch, "data=1,model=8", 2, index).distribute_dataset(of_rows(16, 8))
     assert part.batches == [list(range(8)), list(range(8, 16))]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_processes_that_own_the_same_rows_read_the_same(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    be(monkeypatch, INTERLEAVED[4], index)
+    part = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=4,model=2")), "data").distribute_dataset(of_rows(8, 4))
+    assert part.batches == ([[0, 1], [4, 5]] if index < 2 else [[2, 3], [6, 7]])
+
+
+def test_processes_with_more_devices_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, [0, 0, 0, 1, 1, 1, 1, 1], 0)
+    with pytest.raises(DataError, match="own unequal parts of a batch") as error:
+        kd.DataParallel().distribute_dataset(of_rows(16, 8))
+    assert error.value.given == "processes [0]: 3 shards; processes [1]: 5 shards"
 
 
 @pytest.mark.parametrize(

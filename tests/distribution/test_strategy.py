@@ -7,18 +7,7 @@ import keras_dist as kd
 from keras_dist.distribution import cluster
 from keras_dist.errors import DataError, DistributionError, LayoutError
 from tests.distribution.shapes import axes_of, f32
-
-
-class Replicas(kd.Distribution):
-    """A strategy that only counts."""
-
-    def __init__(self, mesh: kd.DeviceMesh, replicas: int) -> None:
-        super().__init__(mesh)
-        self._replicas = replicas
-
-    @property
-    def num_model_replicas(self) -> int:
-        return self._replicas
+from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
@@ -34,6 +23,7 @@ def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.Devic
     assert base.auto_shard_dataset is True
     for ask in (
         lambda: base.num_model_replicas,
+        lambda: base.num_data_shards,
         lambda: base.get_data_layout((8, 2)),
         lambda: base.get_variable_layout(f32(2)),
     ):
@@ -65,24 +55,40 @@ def test_the_batch_dim_lies_on_axes_of_the_mesh(mesh: kd.DeviceMesh, name: Any) 
 
 
 @pytest.mark.parametrize(
-    ("replicas", "process_count", "ids", "shards"),
-    [(8, 4, [0, 1, 2, 3], 4), (2, 4, [0, 0, 1, 1], 2), (4, 4, [0, 1, 2, 3], 4), (1, 2, [0, 0], 1)],
+    ("mesh", "processes", "ids"),
+    [
+        ("data=8,model=1", CONTIGUOUS[4], [0, 1, 2, 3]),
+        ("data=4,model=2", CONTIGUOUS[4], [0, 1, 2, 3]),
+        ("data=2,model=4", CONTIGUOUS[4], [0, 0, 1, 1]),  # the model axis spans processes
+        ("data=1,model=8", CONTIGUOUS[2], [0, 0]),
+        ("data=4,model=2", INTERLEAVED[4], [0, 0, 1, 1]),  # four replicas of the model in two parts
+        ("data=2,model=4", INTERLEAVED[4], [0, 0, 0, 0]),
+        ("data=8,model=1", [1, 1, 1, 1, 0, 0, 0, 0], [1, 0]),
+    ],
 )
 def test_the_part_of_the_data_that_each_process_reads(
-    mesh: kd.DeviceMesh,
-    monkeypatch: pytest.MonkeyPatch,
-    replicas: int,
-    process_count: int,
-    ids: list[int],
-    shards: int,
+    monkeypatch: pytest.MonkeyPatch, mesh: str, processes: list[int], ids: list[int]
 ) -> None:
     found = []
-    for index in range(process_count):
-        processes(monkeypatch, process_count, index)
-        distribution = Replicas(mesh, replicas)
-        assert distribution.num_data_shards == shards
+    for index in range(len(ids)):
+        be(monkeypatch, processes, index)
+        distribution = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh(mesh)), "data")
+        assert distribution.num_data_shards == max(ids) + 1
         found.append(distribution.data_shard_id)
     assert found == ids
+
+
+def test_the_parts_of_a_batch_over_some_of_the_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, CONTIGUOUS[4], 3)
+    with pytest.warns(kd.errors.LayoutWarning):
+        distribution = kd.DataParallel(kd.DeviceMesh("data=2,model=4"))
+    assert (distribution.num_model_replicas, distribution.num_data_shards, distribution.data_shard_id) == (8, 2, 1)
+
+
+def test_a_process_without_a_device_in_the_mesh_reads_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, CONTIGUOUS[4], 3)
+    with pytest.raises(DataError, match="process 3 owns no row"):
+        _ = kd.DataParallel(devices=kd.list_devices()[:4]).data_shard_id
 
 
 def test_a_strategy_of_ones_own_plans(mesh: kd.DeviceMesh) -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from keras_dist.distribution import Distribution, TensorLayout
+from keras_dist.distribution import cluster
+from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import DataError, shorten
 
-BatchLayout = jax.sharding.Sharding | TensorLayout | Distribution
+
+class LaysOutData(Protocol):
+    """A distribution."""
+
+    def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout:
+        """The layout of input data of `data_shape`."""
+        ...
+
+
+BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
 """What says where the rows of a batch live; only its first dim counts."""
 
 ProcessOf = Callable[[Any], int]
 """The index of the process that a device belongs to."""
 
-process_of_device: ProcessOf = operator.attrgetter("process_index")
+
+def process_of_device(device: Any) -> int:
+    """The process of a device of the job."""
+    return cluster.process_of(device)
 
 
 def process_rows(
@@ -53,7 +65,7 @@ def process_rows(
     """
     sharding = sharding_of_rows(layout)
     check_divides(global_rows, shards_of(sharding))
-    process_index = jax.process_index() if process_index is None else process_index
+    process_index = cluster.process_id() if process_index is None else process_index
     spans = {
         index.indices(global_rows)
         for device, (index,) in sharding.devices_indices_map((global_rows,)).items()
@@ -113,7 +125,7 @@ def check_process_rows(
     Raises:
         DataError: it owns another number of rows, or none at all.
     """
-    process_index = jax.process_index() if process_index is None else process_index
+    process_index = cluster.process_id() if process_index is None else process_index
     owned = process_rows(layout, global_rows, process_index, process_of)
     if not local_rows == len(owned) > 0:
         raise wrong_rows({name: local_rows}, owned, global_rows, process_index)

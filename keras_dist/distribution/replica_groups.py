@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import numpy as np
 
-from keras_dist import distribution as distribution_module
-from keras_dist.data.ownership import (
+from keras_dist.distribution import cluster, scope
+from keras_dist.distribution.ownership import (
     BatchLayout,
     ProcessOf,
     check_divides,
@@ -83,7 +82,7 @@ def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_devic
     Raises:
         DataError: two processes share some of their rows, but not all.
     """
-    return tuple(group.processes for group in _groups(layout, process_of))
+    return tuple(group.processes for group in all_replica_groups(layout, process_of))
 
 
 def replica_group(
@@ -102,24 +101,25 @@ def replica_group(
         DataError: the process has no device in the mesh; processes share some of their rows, but not all; or a job of
             several processes has no distribution.
     """
-    process_index = jax.process_index() if process_index is None else process_index
-    layout = distribution_module.distribution() if layout is None else layout
+    process_index = cluster.process_id() if process_index is None else process_index
+    layout = scope.distribution() if layout is None else layout
     if layout is None:
-        if jax.process_count() == 1:
+        if cluster.num_processes() == 1:
             return ReplicaGroup.numbered(1, 0)
         raise DataError(
             "no distribution says which rows each process owns",
-            given=f"{jax.process_count()} processes, no distribution",
+            given=f"{cluster.num_processes()} processes, no distribution",
             expected="a distribution over the devices of the job",
             fix="set_distribution(DataParallel()), or give num_groups and group_index",
         )
-    for group in _groups(layout, process_of):
+    for group in all_replica_groups(layout, process_of):
         if process_index in group.processes:
             return group
     raise outside_of_mesh(process_index)
 
 
-def _groups(layout: BatchLayout, process_of: ProcessOf) -> list[ReplicaGroup]:
+def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> list[ReplicaGroup]:
+    """The groups of a mesh in the order of their first rows; see `replica_groups`."""
     sharding = sharding_of_rows(layout)
     count = shards_of(sharding)
     members: dict[tuple[int, ...], list[int]] = {}
