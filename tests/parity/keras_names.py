@@ -73,8 +73,8 @@ Keras wrote are read, too.
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
-    "Model.load_weights": "from a file of safetensors",
-    "Model.save_weights": "to a file of safetensors",
+    "Model.load_weights": "from files of safetensors; what was loaded comes back",
+    "Model.save_weights": "to files of safetensors",
     "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
     "Model.train_on_batch": "gives the values of this batch",
     "activations.sparsemax": "adds up to 1, as in the paper",
