@@ -252,12 +252,10 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 def _free_files(path: pathlib.Path, count: int) -> list[pathlib.Path]:
     """Names for so many files, none of which is there: those of an earlier save stay until the new one is whole."""
-    for version in itertools.count(1):
-        stem = _stem(path) + (f".{version}" if version > 1 else "")
-        files = [path.with_name(f"{stem}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
-        if not any(os.path.lexists(file) for file in files):
-            return files
-    raise AssertionError
+    stems = (_stem(path) + (f".{version}" if version > 1 else "") for version in itertools.count(1))
+    named = ([f"{stem}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)] for stem in stems)
+    candidates = ([path.with_name(name) for name in names] for names in named)
+    return next(files for files in candidates if not any(map(os.path.lexists, files)))
 
 
 def _stem(path: pathlib.Path) -> str:
