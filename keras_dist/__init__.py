@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
     from keras_dist import errors as errors
+    from keras_dist import export as export
     from keras_dist import initializers as initializers
     from keras_dist import layers as layers
     from keras_dist import losses as losses
@@ -78,6 +79,7 @@ _PACKAGES = (
     "datasets",
     "distribution",
     "errors",
+    "export",
     "initializers",
     "layers",
     "losses",

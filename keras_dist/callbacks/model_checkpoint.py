@@ -58,7 +58,7 @@ class ModelCheckpoint(MonitorCallback):
         >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[checkpoint])
         >>> sorted(path.name for path in folder.iterdir())
         ['01.weights.safetensors', '02.weights.safetensors']
-        >>> model.load_weights(folder / "01.weights.safetensors")
+        >>> report = model.load_weights(folder / "01.weights.safetensors")
 
     Differs from Keras: files are of safetensors; NaN is never the best value, and an unknown `mode` is an error.
 

@@ -6,5 +6,6 @@ from keras_dist.models.loading import load_model
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.models.variable import ModelVariable
+from keras_dist.models.weights_file import LoadReport
 
-__all__ = ["Model", "ModelVariable", "Sequential", "clone_model", "load_model", "model_from_json"]
+__all__ = ["LoadReport", "Model", "ModelVariable", "Sequential", "clone_model", "load_model", "model_from_json"]

@@ -24,6 +24,7 @@ from keras_dist.models.birth import give_birth
 from keras_dist.models.checkpointing import Checkpointing
 from keras_dist.models.configuring import Configuring
 from keras_dist.models.custom_steps import CustomSteps
+from keras_dist.models.exporting import Exporting
 from keras_dist.models.fitting import Fitting
 from keras_dist.models.naming import layers_in, name_members
 from keras_dist.models.program import Program, in_keras_order, members_of, nodes_between, trace_program
@@ -54,7 +55,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile):
+class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile, Exporting):
     """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as

@@ -1,26 +1,56 @@
-"""`WeightsFile`: the weights of a model in one `.safetensors` file and back."""
+"""`WeightsFile`: the weights of a model in `.safetensors` files and back."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+import jax.numpy as jnp
 
+from keras_dist import _jax
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.errors import ModelError, shorten
+from keras_dist.models.session import Session
+from keras_dist.saving.tensor_files import INDEX_SUFFIX, SUFFIX, TensorReader, grouped, index_path, write_tensors
 
-SUFFIX = ".safetensors"
+_BYTES_PER_GB = 1024**3  # what Keras calls a GB
+_MOST_GB = 2**20
 _LISTED = 5
 
 
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What `load_weights` did. Printed, it tells how many weights are of each kind, and the first names.
+
+    Attributes:
+        loaded: the paths of the weights that were set.
+        missing: those that are not in the file.
+        extra: names in the file that are none of the model's.
+        misshaped: those that have another shape in the file, or are complex only there.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    misshaped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kinds = {
+            "loaded": self.loaded,
+            "missing in the file": self.missing,
+            "not in the model": self.extra,
+            "of another shape": self.misshaped,
+        }
+        return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names) or "empty"
+
+
 class WeightsFile:
-    """Weights in a file. Subclasses say which weights there are."""
+    """Weights in files. Subclasses say which weights there are, and when they are born."""
 
     name: str
 
@@ -29,147 +59,196 @@ class WeightsFile:
         """Handles on the weights."""
         raise NotImplementedError
 
-    def get_weights(self) -> list[np.ndarray]:
-        """The values of `weights`, on the host."""
+    def _born(self, x: Any = None) -> Session:
         raise NotImplementedError
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set the values of `weights`, in their order."""
-        raise NotImplementedError
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+    ) -> None:
+        """Write the weights to a safetensors file, whole, under their paths; to several if they are large.
 
-    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Write the weights to a safetensors file, whole, under their paths.
-
-        The file is there at once or not at all: one that exists stays whole until the new one is. Where there are
+        What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
         several processes, all must call, and the first one writes. Neither the keys of random streams nor the state of
         the optimizer are in it.
 
         Args:
             filepath: a file that ends in `.safetensors`; its folder must exist.
             overwrite: whether a file that exists is replaced.
+            max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
+                Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
+                names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
+                A weight that is larger has a file of its own. The host holds the weights of one file at a time.
+                None for a single file.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
-                element type that the format does not know, or the weights are not born yet.
-            OSError: the file cannot be written.
+                element type that the format does not know, `max_shard_size` is no size, or the weights are not born
+                yet.
+            OSError: a file cannot be written.
 
         Example:
             >>> import pathlib, tempfile
             >>> import keras_dist as kd
             >>> from safetensors.numpy import load_file
-            >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.weights.safetensors"
+            >>> folder = pathlib.Path(tempfile.mkdtemp())
             >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")])
-            >>> model.save_weights(path)
-            >>> {name: value.shape for name, value in sorted(load_file(path).items())}
+            >>> model.save_weights(folder / "model.safetensors")
+            >>> {name: value.shape for name, value in sorted(load_file(folder / "model.safetensors").items())}
             {'d1/bias': (2,), 'd1/kernel': (3, 2)}
-            >>> model.load_weights(path)
+            >>> print(model.load_weights(folder / "model.safetensors"))
+            2 loaded: d1/kernel, d1/bias
+            >>> model.save_weights(folder / "large.safetensors", max_shard_size=20 / 1024**3)
+            >>> for path in sorted(folder.glob("large*")):
+            ...     print(path.name)
+            large-00001-of-00002.safetensors
+            large-00002-of-00002.safetensors
+            large.safetensors.index.json
+
+        Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger.
 
         Source: `keras.Model.save_weights`.
         """
-        path = weights_path("save_weights", filepath)
-        if not overwrite and path.exists():
+        path = weights_path("save_weights", filepath, (SUFFIX,))
+        max_bytes = _checked_size(max_shard_size)
+        there = [str(file) for file in (path, index_path(path)) if file.exists()]
+        if there and not overwrite:
             raise ModelError(
-                f"save_weights: {str(path)!r} exists",
+                f"save_weights: {there[0]!r} exists",
                 given="overwrite=False",
                 expected="a path where there is no file",
                 fix="choose another path, or pass overwrite=True",
             )
-        names = [weight.path for weight in self.weights]
-        # the format wants the elements in C order, and takes others without a word
-        values = {name: np.asarray(value, order="C") for name, value in zip(names, self.get_weights(), strict=True)}
-        if is_first_process():
-            _write(path, values)
+        handles = {weight.path: weight for weight in self.weights}
+        sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
+        groups = grouped(sizes, max_bytes)
+        with self._born().cell.lock:  # all are of one step, whoever trains
+            if is_first_process():
+                write_tensors("save_weights", path, sizes, groups, lambda name: handles[name].numpy())
+            else:
+                for name in handles:
+                    handles[name].numpy()
 
-    def load_weights(self, filepath: str | os.PathLike[str]) -> None:
-        """Set the weights to those of a file that `save_weights` wrote, from the next step on.
+    def load_weights(
+        self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, *, strict: bool = True
+    ) -> LoadReport:
+        """Set the weights to those that `save_weights` wrote, from the next step on.
 
         Layouts and element types stay those of the model; so the file may come from another mesh.
 
         Args:
-            filepath: a file that ends in `.safetensors`.
+            filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
+                there is no such file the index beside it is read.
+            skip_mismatch: Keras's word for `strict=False`.
+            strict: whether names and shapes must be those of the model. Else what fits is set, and a warning tells what
+                was left out.
+
+        Returns:
+            What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of safetensors, or its names or shapes are not those of the model; no weight is
-                set then.
+            ModelError: the file is none of safetensors, or its names or shapes are not those of the model; of an index,
+                a file is missing, damaged, elsewhere, of another save, or lacks a weight. No weight is set then.
             FileNotFoundError: there is no such file.
+
+        Example:
+            >>> import pathlib, tempfile, warnings
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+            >>> kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")]).save_weights(path)
+            >>> other = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1"), kd.layers.Dense(5, name="d2")])
+            >>> with warnings.catch_warnings(action="ignore"):
+            ...     print(other.load_weights(path, strict=False))
+            2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
 
         Source: `keras.Model.load_weights`.
         """
-        path = weights_path("load_weights", filepath)
-        try:
-            values = load_file(path)
-        except SafetensorError as error:
-            raise ModelError(
-                f"load_weights: {str(path)!r} cannot be read",
-                given=str(error),
-                expected="a file that model.save_weights, or safetensors, wrote",
-                fix="check that the file was copied whole",
-            ) from error
-        weights = self.weights
-        self._check_fit(path, {weight.path: weight.shape for weight in weights}, values)
-        self.set_weights([values[weight.path] for weight in weights])
+        strict = strict and not skip_mismatch
+        reader = TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX)))
+        handles = {weight.path: weight for weight in self.weights}
+        report = self._compared(handles, reader, strict)
+        values = reader.read(report.loaded)
+        for name in report.loaded:
+            handles[name].assign(values.pop(name))
+        if not strict and (report.missing or report.extra or report.misshaped):
+            warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=2)
+        return report
 
-    def _check_fit(
-        self, path: pathlib.Path, expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]
-    ) -> None:
-        """Nothing, if the file has the names and shapes of the model.
+    def _compared(self, handles: dict[str, Any], reader: TensorReader, strict: bool) -> LoadReport:
+        """What can be loaded.
 
         Raises:
-            ModelError: it has not; all that are wrong are told.
+            ModelError: not all, and `strict`; all that is wrong is told.
         """
-        problems = {
-            "missing in the file": [name for name in expected if name not in values],
-            "not in the model": [name for name in values if name not in expected],
-            "of another shape": [
-                f"{name} {values[name].shape} for {shape}"
-                for name, shape in expected.items()
-                if name in values and values[name].shape != shape
-            ],
+        shapes, extra = reader.shapes, tuple(name for name in reader.shapes if name not in handles)
+        missing = tuple(name for name in handles if name not in shapes)
+        unfit = {
+            name: f"{name} {_told(shapes[name], reader.is_complex(name))} for {weight.shape}"
+            for name, weight in handles.items()
+            if name in shapes and (shapes[name] != weight.shape or _loses_part(reader.is_complex(name), weight))
         }
-        if any(problems.values()):
+        if strict and (missing or extra or unfit):
+            problems = {
+                "missing in the file": missing,
+                "not in the model": extra,
+                "of another shape": tuple(unfit.values()),
+            }
             raise ModelError(
-                f"load_weights: {str(path)!r} does not fit model {self.name!r}",
+                f"load_weights: {str(reader.path)!r} does not fit model {self.name!r}",
                 given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names),
-                expected=f"the names and shapes of its {len(expected)} weights",
-                fix="load it into a model made like the one it was saved from; model.layout_plan lists the names",
+                expected=f"the names and shapes of its {len(handles)} weights",
+                fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
+                "model.layout_plan lists the names",
             )
+        loaded = tuple(name for name in handles if name in shapes and name not in unfit)
+        return LoadReport(loaded, missing, extra, tuple(unfit))
 
 
-def weights_path(caller: str, filepath: Any) -> pathlib.Path:
-    """The path of a file of weights.
+def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib.Path:
+    """The path of weights, whose suffix tells in which form they are.
 
     Raises:
-        ModelError: it does not end in `.safetensors`.
+        ModelError: it ends in none of the suffixes.
     """
-    if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(SUFFIX):
+    if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
         return pathlib.Path(filepath)
     raise ModelError(
-        f"{caller}: the path of a file of weights ends in {SUFFIX!r}",
+        f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
         given=f"filepath={shorten(filepath)}",
-        expected=f"a path that ends in {SUFFIX!r}; Keras's '.weights.h5' and '.keras' are neither written nor read",
+        expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; Keras's '.weights.h5' and '.keras' are "
+        "neither written nor read",
         fix=f"for example 'model.weights{SUFFIX}'",
     )
 
 
-def _write(path: pathlib.Path, values: dict[str, np.ndarray]) -> None:
-    """Write the file beside its place first, then move it there."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.touch()  # where that cannot be written, Python's error says why
-    mode = draft.stat().st_mode
-    try:
-        save_file(values, draft)
-        draft.chmod(mode)  # safetensors leaves a file that only its owner may read
-        os.replace(draft, path)
-    except SafetensorError as error:
+def _checked_size(max_shard_size: Any) -> float | None:
+    """The size in bytes, from one in GB.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if max_shard_size is None:
+        return None
+    is_number = isinstance(max_shard_size, int | float) and not isinstance(max_shard_size, bool)
+    if not is_number or not 0 < max_shard_size < _MOST_GB:
         raise ModelError(
-            f"save_weights: {str(path)!r} cannot be written",
-            given=str(error),
-            expected="element types that safetensors knows, and room on the disk",
-            fix="build the model with another dtype, or free space",
-        ) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+            "save_weights: `max_shard_size` is no size of a file",
+            given=f"max_shard_size={shorten(max_shard_size)}",
+            expected=f"a number of GB of 1024**3 bytes, above 0 and below {_MOST_GB}, or None for a single file",
+            fix="for example max_shard_size=0.5 for half a GB",
+        )
+    return max_shard_size * _BYTES_PER_GB
+
+
+def _loses_part(is_complex: bool, weight: Any) -> bool:
+    """Whether the elements have an imaginary part for which the weight has no place."""
+    return is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
+
+
+def _told(shape: tuple[int, ...], is_complex: bool) -> str:
+    return f"complex {shape}" if is_complex else f"{shape}"
 
 
 def _listed(names: Sequence[str]) -> str:

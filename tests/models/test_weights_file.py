@@ -55,9 +55,14 @@ def test_another_mesh_reads_it(model, path, mesh):
 
 def test_elements_are_in_the_order_of_c_wherever_they_were(model, path, monkeypatch):
     values = model.get_weights()
-    monkeypatch.setattr(type(model), "get_weights", lambda self: [np.asfortranarray(value) for value in values])
+    patch_values(monkeypatch, np.asfortranarray)
     model.save_weights(path)
     np.testing.assert_array_equal(load_file(path)["d1/kernel"], dict(zip_paths(model, values))["d1/kernel"])
+
+
+def patch_values(monkeypatch, change):
+    numpy = kd.models.ModelVariable.numpy
+    monkeypatch.setattr(kd.models.ModelVariable, "numpy", lambda self: change(numpy(self)))
 
 
 def zip_paths(model, values):
@@ -85,11 +90,11 @@ def test_a_file_that_exists_stays_whole_until_the_new_one_is(model, path, monkey
     model.save_weights(path)
     before = path.read_bytes()
 
-    def fails(values, filename):
+    def fails(values, filename, metadata):
         filename.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr("keras_dist.models.weights_file.save_file", fails)
+    monkeypatch.setattr("keras_dist.saving.tensor_files.save_file", fails)
     with pytest.raises(OSError, match="no space left"):
         model.save_weights(path)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
@@ -128,6 +133,38 @@ def test_all_that_does_not_fit_is_told_and_nothing_is_set(model, path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_what_fits_is_set_if_not_strict(model, path):
+    values = dict(zip_paths(model, model.get_weights()))
+    del values["d2/bias"]
+    values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
+    values["norm/mean"] = np.ones(16, np.complex64)
+    save_file(values, path)
+    other = model_on("one device", seed=1)
+    before = dict(zip_paths(other, other.get_weights()))
+    with pytest.warns(UserWarning, match="fits in part: .* 1 missing in the file: d2/bias") as caught:
+        report = other.load_weights(path, strict=False)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert set(report.loaded) == {"d2/kernel", "norm/scale", "norm/bias", "norm/var"}
+    assert (report.missing, report.extra) == (("d2/bias",), ("other",))
+    assert set(report.misshaped) == {"d1/kernel", "norm/mean"}
+    for name, value in zip_paths(other, other.get_weights()):
+        np.testing.assert_array_equal(value, (values if name in report.loaded else before)[name])
+
+
+def test_keras_calls_it_skip_mismatch(model, path):
+    save_file({"d2/bias": np.ones(4, np.float32)}, path)
+    with pytest.warns(UserWarning, match="fits in part"):
+        assert model_on("one device").load_weights(path, skip_mismatch=True).loaded == ("d2/bias",)
+
+
+def test_what_was_loaded_is_told_without_a_warning(model, path):
+    model.save_weights(path)
+    for options in ({}, {"strict": False}):
+        report = model.load_weights(path, **options)
+        assert report.loaded == tuple(weight.path for weight in model.weights)
+        assert str(report).startswith("7 loaded: ") and ";" not in str(report)
+
+
 def test_many_names_are_counted(model, path):
     save_file({f"n{number}": np.zeros(1) for number in range(8)}, path)
     with pytest.raises(ModelError) as error:
@@ -158,9 +195,17 @@ def test_files_that_are_not_there_or_damaged(model, path, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_elements_that_numpy_does_not_know(model, path):
+    save_file({"d2/bias": np.zeros(4, jnp.float8_e4m3fn)}, path)
+    before = model.get_weights()
+    with pytest.raises(ModelError, match="cannot be read"):
+        model.load_weights(path, strict=False)
+    for mine, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_an_element_type_that_the_format_does_not_know(model, path, monkeypatch):
-    values = [np.asarray(value, np.complex128) for value in model.get_weights()]
-    monkeypatch.setattr(type(model), "get_weights", lambda self: values)
+    patch_values(monkeypatch, lambda value: np.asarray(value, np.complex128))
     with pytest.raises(ModelError, match="cannot be written") as error:
         model.save_weights(path)
     assert "complex128" in error.value.given and not path.exists()

@@ -73,8 +73,9 @@ Keras wrote are read, too.
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
-    "Model.load_weights": "from a file of safetensors",
-    "Model.save_weights": "to a file of safetensors",
+    "Model.load_weights": "from files of safetensors; what was loaded comes back",
+    "Model.save_weights": "to files of safetensors",
+    "Model.export": "a program of `jax.export`, for `kd.export.load`",
     "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
     "Model.train_on_batch": "gives the values of this batch",
     "activations.sparsemax": "adds up to 1, as in the paper",
@@ -141,7 +142,7 @@ INSTEAD = {
     "datasets.*": "`tensorflow_datasets`",
     "distillation.*": "a `train_step` of your own",
     "dtype_policies.*": "`kd.mixed_precision`",
-    "export.*": "`jax.export`",
+    "export.*": "`model.export`, `jax.export`",
     "layers.AugMix": "augment while data is read",
     "layers.AutoContrast": "augment while data is read",
     "layers.CenterCrop": "`kd.layers.Cropping2D`",
@@ -187,7 +188,6 @@ INSTEAD = {
     "utils.standardize_dtype": "`jax.numpy.dtype(dtype).name`",
     "utils.unpack_x_y_sample_weight": "`x, y, sample_weight = batch`",
     "visualization.*": "matplotlib",
-    "Model.export": "`jax.export`",
     "Layer.*build*_config": "layers are built when they first see an input",
     "Layer.compute_output_spec": "`compute_output_shape`",
     "Model.make_*_function": "steps are compiled when they are first needed",

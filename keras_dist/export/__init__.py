@@ -1,0 +1,21 @@
+"""Exported models: a program that runs without the code of the model, and the weights it takes.
+
+`model.export(path)` writes a folder of three files, none of which holds Python code or pickles:
+
+- `program.jax_export`: StableHLO in the form of `jax.export`, `program(weights, inputs) -> outputs`;
+- `weights.safetensors`: the weights by path;
+- `export.json`: names, shapes, dtypes and structure of inputs and outputs, platforms, versions, a sha256 of each file.
+
+`load(path)` calls it with inputs in the structure of the model's. It takes no more than jax and safetensors:
+
+    import jax.export, safetensors.numpy
+
+    with open("path/program.jax_export", "rb") as file:
+        program = jax.export.deserialize(bytearray(file.read()))
+    weights = safetensors.numpy.load_file("path/weights.safetensors")
+    outputs = program.call(weights, [x])  # inputs and outputs are lists, in the order of export.json
+"""
+
+from keras_dist.export.loading import ExportedProgram, load
+
+__all__ = ["ExportedProgram", "load"]

@@ -1,0 +1,143 @@
+"""`load`: an exported program as a callable, without the code of the model that it was made of."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
+from keras_dist.export.structure import arranged, filled
+from keras_dist.saving.tensor_files import TensorReader
+
+
+class ExportedProgram:
+    """What an exported model predicts: `program(inputs) -> outputs`.
+
+    It is compiled once for each shape of inputs, and may be called inside of functions that JAX transforms.
+
+    Args:
+        manifest: how it is called.
+        program: what `jax.export` made.
+        weights: its weights by path.
+
+    Attributes:
+        inputs: names, shapes and dtypes of the inputs; dims of any size go by a name.
+        outputs: likewise of the outputs.
+        platforms: where it runs.
+        versions: of the packages that made it.
+    """
+
+    def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, Any]) -> None:
+        self.inputs = manifest.inputs
+        self.outputs = manifest.outputs
+        self.platforms = manifest.platforms
+        self.versions = manifest.versions
+        self._manifest = manifest
+        self._weights = jax.device_put(dict(weights))
+        self._run = jax.jit(program.call)
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs for a batch.
+
+        Args:
+            inputs: arrays in the structure of the model's inputs, or a dict by their names.
+
+        Returns:
+            JAX arrays in the structure of the model's outputs.
+
+        Raises:
+            ModelError: structure, shapes or element types do not fit.
+        """
+        names = [spec.name for spec in self.inputs]
+        arrays = arranged(self._manifest.input_structure, names, inputs)
+        sizes: dict[str, int] = {}
+        given = [_checked(spec, array, sizes) for spec, array in zip(self.inputs, arrays, strict=True)]
+        return filled(self._manifest.output_structure, self._run(self._weights, given))
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(_told, arrays)) for arrays in (self.inputs, self.outputs))
+        return f"<{type(self).__name__} {inputs} -> {outputs}, for {', '.join(self.platforms)}>"
+
+
+def load(path: str | os.PathLike[str]) -> ExportedProgram:
+    """A model that `model.export` wrote, as a callable on the default device.
+
+    Neither pickles nor Python code are read, and the code of the model is not needed. Programs run on versions of JAX
+    up to half a year newer than the one that made them, and often later ones: see `jax.export`.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        ModelError: it is no such folder, or a file in it is damaged or missing; the file is named.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "exported"
+        >>> model = kd.Sequential([kd.Input((3,), name="x"), kd.layers.Dense(2, name="d1")])
+        >>> model.export(path)
+        >>> predict = kd.export.load(path)
+        >>> predict
+        <ExportedProgram x float32(batch, 3) -> d1 float32(batch, 2), for cpu, cuda, tpu>
+        >>> predict(np.ones((5, 3))).shape
+        (5, 2)
+    """
+    folder = pathlib.Path(path)
+    manifest = Manifest.read(folder)
+    try:
+        program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
+    except Exception as error:
+        raise damaged(folder, f"{PROGRAM!r}, for jax {jax.__version__}: {type(error).__name__}: {error}") from error
+    reader = TensorReader("export.load", folder / WEIGHTS)
+    return ExportedProgram(manifest, program, reader.read(list(reader.shapes)))
+
+
+def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
+    """An input in the dtype of the program.
+
+    Args:
+        spec: what the program takes.
+        value: what was given.
+        sizes: of the dims that go by a name, as far as they are known; those of this input are added.
+
+    Raises:
+        ModelError: it does not fit.
+    """
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    shape = tuple(value.shape)
+    fits = len(shape) == len(spec.shape) and all(
+        size == (sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
+        for wanted, size in zip(spec.shape, shape, strict=True)
+    )
+    if not fits or not _holds(jnp.dtype(spec.dtype), value.dtype):
+        known = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ModelError(
+            f"input {spec.name!r} does not fit the program",
+            given=f"{value.dtype}{shorten(shape)}",
+            expected=_told(spec) + (f", where {known}" if known else ""),
+            fix="pass arrays of this rank, and one size for all dims of one name",
+        )
+    return jnp.asarray(value, spec.dtype)
+
+
+def _holds(wanted: Any, given: Any) -> bool:
+    """Whether numbers of the dtype `given` are cast without a word: as JAX promotes them, or to fewer bits."""
+    kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
+    ranks = [
+        next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9) for dtype in (given, wanted)
+    ]
+    return ranks[0] <= ranks[1] < 9
+
+
+def _told(spec: ArraySpec) -> str:
+    return f"{spec.name} {spec.dtype}({', '.join(map(str, spec.shape))})"

@@ -1,0 +1,138 @@
+"""`Manifest`: what `export.json` says about an exported program."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist.errors import ModelError
+from keras_dist.export.structure import Structure, is_structure
+
+PROGRAM = "program.jax_export"
+WEIGHTS = "weights.safetensors"
+MANIFEST = "export.json"
+FORMAT = "keras_dist.export"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """An input or output.
+
+    Attributes:
+        name: what a dict of all of them calls it.
+        shape: its dims; a name, or an expression of names, for those that the program takes in any size.
+        dtype: its element type.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """How a program is called, and what its files must be.
+
+    Attributes:
+        inputs: in the order in which the program takes them.
+        outputs: in the order in which it gives them.
+        input_structure: where the inputs stand in what the model takes.
+        output_structure: likewise for the outputs.
+        platforms: where it runs.
+        versions: of the packages that made it.
+        sha256: of each other file.
+    """
+
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    input_structure: Structure
+    output_structure: Structure
+    platforms: tuple[str, ...]
+    versions: dict[str, str]
+    sha256: dict[str, str]
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Write it to a folder."""
+        content = {"format": FORMAT, "version": VERSION, "call": f"{PROGRAM}({WEIGHTS}, [inputs]) -> [outputs]"}
+        text = json.dumps(content | dataclasses.asdict(self), indent=2)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: pathlib.Path) -> Manifest:
+        """What a folder holds. Its files are compared with their checksums.
+
+        Raises:
+            ModelError: it is no folder that `model.export` wrote, or a file is damaged or missing.
+        """
+        if not (folder / MANIFEST).is_file():
+            kind = "a file" if folder.is_file() else f"a folder without {MANIFEST!r}" if folder.is_dir() else "nothing"
+            raise damaged(folder, f"{kind} is there")
+        try:
+            content = json.loads((folder / MANIFEST).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise damaged(folder, f"{MANIFEST!r}: {type(error).__name__}: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise damaged(folder, f"{MANIFEST!r} is of another format")
+        if content.get("version") != VERSION:
+            raise damaged(folder, f"{MANIFEST!r} of version {content.get('version')!r}, not {VERSION}")
+        try:
+            manifest = cls._of(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(folder, f"{MANIFEST!r}: {type(error).__name__}: {error}") from error
+        for name in (PROGRAM, WEIGHTS):
+            _check_file(folder, name, manifest.sha256.get(name))
+        return manifest
+
+    @classmethod
+    def _of(cls, content: dict[str, Any]) -> Manifest:
+        inputs, outputs = (tuple(map(_array_of, content[name])) for name in ("inputs", "outputs"))
+        for name, arrays in (("input_structure", inputs), ("output_structure", outputs)):
+            if not is_structure(content[name], len(arrays)):
+                raise ValueError(f"{name!r} does not fit")
+        return cls(
+            inputs,
+            outputs,
+            content["input_structure"],
+            content["output_structure"],
+            tuple(map(str, content["platforms"])),
+            dict(content["versions"]),
+            dict(content["sha256"]),
+        )
+
+
+def sha256_of(file: pathlib.Path) -> str:
+    """The checksum of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def damaged(folder: pathlib.Path, given: str) -> ModelError:
+    """The error of what is no exported model."""
+    return ModelError(
+        f"export.load: {str(folder)!r} cannot be read",
+        given=given,
+        expected="a folder that model.export wrote",
+        fix="check that it was copied whole, or export the model again",
+    )
+
+
+def _check_file(folder: pathlib.Path, name: str, expected: Any) -> None:
+    if not (folder / name).is_file():
+        raise damaged(folder, f"{name!r} is missing")
+    found = sha256_of(folder / name)
+    if found != expected:
+        raise damaged(folder, f"{name!r} has the sha256 checksum {found}, not {expected}")
+
+
+def _array_of(content: dict[str, Any]) -> ArraySpec:
+    shape = tuple(content["shape"])
+    if not all(isinstance(size, int | str) for size in shape):
+        raise ValueError(f"shape {shape}")
+    jnp.dtype(content["dtype"])  # one that is known
+    return ArraySpec(str(content["name"]), shape, str(content["dtype"]))

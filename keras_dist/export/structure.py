@@ -1,0 +1,144 @@
+"""The structure of inputs and outputs as plain JSON: which list, tuple or dict an array stands in.
+
+A number is an array, by its place; `{"list": [...]}`, `{"tuple": [...]}` and `{"dict": {...}}` hold structures; null is
+None. The arrays of a dict are in the order of its sorted keys, as in JAX.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_dist.errors import ModelError, shorten
+
+Structure = Any
+
+
+def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
+    """The structure of a tree, and what stands in it.
+
+    Args:
+        what: how errors call the tree.
+        tree: lists, tuples and dicts of anything else.
+
+    Raises:
+        ModelError: a dict has keys that are no strings, or there is a container of another type.
+    """
+    leaves: list[Any] = []
+
+    def visit(node: Any) -> Structure:
+        if node is None:
+            return None
+        if isinstance(node, dict):
+            if type(node) is not dict or not all(isinstance(key, str) for key in node):
+                raise _unknown(what, node)
+            return {"dict": {key: visit(node[key]) for key in sorted(node)}}
+        if isinstance(node, list | tuple):
+            if type(node) not in (list, tuple):
+                raise _unknown(what, node)
+            return {type(node).__name__: [visit(item) for item in node]}
+        leaves.append(node)
+        return len(leaves) - 1
+
+    return visit(tree), leaves
+
+
+def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """The tree of this structure in which these stand."""
+    if structure is None or isinstance(structure, int):
+        return None if structure is None else leaves[structure]
+    [(kind, inner)] = structure.items()
+    if kind == "dict":
+        return {key: filled(value, leaves) for key, value in inner.items()}
+    items = [filled(item, leaves) for item in inner]
+    return tuple(items) if kind == "tuple" else items
+
+
+def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any]:
+    """What stands in a tree of this structure, in its order.
+
+    Args:
+        structure: of the tree.
+        names: of what stands in it.
+        value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
+            this array.
+
+    Raises:
+        ModelError: it has another structure.
+    """
+    if isinstance(value, Mapping) and not _has_keys(structure, value) and set(names) <= value.keys():
+        return [value[name] for name in names]
+    is_in_a_list = structure in ({"list": [0]}, {"tuple": [0]})
+    if is_in_a_list and not isinstance(value, list | tuple):
+        return [value]
+    found: dict[int, Any] = {}
+
+    def visit(part: Structure, value: Any) -> None:
+        if part is None or isinstance(part, int):
+            if (part is None) != (value is None) or isinstance(value, Mapping):
+                raise _misfit(structure, value)
+            found.update({} if part is None else {part: value})
+            return
+        [(kind, inner)] = part.items()
+        if kind == "dict":
+            if not _has_keys(part, value):
+                raise _misfit(structure, value)
+            for key, item in inner.items():
+                visit(item, value[key])
+            return
+        if not isinstance(value, list | tuple) or len(value) != len(inner):
+            raise _misfit(structure, value)
+        for item, one in zip(inner, value, strict=True):
+            visit(item, one)
+
+    visit(structure, value)
+    return [found[index] for index in range(len(names))]
+
+
+def is_structure(value: Any, count: int) -> bool:
+    """Whether a value, as JSON gives it, is the structure of so many arrays."""
+    found: list[int] = []
+
+    def visit(node: Any) -> bool:
+        if node is None or (isinstance(node, int) and not isinstance(node, bool)):
+            found.extend([] if node is None else [node])
+            return True
+        if not isinstance(node, dict) or len(node) != 1:
+            return False
+        [(kind, inner)] = node.items()
+        if kind == "dict":
+            return isinstance(inner, dict) and all([visit(item) for item in inner.values()])
+        return kind in ("list", "tuple") and isinstance(inner, list) and all([visit(item) for item in inner])
+
+    return visit(value) and found == list(range(count))
+
+
+def _has_keys(structure: Structure, value: Any) -> bool:
+    """Whether this is the structure of a dict, and a value has its keys."""
+    is_dict = isinstance(structure, dict) and "dict" in structure and isinstance(value, Mapping)
+    return is_dict and structure["dict"].keys() <= value.keys()
+
+
+def _misfit(structure: Structure, value: Any) -> ModelError:
+    kind = type(value).__name__
+    is_sequence = isinstance(value, list | tuple)
+    return ModelError(
+        "the inputs have another structure than those of the program",
+        given=f"a {kind} of {len(value)}"
+        if is_sequence
+        else f"a {kind} with {shorten(list(value))}"
+        if isinstance(value, Mapping)
+        else shorten(value),
+        expected=f"arrays in the places of the numbers of {json.dumps(structure)}, or a dict by names",
+        fix="program.inputs lists the inputs with their names",
+    )
+
+
+def _unknown(what: str, node: Any) -> ModelError:
+    return ModelError(
+        f"export: {what} cannot be described in JSON",
+        given=f"{shorten(node)} of type {type(node).__name__}",
+        expected="arrays in lists, tuples, and dicts whose keys are strings",
+        fix="take and return plain lists, tuples and dicts",
+    )

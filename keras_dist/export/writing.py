@@ -1,0 +1,205 @@
+"""`write`: a function of weights and inputs as a program in a folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import pathlib
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from keras_dist.errors import KerasDistError, ModelError, shorten
+from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
+from keras_dist.export.structure import Structure, described, filled
+from keras_dist.saving.tensor_files import write_tensors
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+BATCH = "batch"
+_SOME_SIZE = 4
+"""In the place of dims of any size, to find out whether it is they that cannot be exported."""
+
+Dims = tuple[int | None, ...]
+Named = list[tuple[int | str, ...]]
+
+
+class Lowered:
+    """A function of weights and inputs as a program.
+
+    Args:
+        function: `function(weights, inputs) -> outputs`: weights by path, inputs and outputs in their structures.
+        weights: shape and dtype of each weight, by path.
+        input_structure: where the inputs stand.
+        shapes: of the inputs; None for dims of any size.
+        dtypes: of the inputs.
+        platforms: where it is to run; None for cpu, cuda and tpu, or only here, with a warning, if that fails.
+
+    Attributes:
+        program: what `jax.export` made.
+        weights: as given.
+        shapes: of the inputs, with names for dims of any size.
+        dtypes: of the inputs.
+        output_structure: where the outputs stand.
+
+    Raises:
+        ModelError: it cannot be exported, with dims of any size or at all, or runs on more than one device.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[dict[str, Any], Any], Any],
+        weights: Mapping[str, jax.ShapeDtypeStruct],
+        input_structure: Structure,
+        shapes: Sequence[Dims],
+        dtypes: Sequence[Any],
+        platforms: Sequence[str] | None,
+    ) -> None:
+        def predict(weights: dict[str, Any], inputs: list[Any]) -> list[Any]:
+            outputs = function(weights, filled(input_structure, inputs))
+            self.output_structure, leaves = described("the output of the model", outputs)
+            return [jnp.asarray(leaf) for leaf in leaves]
+
+        self.output_structure: Structure = None
+        self._jitted = jax.jit(predict)
+        self.weights, self.dtypes = dict(weights), tuple(map(jnp.dtype, dtypes))
+        self.program, self.shapes = self._found(list(shapes), platforms)
+        if self.program.nr_devices != 1:
+            raise ModelError(
+                "export: the model runs on more than one device",
+                given=f"a call that places arrays on {self.program.nr_devices} devices by itself",
+                expected="a model whose arrays follow the layout rules, which an exported program is without",
+                fix="leave distribute_tensor out of `call`, and write layout rules for `<path>/output`",
+            )
+
+    def _found(self, shapes: list[Dims], platforms: Sequence[str] | None) -> tuple[jax.export.Exported, Named]:
+        here = (jax.export.default_export_platform(),)
+        errors: list[Exception] = []
+        for these in (tuple(platforms),) if platforms is not None else (PLATFORMS, here):
+            for named in _namings(shapes):
+                try:
+                    program = self._lower(named, these)
+                except Exception as error:
+                    errors.append(error)
+                    continue
+                if platforms is None and these != PLATFORMS:
+                    warnings.warn(
+                        f"export: the program runs on {', '.join(these)} only, for elsewhere it cannot be lowered: "
+                        f"{_first_line(errors[0])}",
+                        stacklevel=4,
+                    )
+                return program, named
+        self._explain(shapes, tuple(platforms or here), errors[0])
+
+    def _lower(self, named: Named, platforms: Sequence[str]) -> jax.export.Exported:
+        scope = jax.export.SymbolicScope()
+        inputs = [
+            jax.ShapeDtypeStruct(jax.export.symbolic_shape(", ".join(map(str, dims)), scope=scope), dtype)
+            for dims, dtype in zip(named, self.dtypes, strict=True)
+        ]
+        return jax.export.export(self._jitted, platforms=platforms)(self.weights, inputs)
+
+    def _explain(self, shapes: list[Dims], platforms: Sequence[str], error: Exception) -> NoReturn:
+        """Raise what is wrong.
+
+        Raises:
+            ModelError: always.
+        """
+        fixed: Named = [tuple(_SOME_SIZE if size is None else size for size in dims) for dims in shapes]
+        try:
+            self._lower(fixed, platforms)
+        except KerasDistError:
+            raise
+        except Exception as other:
+            raise ModelError(
+                f"export: the model cannot be lowered for {', '.join(platforms)}",
+                given=f"{type(other).__name__}: {_first_line(other)}",
+                expected="a model that JAX can trace and lower for these platforms",
+                fix="leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for",
+            ) from other
+        raise ModelError(
+            "export: the model cannot be lowered for batches of any size",
+            given=f"inputs of shapes {shorten(shapes)}; {type(error).__name__}: {_first_line(error)}",
+            expected="a `call` that asks for no sizes where shapes have None",
+            fix="model.export(..., batch_size=32) for one size of batches; for other dims input_signature with sizes",
+        ) from error
+
+
+def write(
+    path: pathlib.Path,
+    lowered: Lowered,
+    input_structure: Structure,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    fetch: Callable[[str], Any],
+) -> None:
+    """Write a program to a folder, which is there at once or not at all.
+
+    Args:
+        path: the folder; nothing may be there.
+        lowered: the program.
+        input_structure: where the inputs stand.
+        input_names: in the order of the program.
+        output_names: likewise.
+        fetch: `fetch(path)` gives a weight.
+
+    Raises:
+        ModelError: a weight has an element type that safetensors does not know.
+        OSError: it cannot be written.
+    """
+    program = lowered.program
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.mkdir()
+    try:
+        weights = lowered.weights
+        sizes = {name: math.prod(spec.shape) * spec.dtype.itemsize for name, spec in weights.items()}
+        write_tensors("export", draft / WEIGHTS, sizes, [list(weights)], fetch)
+        (draft / PROGRAM).write_bytes(program.serialize())
+        outputs = [(aval.shape, aval.dtype) for aval in program.out_avals]
+        inputs = list(zip(lowered.shapes, lowered.dtypes, strict=True))
+        Manifest(
+            tuple(_spec(name, *array) for name, array in zip(input_names, inputs, strict=True)),
+            tuple(_spec(name, *array) for name, array in zip(output_names, outputs, strict=True)),
+            input_structure,
+            lowered.output_structure,
+            tuple(program.platforms),
+            {name: importlib.metadata.version(name) for name in ("keras_dist", "jax", "jaxlib", "safetensors")}
+            | {"calling_convention": str(program.calling_convention_version)},
+            {name: sha256_of(draft / name) for name in (PROGRAM, WEIGHTS)},
+        ).write(draft)
+        os.rename(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _namings(shapes: Sequence[Dims]) -> Iterator[Named]:
+    """Names for the dims of any size: first one for each; then one for all of an axis, as where inputs are joined."""
+    yield [
+        tuple(
+            _name(size, axis, f"dim{axis}" + (f"_{number}" if len(shapes) > 1 else ""))
+            for axis, size in enumerate(dims)
+        )
+        for number, dims in enumerate(shapes)
+    ]
+    if len(shapes) > 1 and any(None in dims[1:] for dims in shapes):
+        yield [tuple(_name(size, axis, f"dim{axis}") for axis, size in enumerate(dims)) for dims in shapes]
+
+
+def _name(size: int | None, axis: int, name: str) -> int | str:
+    if size is not None:
+        return size
+    return name if axis else BATCH
+
+
+def _spec(name: str, shape: Sequence[Any], dtype: Any) -> ArraySpec:
+    sizes = tuple(size if isinstance(size, int) else str(size) for size in shape)
+    return ArraySpec(name, sizes, jnp.dtype(dtype).name)
+
+
+def _first_line(error: Exception) -> str:
+    return shorten(str(error).strip().partition("\n")[0])

@@ -1,0 +1,209 @@
+"""`Exporting`: a model as a program that runs without its code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.callbacks.first_process import is_first_process, print_message
+from keras_dist.data.checks import check_batch_size
+from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.variables import leaf_paths
+from keras_dist.errors import ModelError, shorten
+from keras_dist.export.structure import Structure, described, filled
+from keras_dist.export.writing import Dims, Lowered, write
+from keras_dist.models.session import Session
+from keras_dist.training.outputs import Outputs
+
+FORMAT = "jax_export"
+
+
+class Exporting:
+    """A model as a program. Subclasses say what they take, and when the weights are born."""
+
+    name: str
+    input: Any
+    input_names: list[str]
+    output_names: list[str] | None
+    _program: Any
+
+    def _born(self, x: Any = None) -> Session:
+        raise NotImplementedError
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        format: str = FORMAT,
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        *,
+        batch_size: int | None = None,
+        platforms: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write what `predict` computes as a program that runs without this model's code, and the weights beside it.
+
+        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Batches may be of any
+        size, as may other dims that the model knows no size of. `kd.export` tells what is in the folder, and
+        `kd.export.load` calls it.
+
+        Args:
+            filepath: a folder; nothing may be there yet, and the folder around it must exist.
+            format: `"jax_export"`, a program of StableHLO.
+            verbose: whether to print where it was written.
+            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
+                else with `shape` and `dtype`, in the structure of the inputs; one in a list stands for itself. By
+                default those that the model was born for; models of `from_nnx` need it.
+            batch_size: the size of all batches; None for any.
+            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
+                alone, with a warning.
+
+        Raises:
+            ModelError: something is at the path, the weights are not born yet, it is not known what the model takes, an
+                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
+                `batch_size`.
+            OSError: a file cannot be written.
+
+        Differs from Keras: the format, and that nothing is replaced.
+
+        Source: `keras.Model.export`; `jax.export`.
+        """
+        path = _checked_path(filepath)
+        if format != FORMAT:
+            raise ModelError(
+                f"export: there is no format {shorten(format)}",
+                given=f"format={shorten(format)}",
+                expected=f"{FORMAT!r}: a program of StableHLO, which jax.export reads",
+                fix="leave `format` out; jax2tf makes a SavedModel of what kd.export.load gives",
+            )
+        if batch_size is not None:
+            check_batch_size(batch_size)
+        wanted = (platforms,) if isinstance(platforms, str) else platforms
+        session = self._born()
+        structure, arrays = self._signature(input_signature)
+        shapes = [_sized(shape, batch_size) for shape, _ in arrays]
+        handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
+        if not is_first_process():
+            for handle in handles.values():
+                handle.numpy()
+            return
+        with session.cell.lock:
+            function, weights = _predict_of(session)
+            lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
+            names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
+            outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
+            write(
+                path,
+                lowered,
+                structure,
+                self.input_names if self._program is not None else [name or "inputs" for name in names],
+                [name or "outputs" for name in Outputs(outputs, self.output_names).names],
+                lambda name: handles[name].numpy(),
+            )
+        if verbose:
+            print_message(f"Saved artifact at {str(path)!r}.")
+
+    def _signature(self, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
+        """The structure of the inputs, and shape and dtype of each.
+
+        Raises:
+            ModelError: that is not known, or what was given is none.
+        """
+        known = self.input if self._program is not None else getattr(self, "_born_for", None)
+        if given is None and known is None:
+            raise ModelError(
+                f"export: it is not known what model {self.name!r} takes",
+                given="a model that was made by from_nnx, or is called with several arguments",
+                expected="`input_signature`",
+                fix='model.export(path, input_signature=kd.InputSpec(shape=(None, 8), dtype="float32"))',
+            )
+        structure, specs = described("`input_signature`", known if given is None else given)
+        defaults = [None] * len(specs)
+        if self._program is not None:
+            structure, symbols = described("the input of the model", known)
+            if len(specs) != len(symbols):
+                raise _no_signature(given, f"{len(symbols)} input(s): {', '.join(self.input_names)}")
+            defaults = [tensor.dtype for tensor in symbols]
+        elif given is not None and structure in ({"list": [0]}, {"tuple": [0]}):
+            structure = 0
+        return structure, [_array_of(spec, dtype) for spec, dtype in zip(specs, defaults, strict=True)]
+
+
+def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
+    """Shape and dtype of an input.
+
+    Raises:
+        ModelError: they are not told.
+    """
+    shape = getattr(spec, "shape", None)
+    if shape is None:
+        raise _no_signature(spec, "an InputSpec with a shape, or anything else with `shape` and `dtype`")
+    dtype = default if getattr(spec, "dtype", None) is None else spec.dtype
+    return tuple(shape), jax.dtypes.canonicalize_dtype("float32" if dtype is None else dtype)
+
+
+def _predict_of(session: Session) -> tuple[Callable[[dict[str, Any], Any], Any], dict[str, jax.ShapeDtypeStruct]]:
+    """What `predict` computes, as a function of weights by path and inputs, on one device; and what weights it takes.
+
+    The keys of random streams are weights here, as their data.
+    """
+    cell, step = session.cell, int(session.cell.state.step)
+    device = cell.mesh.backend_mesh.local_devices[0]
+    forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot())
+    paths = [row.path for row in cell.plan.rows]
+    arrays = dict(zip(paths, cell.leaves(), strict=True))
+    implementations = {
+        path: jax.random.key_impl(array) for path, array in arrays.items() if _jax.is_key_dtype(array.dtype)
+    }
+
+    def predict(weights: dict[str, Any], inputs: Any) -> Any:
+        values = dict(weights)
+        for path, implementation in implementations.items():
+            values[path] = jax.random.wrap_key_data(values[path], impl=implementation)
+        trainable, rest = cell.graph.nest([values[path] for path in paths])
+        return forward(trainable, rest, step, inputs, False)[0]
+
+    shapes = {
+        path: jax.eval_shape(jax.random.key_data, array) if path in implementations else array
+        for path, array in arrays.items()
+    }
+    return predict, {path: jax.ShapeDtypeStruct(shape.shape, shape.dtype) for path, shape in shapes.items()}
+
+
+def _sized(shape: Dims, batch_size: int | None) -> Dims:
+    """The shape with this size of batches, if theirs is not known."""
+    return (batch_size, *shape[1:]) if shape and shape[0] is None else shape
+
+
+def _checked_path(filepath: Any) -> pathlib.Path:
+    if not isinstance(filepath, str | os.PathLike):
+        raise ModelError(
+            "export: `filepath` is no path",
+            given=f"filepath={shorten(filepath)}",
+            expected="the path of a folder",
+            fix='for example model.export("exported")',
+        )
+    path = pathlib.Path(os.path.abspath(os.fspath(filepath)))
+    if os.path.lexists(path):
+        raise ModelError(
+            f"export: {str(filepath)!r} exists",
+            given="a folder" if path.is_dir() else "a file",
+            expected="a path where there is nothing",
+            fix="choose another path, or remove what is there",
+        )
+    return path
+
+
+def _no_signature(given: Any, expected: str) -> ModelError:
+    return ModelError(
+        "export: `input_signature` does not tell what the model takes",
+        given=shorten(given),
+        expected=expected,
+        fix='for example input_signature=kd.InputSpec(shape=(None, 8), dtype="float32")',
+    )

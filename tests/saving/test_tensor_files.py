@@ -1,0 +1,50 @@
+"""Arrays in files: how they are grouped, and how many are held at once."""
+
+import weakref
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from keras_dist.saving.tensor_files import grouped, write_tensors
+
+SIZES = {"a": 40, "b": 40, "c": 200, "d": 40, "e": 60}
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"),
+    [
+        (None, ["abcde"]),
+        (400, ["abcde"]),
+        (100, ["ab", "c", "de"]),
+        (99, ["ab", "c", "d", "e"]),
+        (1, ["a", "b", "c", "d", "e"]),
+    ],
+)
+def test_groups(max_bytes, expected):
+    assert ["".join(group) for group in grouped(SIZES, max_bytes)] == expected
+
+
+def test_no_names_are_one_empty_group():
+    assert grouped({}, 1) == [[]]
+
+
+def test_arrays_of_one_file_are_held_at_once(tmp_path):
+    held, most = 0, 0
+
+    def fetch(name):
+        nonlocal held, most
+        array = np.zeros(SIZES[name], np.uint8)
+        held += array.nbytes
+        most = max(most, held)
+        weakref.finalize(array, release, array.nbytes)
+        return array
+
+    def release(size):
+        nonlocal held
+        held -= size
+
+    write_tensors("save", tmp_path / "x.safetensors", SIZES, grouped(SIZES, 100), fetch)
+    assert (most, held) == (200, 0)
+    with safe_open(tmp_path / "x-00003-of-00003.safetensors", framework="np") as file:
+        assert sorted(file.keys()) == ["d", "e"]
