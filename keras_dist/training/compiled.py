@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -17,9 +18,11 @@ from keras_dist.data.batch import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError, RecompileWarning
+from keras_dist.errors import ModelError, RecompileWarning, shorten
+from keras_dist.layers import row_watch
 from keras_dist.training.convolutions import batch_first
-from keras_dist.training.executions import Execution, Single, data_layouts
+from keras_dist.training.counted_rows import check_kept_apart, new_watch, rows_of
+from keras_dist.training.executions import Counted, Execution, Single, Stacked, data_layouts, filled
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
@@ -37,6 +40,9 @@ EXPECTED_SHAPES = 2
 
 MANY_SHAPES = 16
 """Of all batches since `compile`: so many and more are hardly meant."""
+
+OWN_SHAPES = 8
+"""So many have programs of their own, as fast as can be; then batches are filled up, where that changes no number."""
 
 
 def rows_multiple(x: Any, distribution: Distribution) -> int:
@@ -88,6 +94,7 @@ class CompiledSteps:
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._mixers: dict[str, str | None] = {}
 
     def forget_shapes(self, mode: str) -> None:
         """A run over a data set begins or is over: the next shapes of batches are the first ones."""
@@ -108,15 +115,15 @@ class CompiledSteps:
 
         All that takes time, and may be interrupted, is done before it is called.
         """
-        return self._prepared("train", step, execution, (state, logs, execution.operands), self._compile_train)
+        return self._prepared("train", step, execution, self._compile_train, state, logs)
 
     def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> Logs:
         """`logs` with the batches added."""
-        return self._prepared("test", step, execution, (state, logs, execution.operands), self._compile_test)()
+        return self._prepared("test", step, execution, self._compile_test, state, logs)()
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
-        """The outputs for the batch, with the padding of the batch."""
-        return self._prepared("predict", step, execution, (state, execution.operands[0]), self._compile_predict)()
+        """The outputs for the batch, with its padding, and perhaps more of it."""
+        return self._prepared("predict", step, execution, self._compile_predict, state)()
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
@@ -134,20 +141,18 @@ class CompiledSteps:
         return self._lowered(program if self._options.jit else jax.jit(program), (state, logs, batch.arrays))
 
     def _prepared(
-        self, mode: str, step: Any, execution: Execution, arguments: tuple[Any, ...], compile_: Callable[..., Any]
+        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
     ) -> Callable[[], Any]:
-        """The program with its arguments, compiled already."""
-        key = mode, step, execution.kind, execution.form
-        program = self._programs.get(key)
-        if program is None:
-            try:
-                program = compile_(step, execution)
-                program = self._lowered(program, arguments).compile() if self._options.jit else program
-            except Exception as error:
-                _note(error, execution)
-                raise
-            self._programs[key] = program
-            self._warn_of_shapes(mode, execution)
+        """The program with its arguments, `before` and those of the execution; it is compiled already."""
+        shared = self._shared(mode, step, execution, compile_, before)
+        if shared is None:
+            program = self._programs.get((mode, step, execution.kind, execution.form))
+            if program is None:
+                program = self._made(mode, step, execution, compile_, before)
+                self._warn_of_shapes(mode, execution)
+        else:
+            execution, program = shared
+        arguments = _arguments(mode, before, execution)
 
         def run() -> Any:
             try:
@@ -158,36 +163,106 @@ class CompiledSteps:
 
         return run
 
+    def _shared(
+        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]
+    ) -> tuple[Execution, Any] | None:
+        """The execution with its batch filled up, and a program for that; None where it has one of its own."""
+        if not isinstance(execution, Single | Stacked) or not self._is_one_of_many(mode, step, execution):
+            return None
+        try:
+            full = self._filled(mode, execution)
+            program = self._programs.get((mode, step, full.kind, full.form))
+            is_new = program is None
+            program = self._made(mode, step, full, compile_, before, is_shared=True) if is_new else program
+        except Exception as error:  # what else is wrong with the batch, a program of its own will tell
+            self._mixers[mode] = f"what cannot be known: a program for several failed with {shorten(str(error))}"
+            return None
+        if is_new:
+            self._warn_of_shapes(mode, full, is_shared=True)
+        return full, program
+
+    def _made(
+        self,
+        mode: str,
+        step: Any,
+        execution: Execution,
+        compile_: Callable[..., Any],
+        before: tuple[Any, ...],
+        is_shared: bool = False,
+    ) -> Any:
+        """A new program, compiled."""
+        try:
+            program = compile_(step, execution)
+            if self._options.jit:
+                with row_watch.entered(new_watch()) as watch:
+                    lowered = self._lowered(program, _arguments(mode, before, execution))
+                if is_shared:
+                    check_kept_apart(watch)
+                program = lowered.compile()
+                mixer = watch.mixer or (None if watch.saw_all else "a step of your own")
+                self._mixers[mode] = self._mixers.get(mode) or mixer
+        except Exception as error:
+            _note(error, execution)
+            raise
+        self._programs[mode, step, execution.kind, execution.form] = program
+        return program
+
+    def _is_one_of_many(self, mode: str, step: Any, execution: Single | Stacked) -> bool:
+        """Whether there are so many shapes already that another one should share a program, and may."""
+        may_share = self._mixers.get(mode, "") is None and jax.process_count() == 1
+        is_new = (mode, step, execution.kind, execution.form) not in self._programs
+        return may_share and is_new and self._shapes_ever[mode, execution.kind] >= OWN_SHAPES
+
+    def _filled(self, mode: str, execution: Single | Stacked) -> Single | Counted:
+        """The execution on a batch that is filled up, or on such a stack."""
+        x = execution.batch.arrays[0]
+        if execution.batch.stacked is not None:
+            x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), x)
+        more = filled(execution.batch, rows_multiple(x, self._distribution))
+        if mode != "predict":
+            return Counted(more)
+        # nothing is left out there: each row has an output
+        return Single(dataclasses.replace(more, rows=len(jax.tree.leaves(more.arrays)[0])))
+
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         if self._is_on_cpus:
             return _jax.lower_with(program, arguments, {jax.lax.conv_general_dilated_p: batch_first})
         return program.lower(*arguments)
 
-    def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
-        key = mode, execution.kind
+    def _warn_of_shapes(self, mode: str, execution: Execution, is_shared: bool = False) -> None:
+        key = mode, "shared" if is_shared else execution.kind
         shapes = self._shapes.setdefault(key, [])
         shapes.append(execution.describe())
         self._shapes_ever[key] += 1
         if self._shapes_ever[key] == MANY_SHAPES:
-            warnings.warn(
+            what = (
                 f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
                 f"{shapes[-1]}\n"
                 f"  expected: batches of a few shapes; each is compiled anew, which takes longer than many steps\n"
-                f"  fix:      pad batches to a few lengths; this is said once",
-                RecompileWarning,
-                stacklevel=2,
+                f"  fix:      pad batches to a few lengths; this is said once"
             )
-        elif len(shapes) > EXPECTED_SHAPES:
-            warnings.warn(
+        elif is_shared and self._shapes_ever[key] == 1:
+            what = (
+                f"the {mode} step was compiled for {OWN_SHAPES} shapes of batches since compile(): from now on batches "
+                f"of other lengths are filled up to a power of two of rows, such as {shapes[-1]}\n"
+                f"  expected: batches of a few lengths; rows that are added cost time, and change no number\n"
+                f"  fix:      pad batches to a few lengths; this is said once"
+            )
+        elif len(shapes) > EXPECTED_SHAPES and not is_shared:
+            what = (
                 f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"
                 f"  expected: batches of one length, and perhaps a shorter last one\n"
-                f"  fix:      pad or drop what is shorter, so that few lengths remain: each is compiled anew",
-                RecompileWarning,
-                stacklevel=2,
+                f"  fix:      pad or drop what is shorter, so that few lengths remain: each is compiled anew"
             )
+        else:
+            return
+        mixer = self._mixers.get(mode)
+        if mixer is not None:
+            what += f"\n  why:      lengths share no programs, because rows may be mixed by {mixer}"
+        warnings.warn(what, RecompileWarning, stacklevel=2)
 
-    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
+    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int | None) -> tuple[TrainState, Any]:
         return check_train_step(
             state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
         )
@@ -196,11 +271,13 @@ class CompiledSteps:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
+        def one(carry: tuple[Flat, Logs], arrays: Any, count: Any = None) -> tuple[Flat, Logs]:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
-            new, found = self._stepped(step, state, arrays, rows)
+            with _counting(arrays, count):
+                new, found = self._stepped(step, state, arrays, rows if count is None else None)
+            logs = _accumulate(logs, found, rows if count is None else count)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
-            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), _accumulate(logs, found, rows)
+            return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
 
         def train(state: Flat, logs: Logs, operands: Any) -> tuple[Flat, Logs]:
             return run(one, (state, logs), operands, distribution)
@@ -218,8 +295,10 @@ class CompiledSteps:
         def test(arrays: Flat, logs: Logs, operands: Any) -> Logs:
             state = self._state_tree.unflatten(arrays)
 
-            def one(logs: Logs, arrays: Any) -> Logs:
-                return _accumulate(logs, step(state, real_rows(arrays, rows, distribution)), rows)
+            def one(logs: Logs, arrays: Any, count: Any = None) -> Logs:
+                with _counting(arrays, count):
+                    found = step(state, real_rows(arrays, rows if count is None else None, distribution))
+                return _accumulate(logs, found, rows if count is None else count)
 
             return run(one, logs, operands, distribution)
 
@@ -246,6 +325,11 @@ class CompiledSteps:
             return results if returned is None else jax.device_put(results, returned)
 
         return run
+
+
+def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tuple[Any, ...]:
+    """What a program is called with."""
+    return (*before, execution.operands[0] if mode == "predict" else execution.operands)
 
 
 def _note(error: Exception, batch: Batch | Execution) -> None:
@@ -281,8 +365,14 @@ def _batch_shards(distribution: Distribution) -> int:
     return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
 
 
-def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
-    """The first rows of each array, without the padding (traced).
+def _counting(arrays: Any, count: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside, only so many rows of the arrays count; for None all do."""
+    watch = row_watch.current()
+    return contextlib.nullcontext() if watch is None else watch.counting(rows_of(arrays, count))
+
+
+def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
+    """The first rows of each array, without the padding (traced); for None all.
 
     Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
     put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
@@ -292,7 +382,7 @@ def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
     repeated = _batch_shards(distribution) != mesh.backend_mesh.size
 
     def cut(array: Any) -> Any:
-        if len(array) == rows:
+        if rows is None or len(array) == rows:
             return array
         real = array[:rows]
         return jax.lax.with_sharding_constraint(real, _replicated(mesh)) if repeated else real
@@ -300,8 +390,8 @@ def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
     return jax.tree.map(cut, arrays)
 
 
-def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
-    """The states of the tallies with a batch added."""
+def _accumulate(logs: Logs, found: dict[str, Any], rows: Any) -> Logs:
+    """The states of the tallies with a batch of so many rows added."""
     if set(found) != set(logs):
         raise ModelError(
             "train_step logs other names than before",

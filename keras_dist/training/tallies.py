@@ -50,7 +50,10 @@ class Observation(NamedTuple):
         if self.mask is None or (self.sample_weight is None and not self.metric.weighs(self.y_true, self.y_pred)):
             return self.sample_weight
         mask = jnp.asarray(self.mask, jnp.float32)
-        return mask if self.sample_weight is None else mask * spread(self.sample_weight, mask)
+        if self.sample_weight is None:
+            return mask
+        mask = spread(mask, jnp.asarray(self.sample_weight)) if mask.ndim < jnp.ndim(self.sample_weight) else mask
+        return mask * spread(self.sample_weight, mask)
 
 
 class Tally(Protocol):
@@ -132,7 +135,7 @@ def tally_of(name: str, found: Any) -> Tally:
     return MetricTally(name, found.metric, names, jax.jit(compute))
 
 
-def add(state: Any, found: Any, rows: int) -> Any:
+def add(state: Any, found: Any, rows: Any) -> Any:
     """The state of a tally after a batch: a metric's as it says, a mean's with the scalar weighted by the rows."""
     if isinstance(found, Observation):
         return found.added_to(state)
