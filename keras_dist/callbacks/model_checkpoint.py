@@ -16,15 +16,16 @@ from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.ranges import check_number
 
-_SUFFIX = ".safetensors"
+_SUFFIXES = (".safetensors", ".orbax")
+_ENDINGS = " or ".join(map(repr, _SUFFIXES))
 _STATE = ("best", "_epoch", "_last_batch", "_batches_since_save")
 
 
 class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, every so many batches, or whenever a value got better.
 
-    The path tells what is saved: one that ends in `.safetensors` the weights, by `Model.save_weights`; any other is the
-    folder of the whole model, by `Model.save`. To go on with a training that was killed, use `BackupAndRestore`.
+    The path tells what is saved: one that ends in `.safetensors` or `.orbax` the weights, by `Model.save_weights`; any
+    other is the folder of the whole model, by `Model.save`. `BackupAndRestore` goes on with a training that was killed.
 
     Args:
         filepath: in it `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
@@ -141,7 +142,7 @@ class ModelCheckpoint(MonitorCallback):
         if is_wanted:
             if is_first_process():
                 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            if path.endswith(_SUFFIX):
+            if path.endswith(_SUFFIXES):
                 self.model.save_weights(path)
             else:
                 self.model.save(path)
@@ -184,15 +185,15 @@ class ModelCheckpoint(MonitorCallback):
 
 def _checked_path(filepath: Any, save_weights_only: bool) -> str:
     is_path = isinstance(filepath, str | os.PathLike) and bool(os.fspath(filepath))
-    if is_path and (not save_weights_only or os.fspath(filepath).endswith(_SUFFIX)):
+    if is_path and (not save_weights_only or os.fspath(filepath).endswith(_SUFFIXES)):
         return os.fspath(filepath)
     raise ModelError(
-        f"ModelCheckpoint: `filepath` does not end in {_SUFFIX!r}"
+        f"ModelCheckpoint: `filepath` does not end in {_ENDINGS}"
         if is_path
         else "ModelCheckpoint: `filepath` is no path",
         given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",
-        expected=f"a path that ends in {_SUFFIX!r}, for weights" + ("" if save_weights_only else "; or a folder"),
-        fix=f'for example ModelCheckpoint("model.weights{_SUFFIX}", save_weights_only=True)',
+        expected=f"a path that ends in {_ENDINGS}, for weights" + ("" if save_weights_only else "; or a folder"),
+        fix='for example ModelCheckpoint("model.weights.safetensors", save_weights_only=True)',
     )
 
 

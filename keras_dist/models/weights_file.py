@@ -1,8 +1,9 @@
-"""`WeightsFile`: the weights of a model in `.safetensors` files and back."""
+"""`WeightsFile`: the weights of a model in `.safetensors` files, or in a folder of orbax, and back."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import pathlib
@@ -16,6 +17,8 @@ from keras_dist import _jax
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models.session import Session
+from keras_dist.models.weights_folder import SUFFIX as FOLDER_SUFFIX
+from keras_dist.models.weights_folder import StoredWeights, write_weights
 from keras_dist.saving.tensor_files import INDEX_SUFFIX, SUFFIX, TensorReader, grouped, index_path, write_tensors
 
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
@@ -75,18 +78,20 @@ class WeightsFile:
         the optimizer are in it.
 
         Args:
-            filepath: a file that ends in `.safetensors`; its folder must exist.
+            filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
+                folder, to which each process writes what its devices hold, so that no weight is ever whole.
             overwrite: whether a file that exists is replaced.
             max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
                 Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
                 names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
                 A weight that is larger has a file of its own. The host holds the weights of one file at a time.
-                None for a single file.
+                None for a single file; orbax has files of its own.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
                 element type that the format does not know, `max_shard_size` is no size, or the weights are not born
                 yet.
+            CheckpointError: the path is to be a folder, and is a file or a folder of other things.
             OSError: a file cannot be written.
 
         Example:
@@ -111,9 +116,10 @@ class WeightsFile:
 
         Source: `keras.Model.save_weights`.
         """
-        path = weights_path("save_weights", filepath, (SUFFIX,))
+        path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
         max_bytes = _checked_size(max_shard_size)
-        there = [str(file) for file in (path, index_path(path)) if file.exists()]
+        is_folder = path.suffix == FOLDER_SUFFIX
+        there = [str(file) for file in ((path,) if is_folder else (path, index_path(path))) if file.exists()]
         if there and not overwrite:
             raise ModelError(
                 f"save_weights: {there[0]!r} exists",
@@ -122,6 +128,9 @@ class WeightsFile:
                 fix="choose another path, or pass overwrite=True",
             )
         handles = {weight.path: weight for weight in self.weights}
+        if is_folder:
+            write_weights(path, list(handles), self._born())
+            return
         sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
         groups = grouped(sizes, max_bytes)
         with self._born().cell.lock:  # all are of one step, whoever trains
@@ -140,7 +149,8 @@ class WeightsFile:
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
-                there is no such file the index beside it is read.
+                there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
+                a `CheckpointManager`, whose weights alone are taken then; each device reads its part.
             skip_mismatch: Keras's word for `strict=False`.
             strict: whether names and shapes must be those of the model. Else what fits is set, and a warning tells what
                 was left out.
@@ -151,6 +161,7 @@ class WeightsFile:
         Raises:
             ModelError: the file is none of safetensors, or its names or shapes are not those of the model; of an index,
                 a file is missing, damaged, elsewhere, of another save, or lacks a weight. No weight is set then.
+            CheckpointError: the folder is damaged, or holds no weights.
             FileNotFoundError: there is no such file.
 
         Example:
@@ -166,7 +177,7 @@ class WeightsFile:
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        reader = TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX)))
+        reader = self._reader(filepath)
         handles = {weight.path: weight for weight in self.weights}
         report = self._compared(handles, reader, strict)
         values = reader.read(report.loaded)
@@ -176,7 +187,16 @@ class WeightsFile:
             warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=2)
         return report
 
-    def _compared(self, handles: dict[str, Any], reader: TensorReader, strict: bool) -> LoadReport:
+    def _reader(self, filepath: Any) -> TensorReader | StoredWeights:
+        """What reads the weights at this path."""
+        if isinstance(filepath, str | os.PathLike) and pathlib.Path(filepath).is_dir():
+            return StoredWeights(pathlib.Path(filepath), self._born())
+        path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
+        if path.suffix == FOLDER_SUFFIX:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return TensorReader("load_weights", path)
+
+    def _compared(self, handles: dict[str, Any], reader: TensorReader | StoredWeights, strict: bool) -> LoadReport:
         """What can be loaded.
 
         Raises:

@@ -1,0 +1,120 @@
+"""Weights in folders of orbax."""
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import CheckpointError, ModelError
+from tests import layouts
+from tests.networks import CLASSES, FEATURES, HIDDEN
+
+
+def network(*more):
+    return kd.Sequential(
+        [
+            kd.Input((FEATURES,)),
+            layers.Dense(HIDDEN, name="d1"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dropout(0.5),
+            layers.Dense(CLASSES, name="d2"),
+            *more,
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder, and what is in it."""
+    path = tmp_path_factory.mktemp("weights") / "model.orbax"
+    with layouts.on("data=2,model=4").scope():
+        model = network()
+    model.save_weights(path)
+    return path, model.get_weights()
+
+
+@pytest.mark.parametrize("layout", ["one device", "data=4,model=2", "fully data=8"])
+def test_they_come_to_any_mesh(saved, layout):
+    path, weights = saved
+    with layouts.on(layout).scope():
+        model = network()
+    places = [weight.value.sharding for weight in model.weights]
+    report = model.load_weights(path)
+    for found, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert [weight.value.sharding for weight in model.weights] == places
+    assert report.loaded == tuple(weight.path for weight in model.weights) and not report.missing + report.extra
+
+
+def test_no_stream_and_no_slot_is_in_it(saved):
+    record = kd.checkpoint.Stored(saved[0]).record
+    assert list(record["arrays"]) == [
+        f"variables/{name}"
+        for name in (
+            "d1/kernel",
+            "d1/bias",
+            "norm/gamma",
+            "norm/beta",
+            "norm/moving_mean",
+            "norm/moving_variance",
+            "d2/kernel",
+            "d2/bias",
+        )
+    ]
+
+
+def test_the_folder_of_a_model_and_of_a_training_give_their_weights(tmp_path):
+    model = network()
+    model.compile("adam", loss="mse")
+    model.save(tmp_path / "model")
+    with kd.checkpoint.CheckpointManager(model, tmp_path / "states") as manager:
+        state = manager.save()
+    for path in (tmp_path / "model", state):
+        other = network()
+        other.load_weights(path)
+        for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_what_does_not_fit(saved):
+    wider = network(layers.Dense(2, name="d3"))
+    before = wider.get_weights()
+    with pytest.raises(ModelError, match="does not fit") as error:
+        wider.load_weights(saved[0])
+    assert "missing in the file: d3/kernel, d3/bias" in error.value.given
+    for mine, theirs in zip(wider.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    with pytest.warns(UserWarning, match="fits in part"):
+        report = wider.load_weights(saved[0], strict=False)
+    assert report.missing == ("d3/kernel", "d3/bias")
+    np.testing.assert_array_equal(wider.get_weights()[0], saved[1][0])
+
+
+def test_a_damaged_folder_and_none_at_all(saved, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.orbax"):
+        network().load_weights(tmp_path / "none.orbax")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        network().load_weights(tmp_path)
+    model = network()
+    model.save_weights(tmp_path / "new.orbax")
+    file = tmp_path / "new.orbax" / "record.json"
+    file.write_bytes(file.read_bytes().replace(b"float32", b"float16", 1))
+    with pytest.raises(CheckpointError, match=r"record\.json has other bytes"):
+        model.load_weights(tmp_path / "new.orbax")
+
+
+def test_one_that_exists(saved):
+    with pytest.raises(ModelError, match="exists"):
+        network().save_weights(saved[0], overwrite=False)
+
+
+def test_the_best_ones_of_a_training(tmp_path):
+    model = network()
+    model.compile("sgd", loss="mse")
+    best = kd.callbacks.ModelCheckpoint(tmp_path / "{epoch}.orbax", save_weights_only=True)
+    model.fit(np.ones((4, FEATURES)), np.ones((4, CLASSES)), epochs=2, verbose=0, callbacks=best)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.orbax", "2.orbax"]
+    weights = model.get_weights()
+    model.load_weights(tmp_path / "2.orbax")
+    for mine, theirs in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
