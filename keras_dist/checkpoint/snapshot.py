@@ -52,6 +52,13 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
+        if jax.process_count() > 1:
+            raise CheckpointError(
+                f"{str(place)!r}: jobs of several processes cannot write checkpoints yet",
+                given=f"{jax.process_count()} processes",
+                expected="one process",
+                fix="save_weights('....safetensors') writes weights that every process holds whole",
+            )
         draft = Draft(place)
         try:
             for name, document in {RECORD: self._record(), **self.documents}.items():
