@@ -140,11 +140,11 @@ class Checkpointing:
         if continue_training:
             _continue(session, stored)
         with cell.lock:
-            arrays = cell.arrays
+            arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
             for part in _parts(wanted):
                 found = stored.arrays({name: wanted[name] for name in part})
                 for name in part:
-                    arrays[list(wanted).index(name)] = found.pop(name)
+                    arrays[places[name]] = found.pop(name)
             cell.arrays = arrays
         noted = stored.document("model")
         session.fits = noted["fits"]
@@ -177,23 +177,35 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
     """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
 
     `join_arrays` is the way back.
+
+    Raises:
+        CheckpointError: something in it is neither an array nor a plain value.
     """
     arrays: list[Any] = []
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(one) for key, one in value.items()}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
-            arrays.append(value if isinstance(value, jax.Array) else np.asarray(value))
+        if isinstance(value, jax.Array | np.ndarray):
+            arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
-        return value
+        if isinstance(value, np.bool_ | np.integer | np.floating):
+            return value.item()
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise CheckpointError(
+            "the state of a callback cannot be written down",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="numbers, strings, None, arrays, and lists and dicts by strings of these",
+            fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
+        )
 
     return plain(tree), arrays
 
 
-_ARRAY = "array"
+_ARRAY = "__array__"
 
 
 def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
