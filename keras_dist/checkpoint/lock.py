@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import fcntl
 import json
@@ -13,6 +14,19 @@ import sys
 from keras_dist.errors import CheckpointError
 
 NAME = ".lock"
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who holds the lock of a directory.
+
+    Attributes:
+        text: process, machine, program and since when.
+        is_alive: whether the process still runs; None for one on another machine.
+    """
+
+    text: str
+    is_alive: bool | None
 
 
 class Lock:
@@ -64,6 +78,31 @@ class Lock:
         if not self._file.closed:
             self._path.unlink(missing_ok=True)
             self._file.close()
+
+
+def holder_of(directory: pathlib.Path) -> Holder | None:
+    """Who holds the lock of a directory, or was killed while it did; None if nobody. The lock is not touched."""
+    try:
+        owner = (directory / NAME).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return Holder(_described(owner), _is_alive(owner))
+
+
+def _is_alive(owner: str) -> bool | None:
+    """Whether the process runs; None if that cannot be told from here."""
+    try:
+        found = json.loads(owner)
+        if found["host"] != socket.gethostname():
+            return None
+        os.kill(int(found["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return True
 
 
 def _described(owner: str) -> str:
