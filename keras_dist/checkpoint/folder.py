@@ -63,9 +63,15 @@ class Draft:
             os.rename(self.folder, self.place)
             return
         replaced = self.place.with_name(f".{self.place.name}.replaced-{os.getpid()}")
+        if replaced.exists():  # by a process of this number, which was killed before it had removed it
+            shutil.rmtree(replaced)
         os.rename(self.place, replaced)
-        os.rename(self.folder, self.place)
-        shutil.rmtree(replaced)
+        try:
+            os.rename(self.folder, self.place)
+        except BaseException:
+            os.rename(replaced, self.place)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:
         """Remove it."""
@@ -80,17 +86,31 @@ def settled(place: pathlib.Path) -> None:
     if not place.parent.is_dir():
         return
     for path in sorted(place.parent.iterdir()):
-        match = _DRAFT.fullmatch(path.name)
-        if match is None or match["name"] != place.name or not path.is_dir():
+        if place_of(path) != place or not path.is_dir():
             continue
         if ".replaced-" in path.name and not place.exists():
             warnings.warn(f"{path}: a save was killed; what was there before is used again", CheckpointWarning, 3)
             os.rename(path, place)
         else:
-            warnings.warn(f"{path}: half-written by a process that was killed; removed", CheckpointWarning, 3)
+            warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 3)
             shutil.rmtree(path)
+
+
+def discard(place: pathlib.Path) -> None:
+    """Delete a folder so that it is gone, or still whole, if the process is killed meanwhile."""
+    draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+    if draft.exists():
+        shutil.rmtree(draft)
+    os.rename(place, draft)
+    shutil.rmtree(draft)
+
+
+def place_of(path: pathlib.Path) -> pathlib.Path | None:
+    """The place that a draft, or what one has replaced, is for; None for other paths."""
+    match = _DRAFT.fullmatch(path.name)
+    return None if match is None else path.with_name(match["name"])
 
 
 def is_draft(path: pathlib.Path) -> bool:
     """Whether a path is one of a draft, or of what one has replaced."""
-    return _DRAFT.fullmatch(path.name) is not None
+    return place_of(path) is not None

@@ -38,6 +38,11 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     return [problem for name, noted in files.items() if (problem := _damage(folder, name, noted)) is not None]
 
 
+def listed_in(folder: pathlib.Path) -> frozenset[str]:
+    """The names of the files of a checkpoint; others that lie in its folder are none of it."""
+    return frozenset(_files_of((folder / NAME).read_bytes()) or ())
+
+
 def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:
     path = folder / name
     if pathlib.PurePosixPath(name).is_absolute() or ".." in pathlib.PurePosixPath(name).parts:
@@ -49,7 +54,7 @@ def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | Non
         return None if _digest(path) == noted["sha256"] else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may be none that the system takes
         return f"{name} cannot be read: {error}"
 
 

@@ -15,7 +15,7 @@ import jax
 
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import Draft
-from keras_dist.checkpoint.manifest import damage_of
+from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError
 
@@ -118,6 +118,7 @@ class Stored:
                 fix="restore another one, or copy it again, whole",
                 problems=tuple(problems),
             )
+        self._files = listed_in(folder)
         self.record: dict[str, Any] = self.document(RECORD) or {}
         if self.record.get("format") != FORMAT:
             raise CheckpointError(
@@ -134,8 +135,8 @@ class Stored:
 
     def document(self, name: str) -> Any:
         """The document of this name; None if there is none."""
-        path = self.folder / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        file = f"{name}.json"
+        return json.loads((self.folder / file).read_text()) if file in self._files else None
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
         """Some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
