@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist import _jax
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import is_draft
 from keras_dist.checkpoint.lock import Holder, holder_of
@@ -33,7 +33,6 @@ _STEP = re.compile(r"step_\d+")
 _ASIDE = re.compile(r".+\.damaged_*")
 _LISTED = 20
 _RULES_LISTED = 3
-_KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,14 +306,10 @@ def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
 def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
     shape = tuple(noted["shape"])
     if row is None:
-        nbytes = math.prod(shape) * _itemsize(noted["dtype"])
+        nbytes = math.prod(shape) * _jax.itemsize(_jax.dtype_named(noted["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)
     axes = tuple(tuple(axis) if isinstance(axis, list) else axis for axis in row["axes"])
     return SavedArray(name, shape, row["nbytes"], axes, row["rule"], row["nbytes_per_device"])
-
-
-def _itemsize(dtype: str) -> int:
-    return _KEY_BYTES.get(dtype) or np.dtype(dtype).itemsize
 
 
 def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:

@@ -31,6 +31,7 @@ class Draft:
     """
 
     def __init__(self, place: pathlib.Path) -> None:
+        place = place.absolute()  # the program may go elsewhere before it is written
         for path in (place, *place.parents):
             if path.exists() and not path.is_dir():
                 raise CheckpointError(

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from keras_dist import _jax
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.checkpoint.manifest import damage_of, listed_in
@@ -145,7 +146,7 @@ class Stored:
     def arrays_below(self, prefix: str) -> dict[str, Any]:
         """Those of its arrays whose names begin like this, on the host, by the rest of their names."""
         like = {
-            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), noted["dtype"])
+            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()
             if name.startswith(prefix)
         }

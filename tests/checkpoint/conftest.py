@@ -57,9 +57,14 @@ def write(directory):
 
 @pytest.fixture
 def threads():
-    """The threads that were started since the test began and still run."""
+    """The threads that were started since the test began, and do not end."""
     before = set(threading.enumerate())
-    return lambda: [one for one in threading.enumerate() if one not in before and one.is_alive()]
+
+    def ends(thread):
+        thread.join(20)
+        return not thread.is_alive()
+
+    return lambda: [one for one in threading.enumerate() if one not in before and not ends(one)]
 
 
 def flip(path, offset=0):
