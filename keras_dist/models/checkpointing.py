@@ -126,7 +126,8 @@ class Checkpointing:
 
         Raises:
             CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
-                model stays as it is.
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: those that
+                were read before are the model's then, and it is to be restored again before it is used.
             ModelError: there is no `fit` to be continued, or it has other batches.
         """
         self._restore(stored, continue_training)

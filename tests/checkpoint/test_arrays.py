@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from orbax import checkpoint as orbax
 
 from keras_dist import _jax
 from keras_dist.checkpoint import Stored, arrays
@@ -137,14 +138,15 @@ def test_no_thread_stays(tmp_path, threads):
     assert threads() == []
 
 
-def test_where_memory_of_devices_is_dear_a_failure_to_begin_leaves_no_thread(tmp_path, monkeypatch, threads):
-    (tmp_path / "file").write_text("")
-    devices = {"a": _Elsewhere()}
+def test_where_memory_of_devices_is_dear_a_failure_to_begin_closes_orbax(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(orbax.AsyncCheckpointer, "close", lambda self: closed.append(self))
     monkeypatch.setattr(arrays, "_is_on_device", lambda value: isinstance(value, _Elsewhere))
     monkeypatch.setattr(arrays, "_raw", lambda value, is_copied: np.zeros(3, np.float32))
+    (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        write_arrays(tmp_path / "file", devices)
-    assert threads() == []
+        write_arrays(tmp_path / "file", {"a": _Elsewhere()})
+    assert len(closed) == 1
 
 
 class _Elsewhere:
