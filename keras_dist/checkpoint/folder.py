@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 
-from keras_dist.checkpoint.manifest import NAME, write_manifest
+from keras_dist.checkpoint.manifest import NAME, damage_of, write_manifest
 from keras_dist.errors import CheckpointError, CheckpointWarning
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+")
@@ -95,6 +95,20 @@ def settled(place: pathlib.Path) -> None:
         else:
             warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 3)
             shutil.rmtree(path)
+
+
+def present(place: pathlib.Path) -> pathlib.Path:
+    """The folder at its place; if a writer was killed after one was taken away and before one was put there, a whole one.
+
+    Nothing is moved: who reads may not be allowed to write.
+    """
+    if place.exists() or not place.parent.is_dir():
+        return place
+    for path in sorted(place.absolute().parent.iterdir()):  # the draft, which is newer, before what it was to replace
+        if place_of(path) == place.absolute() and not damage_of(path):
+            warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
+            return path
+    return place
 
 
 def discard(place: pathlib.Path) -> None:

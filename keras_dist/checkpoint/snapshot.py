@@ -15,7 +15,7 @@ import jax
 
 from keras_dist import _jax
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import Draft
+from keras_dist.checkpoint.folder import Draft, present
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError
@@ -109,7 +109,7 @@ class Stored:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
+        self.folder = folder = present(folder)
         problems = damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
         if problems:
             raise CheckpointError(

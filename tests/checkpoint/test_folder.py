@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from keras_dist.checkpoint.folder import Draft, discard, is_draft, settled
+from keras_dist.checkpoint.folder import Draft, discard, is_draft, present, settled
 from keras_dist.checkpoint.manifest import damage_of
 from keras_dist.errors import CheckpointError, CheckpointWarning
 
@@ -106,6 +106,32 @@ def test_killed_between_the_two_renames(place, monkeypatch):
     assert sorted("used again" in str(one.message) for one in warned) == [False, True]
     assert text_of(place) == "one"
     assert names(place.parent) == ["state"]
+
+
+def test_who_reads_finds_the_newer_one_then_and_moves_nothing(place, monkeypatch):
+    put(place, "old").commit()
+    newer = put(place, "new")
+    rename = os.rename
+
+    def first_alone(source, target):
+        if source == newer.folder:
+            raise Killed
+        if target == place:
+            raise Killed  # nor is it undone
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", first_alone)
+        with pytest.raises(Killed):
+            newer.commit()
+    before = names(place.parent)
+    with pytest.warns(CheckpointWarning, match="a save was killed"):
+        assert text_of(present(place)) == "new"
+    (newer.folder / "record.json").write_text("torn")
+    with pytest.warns(CheckpointWarning, match="a save was killed"):
+        assert text_of(present(place)) == "old"
+    assert names(place.parent) == before
+    assert present(place.with_name("other")) == place.with_name("other")
 
 
 def test_a_failure_between_the_two_renames_is_undone(place, monkeypatch):
