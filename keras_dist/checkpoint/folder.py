@@ -98,7 +98,7 @@ def settled(place: pathlib.Path) -> None:
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """The folder at its place; if a writer was killed after one was taken away and before one was put there, a whole one.
+    """The folder at its place; a whole one beside it, if a writer was killed before the new one came there.
 
     Nothing is moved: who reads may not be allowed to write.
     """
