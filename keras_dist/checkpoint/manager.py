@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pathlib
 import re
@@ -227,18 +228,25 @@ class CheckpointManager:
         if is_writing and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Wait for the save in the background, and let others write to the directory.
+
+        Args:
+            wait: if not, that save goes on by itself, and others may write when it is over.
 
         Raises:
             CheckpointError: the save failed.
         """
         try:
-            self.wait_until_finished()
+            if wait:
+                self.wait_until_finished()
         finally:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            lock, self._lock = self._lock, None
+            writer, self._writer = self._writer, None
+            if lock is not None and writer is not None:
+                writer.call_when_over(lock.release)
+            elif lock is not None:
+                lock.release()
             self._is_writing = False
             self._closed = True
 
@@ -286,6 +294,21 @@ class CheckpointManager:
                 settled(place)
 
 
+class _Saving(threading.Thread):
+    """Where a save ends."""
+
+
+def _wait_for_saves() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, _Saving):
+            thread.join()
+
+
+# A program may end while a save is going on. Python lets executors take no more work before it waits for threads, and
+# orbax, which needs them, would lose the state, or wait for minutes. What is registered last here is called first.
+getattr(threading, "_register_atexit", atexit.register)(_wait_for_saves)
+
+
 class _Writer:
     """One save, which ends in a thread of its own.
 
@@ -310,13 +333,18 @@ class _Writer:
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name=f"save {path.name}")
+        self._thread = _Saving(target=run, name=f"save {path.name}")
         self._thread.start()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is written."""
         return not self._thread.is_alive()
+
+    def call_when_over(self, then: Callable[[], None]) -> None:
+        """Call this, in another thread, when nothing more is written."""
+        thread = self._thread
+        threading.Thread(target=lambda: (thread.join(), then()), name=f"then {thread.name}", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until nothing more is written."""
