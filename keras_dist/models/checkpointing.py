@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _jax
+from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.data.cursor import Cursor
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, ModelError, shorten
@@ -146,6 +146,7 @@ class Checkpointing:
                 found = stored.arrays({name: wanted[name] for name in part})
                 for name in part:
                     arrays[places[name]] = found.pop(name)
+                _environment.release_freed_memory()
             cell.arrays = arrays
         noted = stored.document("model")
         session.fits = noted["fits"]
@@ -240,17 +241,17 @@ def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
-    """The names in groups of an eighth of all bytes, at least."""
+    """The names in groups of an eighth of all bytes, or of one array that has more."""
     sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
     parts: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():
-        parts[-1].append(name)
-        total += size
-        if total * _PARTS_READ >= sum(sizes.values()):
+        if parts[-1] and (total + size) * _PARTS_READ > sum(sizes.values()):
             parts.append([])
             total = 0
-    return [part for part in parts if part]
+        parts[-1].append(name)
+        total += size
+    return parts
 
 
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
