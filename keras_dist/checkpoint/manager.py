@@ -133,10 +133,12 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
+                Or there are states of later steps, which would be restored instead.
         """
         self._check_open()
         self.wait_until_finished()
         snapshot = snapshot or self._model.snapshot()
+        self._check_newest(snapshot.step)
         path = self._path(snapshot.step)
         if self._is_writing and path.exists() and (snapshot.step in self._damaged or manifest.damage_of(path)):
             self._put_aside(snapshot.step)
@@ -251,6 +253,17 @@ class CheckpointManager:
                 given="a call after close()",
                 expected="an open manager",
                 fix="make another one",
+            )
+
+    def _check_newest(self, step: int) -> None:
+        """Nothing, unless states of later steps are there: the new one would be the first to be deleted."""
+        later = [self._path(one).name for one in self._whole() if one > step]
+        if later:
+            raise CheckpointError(
+                f"{str(self.directory)!r} holds states of later steps",
+                given=f"a state of step {step}; there are {', '.join(later)}",
+                expected="a state that is the newest; `compile` begins to count at 0",
+                fix="restore_or_initialize() first to go on with them; or choose another directory, or move them away",
             )
 
     def _path(self, step: int) -> pathlib.Path:

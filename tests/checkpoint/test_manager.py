@@ -54,7 +54,7 @@ HOW = ["a byte", "no manifest", "an array cut", "empty", "a file"]
 
 
 def test_keeps_the_newest_in_the_order_of_their_steps(write, directory):
-    write(9, 10, 8, 11, max_to_keep=3)
+    write(8, 9, 10, 11, max_to_keep=3)
     with CheckpointManager(Held(), directory) as manager:
         assert manager.steps == [9, 10, 11]
         assert manager.checkpoints == [str(directory / f"step_{step:08d}") for step in (9, 10, 11)]
@@ -211,6 +211,27 @@ def test_a_snapshot_of_another_time_is_saved(directory):
     with CheckpointManager(Held(9), directory) as manager:
         assert manager.save(snapshot_of({"variables/k": np.zeros(3)}, 4)).endswith("step_00000004")
         assert manager.steps == [4]
+
+
+def test_a_state_before_those_that_are_there_is_refused(write, directory):
+    write(4, 6)
+    held = Held(1)
+    with CheckpointManager(held, directory, max_to_keep=2) as manager:
+        with pytest.raises(CheckpointError, match="holds states of later steps") as raised:
+            manager.save()
+        assert "step_00000004, step_00000006" in raised.value.given
+        held.step = 6
+        manager.save()
+    assert names(directory) == ["step_00000004", "step_00000006"]
+
+
+def test_a_later_one_that_is_damaged_is_not_in_the_way(write, directory):
+    flip(write(4, 6)[1] / "record.json")
+    with CheckpointManager(Held(5), directory) as manager:
+        with pytest.warns(CheckpointWarning, match="passed over"):
+            manager.newest()
+        manager.save()
+        assert manager.steps == [4, 5, 6]
 
 
 def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
