@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
 import os
 import pathlib
 import re
@@ -299,6 +300,23 @@ class CheckpointManager:
                 settled(place)
 
 
+_waited_for_by_nobody: set[_Writer] = set()
+
+
+def _wait_at_the_end() -> None:
+    """Wait for saves whose managers nobody closes, and tell of those that failed."""
+    for writer in tuple(_waited_for_by_nobody):
+        writer.wait()
+        try:
+            writer.check()
+        except CheckpointError as error:
+            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
+
+
+# `atexit` is too late: the pools of threads, with which orbax writes, have been closed then
+threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
+
+
 class _Writer:
     """One save, which ends in a thread of its own.
 
@@ -325,6 +343,7 @@ class _Writer:
 
         self._thread = threading.Thread(target=run, name=f"save {path.name}")
         self._thread.start()
+        _waited_for_by_nobody.add(self)
 
     @property
     def is_over(self) -> bool:
@@ -341,6 +360,7 @@ class _Writer:
         Raises:
             CheckpointError: it did.
         """
+        _waited_for_by_nobody.discard(self)
         if self._error is not None:
             raise self._failed(self._error) from self._error
 
