@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 import jax
+import numpy as np
 
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
@@ -20,6 +21,22 @@ from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
 _STEP = re.compile(r"step_(\d{8,})")
+
+
+def check_number_kept(what: str, number: object) -> None:
+    """Nothing, if so many states can be kept.
+
+    Raises:
+        CheckpointError: they cannot.
+    """
+    is_count = isinstance(number, int | np.integer) and not isinstance(number, bool) and number > 0
+    if number is not None and not is_count:
+        raise CheckpointError(
+            f"{what} cannot be used",
+            given=f"{shorten(number)} of type {type(number).__name__}",
+            expected="a number of states >= 1, or None for all",
+            fix="for example 2",
+        )
 
 
 class Checkpointable(Protocol):
@@ -78,12 +95,13 @@ class CheckpointManager:
         *,
         asynchronous: bool = False,
     ) -> None:
-        if max_to_keep is not None and (isinstance(max_to_keep, bool) or max_to_keep < 1):
+        check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
+        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
             raise CheckpointError(
-                "CheckpointManager: `max_to_keep` cannot be used",
-                given=f"max_to_keep={shorten(max_to_keep)}",
-                expected="a number of states >= 1, or None for all",
-                fix="for example max_to_keep=2",
+                "CheckpointManager: `directory` is no path",
+                given=f"directory={shorten(directory)}",
+                expected="a directory for the states of one training",
+                fix='for example CheckpointManager(model, "states")',
             )
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile

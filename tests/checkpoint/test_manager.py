@@ -83,11 +83,19 @@ def test_other_things_in_the_directory_stay(write, directory):
     assert names(directory) == ["notes", "step_000000010x", "step_00000002", "step_1"]
 
 
-@pytest.mark.parametrize("max_to_keep", [0, -1, True, False])
+@pytest.mark.parametrize("max_to_keep", [0, -1, True, False, "3", 2.5])
 def test_numbers_of_states_that_cannot_be(directory, max_to_keep):
     with pytest.raises(CheckpointError, match="max_to_keep"):
         CheckpointManager(Held(), directory, max_to_keep)
     assert not directory.exists()
+
+
+@pytest.mark.parametrize("path", [None, "", 3])
+def test_directories_that_are_no_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="`directory` is no path"):
+        CheckpointManager(Held(), path)
+    assert names(tmp_path) == []
 
 
 def test_nothing_to_restore(directory):
