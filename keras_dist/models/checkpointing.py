@@ -97,7 +97,10 @@ class Checkpointing:
                 fix="choose another path, or pass overwrite=True",
             )
         session = self._born()
-        _snapshot(session, None, self._written_down()).begin(path)()
+        documents = self._written_down()
+        with session.cell.lock:  # a training in another thread consumes the arrays
+            finish = _snapshot(session, None, documents).begin(path)
+        finish()
 
     def _written_down(self) -> dict[str, Any]:
         """The model and its `compile` arguments as documents."""
