@@ -192,7 +192,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array | np.ndarray):
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -202,7 +202,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
         raise CheckpointError(
             "the state of a callback cannot be written down",
             given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="numbers, strings, None, arrays, and lists and dicts by strings of these",
+            expected="numbers, strings, None, arrays of numbers, and lists and dicts by strings of these",
             fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
         )
 
@@ -210,6 +210,10 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
 
 
 _ARRAY = "__array__"
+
+
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is None and dtype.kind not in "OSUMm"
 
 
 def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
