@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
 import os
 import pathlib
 import re
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 import jax
+import numpy as np
 
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
@@ -20,6 +21,22 @@ from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
 _STEP = re.compile(r"step_(\d{8,})")
+
+
+def check_number_kept(what: str, number: object) -> None:
+    """Nothing, if so many states can be kept.
+
+    Raises:
+        CheckpointError: they cannot.
+    """
+    is_count = isinstance(number, int | np.integer) and not isinstance(number, bool) and number > 0
+    if number is not None and not is_count:
+        raise CheckpointError(
+            f"{what} cannot be used",
+            given=f"{shorten(number)} of type {type(number).__name__}",
+            expected="a number of states >= 1, or None for all",
+            fix="for example 2",
+        )
 
 
 class Checkpointable(Protocol):
@@ -78,12 +95,13 @@ class CheckpointManager:
         *,
         asynchronous: bool = False,
     ) -> None:
-        if max_to_keep is not None and (isinstance(max_to_keep, bool) or max_to_keep < 1):
+        check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
+        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
             raise CheckpointError(
-                "CheckpointManager: `max_to_keep` cannot be used",
-                given=f"max_to_keep={shorten(max_to_keep)}",
-                expected="a number of states >= 1, or None for all",
-                fix="for example max_to_keep=2",
+                "CheckpointManager: `directory` is no path",
+                given=f"directory={shorten(directory)}",
+                expected="a directory for the states of one training",
+                fix='for example CheckpointManager(model, "states")',
             )
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
@@ -134,10 +152,12 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
+                Or there are states of later steps, which would be restored instead.
         """
         self._check_open()
         self.wait_until_finished()
         snapshot = snapshot or self._model.snapshot()
+        self._check_newest(snapshot.step)
         path = self._path(snapshot.step)
         if self._is_writing and path.exists() and (snapshot.step in self._damaged or manifest.damage_of(path)):
             self._put_aside(snapshot.step)
@@ -261,6 +281,17 @@ class CheckpointManager:
                 fix="make another one",
             )
 
+    def _check_newest(self, step: int) -> None:
+        """Nothing, unless states of later steps are there: the new one would be the first to be deleted."""
+        later = [self._path(one).name for one in self._whole() if one > step]
+        if later:
+            raise CheckpointError(
+                f"{str(self.directory)!r} holds states of later steps",
+                given=f"a state of step {step}; there are {', '.join(later)}",
+                expected="a state that is the newest; `compile` begins to count at 0",
+                fix="restore_or_initialize() first to go on with them; or choose another directory, or move them away",
+            )
+
     def _path(self, step: int) -> pathlib.Path:
         return self.directory / f"step_{step:08d}"
 
@@ -294,19 +325,21 @@ class CheckpointManager:
                 settled(place)
 
 
-class _Saving(threading.Thread):
-    """Where a save ends."""
+_waited_for_by_nobody: set[_Writer] = set()
 
 
-def _wait_for_saves() -> None:
-    for thread in threading.enumerate():
-        if isinstance(thread, _Saving):
-            thread.join()
+def _wait_at_the_end() -> None:
+    """Wait for saves whose managers nobody closes, and tell of those that failed."""
+    for writer in tuple(_waited_for_by_nobody):
+        writer.wait()
+        try:
+            writer.check()
+        except CheckpointError as error:
+            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
 
 
-# A program may end while a save is going on. Python lets executors take no more work before it waits for threads, and
-# orbax, which needs them, would lose the state, or wait for minutes. What is registered last here is called first.
-getattr(threading, "_register_atexit", atexit.register)(_wait_for_saves)
+# `atexit` is too late: the pools of threads, with which orbax writes, have been closed then
+threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 
 
 class _Writer:
@@ -333,8 +366,9 @@ class _Writer:
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error
 
-        self._thread = _Saving(target=run, name=f"save {path.name}")
+        self._thread = threading.Thread(target=run, name=f"save {path.name}")
         self._thread.start()
+        _waited_for_by_nobody.add(self)
 
     @property
     def is_over(self) -> bool:
@@ -356,6 +390,7 @@ class _Writer:
         Raises:
             CheckpointError: it did.
         """
+        _waited_for_by_nobody.discard(self)
         if self._error is not None:
             raise self._failed(self._error) from self._error
 

@@ -70,7 +70,7 @@ def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
     try:
         files = json.loads(content)["files"]
         return files if _rendered(files) == content else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -97,7 +97,10 @@ class Checkpointing:
                 fix="choose another path, or pass overwrite=True",
             )
         session = self._born()
-        _snapshot(session, None, self._written_down()).begin(path)()
+        documents = self._written_down()
+        with session.cell.lock:  # a training in another thread consumes the arrays
+            finish = _snapshot(session, None, documents).begin(path)
+        finish()
 
     def _written_down(self) -> dict[str, Any]:
         """The model and its `compile` arguments as documents."""
@@ -190,7 +193,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array | np.ndarray):
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -200,7 +203,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
         raise CheckpointError(
             "the state of a callback cannot be written down",
             given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="numbers, strings, None, arrays, and lists and dicts by strings of these",
+            expected="numbers, strings, None, arrays of numbers, and lists and dicts by strings of these",
             fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
         )
 
@@ -208,6 +211,10 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
 
 
 _ARRAY = "__array__"
+
+
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is None and dtype.kind not in "OSUMm"
 
 
 def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:

@@ -216,3 +216,18 @@ def test_arguments_that_cannot_be_used(arguments):
     with pytest.raises(ModelError, match=f"`{name}`") as error:
         BackupAndRestore(**{"backup_dir": "backup", **arguments})
     assert repr(value) in error.value.given
+
+
+@pytest.mark.parametrize("keep", [0, "2", True])
+def test_numbers_of_states_that_cannot_be(keep, tmp_path):
+    with pytest.raises(CheckpointError, match="BackupAndRestore: `keep` cannot be used"):
+        BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)
+
+
+@pytest.mark.parametrize(("keep", "there"), [(None, [2, 4, 6]), (1, [4, 6])])
+def test_two_states_are_kept_at_least_if_that_is_asked_for(keep, there, tmp_path):
+    backup = BackupAndRestore(tmp_path, double_checkpoint=True, delete_checkpoint=False, keep=keep)
+    model = network()
+    model.fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[backup])
+    with CheckpointManager(model, tmp_path) as manager:
+        assert manager.steps == there
