@@ -34,6 +34,11 @@ def configured_cpu_devices() -> int:
     return max(int(getattr(jax.config, "jax_num_cpu_devices", 0) or 0), 0)
 
 
+def draws_rows_alike() -> bool:
+    """Whether the random numbers of the first rows of an array do not depend on how many rows follow."""
+    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
+
+
 def is_traced(value: Any) -> bool:
     """Whether `value` is an abstract value inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)

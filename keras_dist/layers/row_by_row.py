@@ -112,9 +112,12 @@ def keeps_rows_apart(layer: Any, args: Any, kwargs: Any) -> bool:
     """
     if layer.activity_regularizer is not None or _has_methods_of_its_own(layer):
         return False
-    condition = _CONDITIONS.get(_class_of(layer))
+    cls = _class_of(layer)
+    condition = _CONDITIONS.get(cls)
     if condition is None:
-        return _says_so(_class_of(layer))
+        return _says_so(cls)
+    if cls.call is not _CALLS[cls]:
+        return False  # somebody has replaced it
     called = Called(args, kwargs)
     # of a lone dim, the last one is that of the rows
     return all(array.ndim > 1 for array in called.arrays) and _acts_alone(layer) and condition(layer, called)
@@ -255,3 +258,5 @@ _CONDITIONS: dict[type, Condition] = {
     Softmax: _softmax,
 }
 """The layers of this package that treat each row by itself, with what their arguments must be like for it."""
+
+_CALLS = {cls: cls.call for cls in _CONDITIONS}

@@ -20,6 +20,8 @@ class Sum(Metric):
         name: what it is logged as.
         dtype: of the total.
 
+    Differs from Keras: values of weight 0 may be NaN or infinite.
+
     Source: `keras.metrics.Sum`.
     """
 
@@ -46,6 +48,8 @@ class Mean(Metric):
     Args:
         name: what it is logged as.
         dtype: of total and count.
+
+    Differs from Keras: values of weight 0 may be NaN or infinite.
 
     Source: `keras.metrics.Mean`.
     """
@@ -127,7 +131,8 @@ def weighted_by_example(
         values, weight = align_ranks(values, jnp.asarray(sample_weight, dtype))
         values = reduce(values, axis=tuple(range(weight.ndim, values.ndim)))
         weight = jnp.broadcast_to(weight, values.shape)
-        values, weight = values * weight, reduce(weight, axis=tuple(range(1, weight.ndim)))
+        values = jnp.where(weight == 0, 0, values * weight)  # what does not count may be infinite
+        weight = reduce(weight, axis=tuple(range(1, weight.ndim)))
     return reduce(values, axis=tuple(range(1, values.ndim))), weight
 
 

@@ -75,17 +75,24 @@ _FUNCTIONS = (
 """What a `MeanMetricWrapper` may take the mean of; what others wrap is their own."""
 
 
+_UPDATES = {cls: cls.update_state for cls in _ROW_BY_ROW}
+
+
 def goes_row_by_row(metric: Any) -> bool:
     """Whether copies of a row of weight 0 do not change the metric of predictions (rows, ..., n).
 
-    Subclasses and functions of users may do anything, and do not count.
+    Subclasses and functions of users may do anything, and do not count; nor does a class whose `update_state` was
+    replaced.
 
     Args:
         metric: any metric.
     """
-    if type(metric) not in _ROW_BY_ROW or any(callable(getattr(type(metric), name, None)) for name in vars(metric)):
+    cls = type(metric)
+    if cls not in _UPDATES or cls.update_state is not _UPDATES[cls]:
         return False
-    if type(metric) is reduction.MeanMetricWrapper:
+    if any(callable(getattr(cls, name, None)) for name in vars(metric)):
+        return False
+    if cls is reduction.MeanMetricWrapper:
         return any(metric._fn is known for known in _FUNCTIONS) and not metric._fn_kwargs
     # without weights, values of a class to be ignored count as 0; with weights not at all
     arguments = vars(metric).get("_fn_kwargs", {})

@@ -41,7 +41,7 @@ EXPECTED_SHAPES = 2
 MANY_SHAPES = 16
 """Of all batches since `compile`: so many and more are hardly meant."""
 
-OWN_SHAPES = 8
+OWN_LENGTHS = 8
 """So many have programs of their own, as fast as can be; then batches are filled up, where that changes no number."""
 
 
@@ -94,6 +94,7 @@ class CompiledSteps:
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._lengths: collections.defaultdict[tuple[str, str], set[int]] = collections.defaultdict(set)
         self._mixers: dict[str, str | None] = {}
 
     def forget_shapes(self, mode: str) -> None:
@@ -208,10 +209,10 @@ class CompiledSteps:
         return program
 
     def _is_one_of_many(self, mode: str, step: Any, execution: Single | Stacked) -> bool:
-        """Whether there are so many shapes already that another one should share a program, and may."""
+        """Whether there are so many lengths already that another shape should share a program, and may."""
         may_share = self._mixers.get(mode, "") is None and jax.process_count() == 1
         is_new = (mode, step, execution.kind, execution.form) not in self._programs
-        return may_share and is_new and self._shapes_ever[mode, execution.kind] >= OWN_SHAPES
+        return may_share and is_new and len(self._lengths[mode, execution.kind]) >= OWN_LENGTHS
 
     def _filled(self, mode: str, execution: Single | Stacked) -> Single | Counted:
         """The execution on a batch that is filled up, or on such a stack."""
@@ -234,6 +235,7 @@ class CompiledSteps:
         shapes = self._shapes.setdefault(key, [])
         shapes.append(execution.describe())
         self._shapes_ever[key] += 1
+        self._lengths[key].add(execution.rows)
         if self._shapes_ever[key] == MANY_SHAPES:
             what = (
                 f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
@@ -243,8 +245,8 @@ class CompiledSteps:
             )
         elif is_shared and self._shapes_ever[key] == 1:
             what = (
-                f"the {mode} step was compiled for {OWN_SHAPES} shapes of batches since compile(): from now on batches "
-                f"of other lengths are filled up to a power of two of rows, such as {shapes[-1]}\n"
+                f"the {mode} step was compiled for batches of {OWN_LENGTHS} lengths since compile(): from now on "
+                f"batches of other lengths are filled up to a power of two of rows, such as {shapes[-1]}\n"
                 f"  expected: batches of a few lengths; rows that are added cost time, and change no number\n"
                 f"  fix:      pad batches to a few lengths; this is said once"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import _jax
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context, row_watch
 from keras_dist.layers.row_by_row import keeps_rows_apart, unknown_in
@@ -19,7 +20,10 @@ from keras_dist.training.objective import Objective
 
 def new_watch() -> RowWatch:
     """What notes whether a step treats each row by itself."""
-    return RowWatch(keeps_rows_apart)
+    watch = RowWatch(keeps_rows_apart)
+    if not _jax.draws_rows_alike():
+        watch.note("random numbers, with jax_threefry_partitionable=False")
+    return watch
 
 
 def rows_of(arrays: Any, count: Any) -> Any:

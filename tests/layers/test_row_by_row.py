@@ -255,6 +255,11 @@ def test_a_method_of_one_object_is_refused() -> None:
     assert called(layer, SEQUENCES)[1] == "layer 'identity' (Identity)"
 
 
+def test_a_class_whose_call_was_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers.Identity, "call", lambda self, inputs: inputs - jnp.mean(inputs, 0))
+    assert called(layers.Identity(), SEQUENCES)[1] == "layer 'identity' (Identity)"
+
+
 def test_a_class_of_ones_own_can_say_so() -> None:
     assert called(SaysSo(), SEQUENCES)[1] is None
     assert not list(unknown_in(SaysSo()))

@@ -69,7 +69,14 @@ def test_others_are_refused() -> None:
         losses.CategoricalCrossentropy(axis=0),
         losses.CosineSimilarity(axis=-3),
         losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        losses.MeanSquaredError(dtype="bfloat16"),
+        losses.MeanSquaredError(dtype="float16"),
         OfAUser(),
         own,
     )
     assert not any(map(goes_row_by_row, others))
+
+
+def test_a_class_whose_call_was_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses.MeanSquaredError, "call", OfAUser.call)
+    assert not goes_row_by_row(losses.MeanSquaredError())

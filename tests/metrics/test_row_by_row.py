@@ -91,3 +91,17 @@ def test_others_are_refused() -> None:
         own,
     )
     assert not any(map(goes_row_by_row, others))
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+@pytest.mark.parametrize("name", ["MeanSquaredError", "RootMeanSquaredError", "Hinge"])
+def test_copies_of_an_infinite_row_change_nothing(name: str, weight: Any) -> None:
+    metric, y_pred = CLAIMED[name](), np.where(np.arange(len(CLASSES))[:, None] < ROWS - 1, PROBABILITIES, -np.inf)
+    observed = Observation(metric, ONE_HOT, y_pred, weight, np.arange(len(CLASSES)) < ROWS)
+    total, _ = observed.added_to(tuple(variable.value for variable in metric.variables))
+    assert np.isposinf(total)
+
+
+def test_a_class_whose_update_state_was_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics.MeanSquaredError, "update_state", OfAUser.update_state)
+    assert not goes_row_by_row(metrics.MeanSquaredError())

@@ -54,7 +54,7 @@ sequences out in `fit`, too, as in `evaluate`; Keras on JAX counts them in `fit`
 the way out of `jax.value_and_grad`.
 
 **Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
-that a mask leaves out may hold NaN.
+that a mask leaves out may hold NaN; in metrics that are means or sums, rows of weight 0 may.
 
 **Optimizers.** They are optax transformations, and `compile` takes any of optax. Nothing about one changes once it is
 made: the slots and the current `model.optimizer.learning_rate` are the model's. A subclass defines `transformation`,

@@ -53,7 +53,7 @@ def of_two() -> kd.Model:
 
 def trained(make: Callable[[], kd.Model], mesh: str, own: int, monkeypatch: Any, batches: Any, **options: Any) -> Any:
     """Weights, logs and the kinds of programs, with programs shared after so many lengths."""
-    monkeypatch.setattr(compiled, "OWN_SHAPES", own)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", own)
     kd.set_random_seed(3)
     with layouts.on(mesh, {}).scope():
         model = make()
@@ -123,7 +123,7 @@ def test_stacks_of_steps_share_programs(monkeypatch: Any) -> None:
 
 
 def test_predictions_share_programs(monkeypatch: Any) -> None:
-    monkeypatch.setattr(compiled, "OWN_SHAPES", 2)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 2)
     with layouts.one_device().scope():
         model = masked(layers.BatchNormalization())
     x = BATCHES[2][0]
@@ -133,21 +133,30 @@ def test_predictions_share_programs(monkeypatch: Any) -> None:
     assert kinds(model)["predict"] == ["single"] * 4  # of 7, 2, 4 and 8 rows
 
 
+def test_batches_of_one_length_are_not_filled_up(monkeypatch: Any) -> None:
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 2)
+    with layouts.one_device().scope():
+        model = kd.Sequential([layers.Dense(2)])
+    for steps in (1, 2, 3):
+        model.predict(np.ones((3, steps, 2), np.float32), verbose=0)
+    assert [key[3][0] for key in model._session.trainer._compiled._programs] == [3, 3, 3]  # rows
+
+
 def test_it_is_said_once(monkeypatch: Any) -> None:
-    monkeypatch.setattr(compiled, "OWN_SHAPES", 2)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 2)
     with layouts.one_device().scope():
         model = masked()
     with warnings.catch_warnings(record=True, action="always") as caught:
         for rows in range(1, 6):
             model.predict(BATCHES[2][0][:rows], verbose=0)
     assert [str(warning.message).splitlines()[0] for warning in caught] == [
-        "the predict step was compiled for 2 shapes of batches since compile(): from now on batches of other lengths "
+        "the predict step was compiled for batches of 2 lengths since compile(): from now on batches of other lengths "
         "are filled up to a power of two of rows, such as x int32(4, 4)"
     ]
 
 
 def test_what_keeps_programs_from_being_shared_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr(compiled, "OWN_SHAPES", 2)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 2)
     with layouts.one_device().scope():
         model = functional(layers.Lambda(lambda x: x - jnp.mean(x, 0), name="centre"))
     model.compile("sgd", loss="mse")
@@ -162,13 +171,18 @@ def test_where_a_shared_program_fails_each_length_has_its_own(monkeypatch: Any) 
     def filled(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(compiled, "OWN_SHAPES", 1)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 1)
     monkeypatch.setattr(compiled, "filled", filled)
     with layouts.one_device().scope():
         model = masked()
     for x, *_ in BATCHES[:3]:
         assert len(model.predict(x, verbose=0)) == len(x)
     assert kinds(model)["predict"] == ["single"] * 3
+
+
+def test_random_numbers_that_depend_on_the_number_of_rows_are_refused() -> None:
+    with jax.threefry_partitionable(False):
+        assert new_watch().mixer == "random numbers, with jax_threefry_partitionable=False"
 
 
 class OwnLoss(kd.Model):
@@ -256,7 +270,7 @@ def test_a_step_of_ones_own_sees_every_row_that_exists_and_no_other(monkeypatch:
         seen.append(len(batch[0]))
         return state, {"loss": jnp.mean(batch[1])}
 
-    monkeypatch.setattr(compiled, "OWN_SHAPES", 1)
+    monkeypatch.setattr(compiled, "OWN_LENGTHS", 1)
     with layouts.one_device().scope():
         model = masked()
     model.compile("sgd", train_step=train_step)
