@@ -85,13 +85,6 @@ class BackupAndRestore(Callback):
                 expected="a directory for this training alone",
                 fix='for example BackupAndRestore("backup")',
             )
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ModelError(
-                "BackupAndRestore: `keep` cannot be used",
-                given=f"keep={shorten(keep)}",
-                expected="a number of states >= 1",
-                fix="for example keep=2",
-            )
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint

@@ -206,9 +206,6 @@ def test_it_looks_at_each_batch_only_to_count_them():
         {"save_freq": 0},
         {"save_freq": True},
         {"save_freq": 1.5},
-        {"keep": 0},
-        {"keep": True},
-        {"keep": "all", "double_checkpoint": True},
     ],
 )
 def test_arguments_that_cannot_be_used(arguments):
@@ -218,7 +215,7 @@ def test_arguments_that_cannot_be_used(arguments):
     assert repr(value) in error.value.given
 
 
-@pytest.mark.parametrize("keep", [0, "2", True])
+@pytest.mark.parametrize("keep", [0, "all", True])
 def test_numbers_of_states_that_cannot_be(keep, tmp_path):
     with pytest.raises(CheckpointError, match="BackupAndRestore: `keep` cannot be used"):
         BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)
