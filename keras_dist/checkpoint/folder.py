@@ -31,6 +31,15 @@ class Draft:
     """
 
     def __init__(self, place: pathlib.Path) -> None:
+        if place.is_symlink():
+            place = place.resolve()  # what it stands for is exchanged, and not the link
+        if not place.name:
+            raise CheckpointError(
+                f"{str(place)!r} has no name of its own",
+                given=f"a checkpoint to be written to {str(place)!r}",
+                expected="a folder inside of another one",
+                fix="write to a folder in it",
+            )
         for path in (place, *place.parents):
             if path.exists() and not path.is_dir():
                 raise CheckpointError(

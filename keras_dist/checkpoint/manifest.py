@@ -38,6 +38,11 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     return [problem for name, noted in files.items() if (problem := _damage(folder, name, noted)) is not None]
 
 
+def listed_in(folder: pathlib.Path) -> frozenset[str]:
+    """The files that the manifest of an undamaged checkpoint lists."""
+    return frozenset(_files_of((folder / NAME).read_bytes()) or ())
+
+
 def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:
     path = folder / name
     if pathlib.PurePosixPath(name).is_absolute() or ".." in pathlib.PurePosixPath(name).parts:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import Draft
-from keras_dist.checkpoint.manifest import damage_of
+from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError
 
@@ -111,7 +112,9 @@ class Stored:
                 fix="restore another one, or copy it again, whole",
                 problems=tuple(problems),
             )
-        self.record: dict[str, Any] = self.document(RECORD) or {}
+        self._files = listed_in(folder)
+        record = self.document(RECORD)
+        self.record: dict[str, Any] = record if isinstance(record, dict) else {}
         if self.record.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(folder)!r} has a format that is not known",
@@ -119,6 +122,8 @@ class Stored:
                 expected=f"format {FORMAT}",
                 fix="read it with the version of keras_dist that wrote it, or a later one",
             )
+        if not _is_record(self.record):
+            raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
 
     @property
     def step(self) -> int:
@@ -126,9 +131,31 @@ class Stored:
         return self.record["step"]
 
     def document(self, name: str) -> Any:
-        """The document of this name; None if there is none."""
-        path = self.folder / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        """The document of this name; None if the manifest lists none.
+
+        Raises:
+            CheckpointError: it is no JSON.
+        """
+        file = f"{name}.json"
+        try:
+            return json.loads((self.folder / file).read_bytes()) if file in self._files else None
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+
+    def unreadable(self, name: str, given: str) -> CheckpointError:
+        """The error of a document that holds something else than was written there.
+
+        Args:
+            name: of the document.
+            given: what is wrong with it.
+        """
+        return CheckpointError(
+            f"{name}.json in {str(self.folder)!r} cannot be read",
+            given=given,
+            expected="what keras_dist writes there",
+            fix="restore another checkpoint, or write it again; its manifest fits, so that it was changed on purpose, "
+            "or written by another version",
+        )
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
         """Some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
@@ -142,6 +169,31 @@ class Stored:
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a record tells of a step and of arrays."""
+    arrays = record.get("arrays")
+    return _is_count(record.get("step")) and isinstance(arrays, dict) and all(map(_is_array, arrays.values()))
+
+
+def _is_array(noted: Any) -> bool:
+    """Whether this is the shape and the element type of an array."""
+    if (
+        not isinstance(noted, dict)
+        or not isinstance(noted.get("shape"), list)
+        or not all(map(_is_count, noted["shape"]))
+    ):
+        return False
+    dtype = noted.get("dtype")
+    try:
+        return isinstance(dtype, str) and (dtype.startswith("key<") or jnp.dtype(dtype) is not None)
+    except TypeError:
+        return False
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _version(package: str) -> str:
