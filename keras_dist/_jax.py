@@ -21,6 +21,8 @@ from keras_dist import _paths
 TraceError = flax_errors.TraceContextError
 """What Flax raises when a compiled function changes a module that was made outside of it."""
 
+_KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+
 
 def backend_started() -> bool:
     """Whether a JAX backend exists already, so that devices can no longer be configured."""
@@ -52,6 +54,14 @@ def key_impl(dtype: Any) -> str:
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
     return str(found[0])
+
+
+def dtype_named(name: str) -> Any:
+    """The element type that is written like this: `bfloat16`, `key<fry>`."""
+    if not name.startswith("key<"):
+        return np.dtype(name)
+    keys = [jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0) for impl in _KEY_IMPLS]
+    return next(key.dtype for key in keys if str(key.dtype) == name)
 
 
 def itemsize(dtype: Any) -> int:

@@ -1,6 +1,16 @@
 """Checkpoints: folders of arrays and plain JSON that are whole or not there, and are checked before they are read."""
 
+from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, SavedState, examine
 from keras_dist.checkpoint.manager import CheckpointManager
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 
-__all__ = ["CheckpointManager", "Snapshot", "Stored"]
+__all__ = [
+    "CheckpointManager",
+    "Diagnosis",
+    "Restoring",
+    "SavedArray",
+    "SavedState",
+    "Snapshot",
+    "Stored",
+    "examine",
+]

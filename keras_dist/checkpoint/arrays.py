@@ -41,9 +41,14 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> Callable[[]
     raw = {name: _raw(value, on_cpu) for name, value in arrays.items() if value.size}
     checkpointer = orbax.AsyncCheckpointer(orbax.PyTreeCheckpointHandler())
 
+    place = folder.absolute() / FOLDER
+
     def begin() -> None:
         if raw:
-            checkpointer.save(folder / FOLDER, args=orbax.args.PyTreeSave(raw))
+            # where orbax can make no folder, its threads wait for one, and the end of the process for them: minutes
+            place.mkdir()
+            place.rmdir()
+            checkpointer.save(place, args=orbax.args.PyTreeSave(raw))
 
     def wait() -> None:
         with contextlib.closing(checkpointer):
@@ -53,7 +58,11 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> Callable[[]
         raw.clear()
 
     if not on_cpu:
-        begin()
+        try:
+            begin()
+        except BaseException:
+            checkpointer.close()
+            raise
     return wait
 
 
@@ -76,7 +85,8 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     if raw:
         arguments = orbax.args.PyTreeRestore(item=raw, restore_args=how, partial_restore=True)
         try:
-            found = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(folder / FOLDER, args=arguments)
+            with contextlib.closing(orbax.Checkpointer(orbax.PyTreeCheckpointHandler())) as checkpointer:
+                found = checkpointer.restore(folder.absolute() / FOLDER, args=arguments)
         except Exception as error:  # orbax and its storage raise whatever they like about files
             raise CheckpointError(
                 f"the arrays in {str(folder)!r} cannot be read",
@@ -84,6 +94,15 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
                 expected="what was written there",
                 fix="restore another step; `python -m keras_dist.cli.doctor` tells what is damaged",
             ) from error
+    missing = tuple(name for name in raw if not isinstance(found.get(name), jax.Array | np.ndarray))
+    if missing:
+        raise CheckpointError(
+            f"the arrays in {str(folder)!r} cannot be read",
+            given=f"missing: {', '.join(missing)}",
+            expected="all that are asked for",
+            fix="restore another step, or ask for the arrays that its record names",
+            problems=missing,
+        )
     return {name: _as_wanted(found.get(name), like) for name, like in wanted.items()}
 
 
@@ -114,9 +133,10 @@ def _restore_args(orbax: Any, like: jax.ShapeDtypeStruct) -> Any:
 
 
 def _as_wanted(raw: Any, like: jax.ShapeDtypeStruct) -> Any:
-    if raw is None:
-        zeros = np.zeros(like.shape, like.dtype)
-        return zeros if like.sharding is None else place_copy(jnp.asarray(zeros), like.sharding)
+    if raw is None:  # without elements
+        plain = _raw_like(like)
+        none = np.zeros(plain.shape, plain.dtype)
+        raw = none if like.sharding is None else place_copy(jnp.asarray(none), like.sharding)
     if _jax.is_key_dtype(like.dtype):
         return jax.random.wrap_key_data(raw, impl=_jax.key_impl(like.dtype))
     return raw

@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 
-from keras_dist.checkpoint.manifest import NAME, write_manifest
+from keras_dist.checkpoint.manifest import NAME, damage_of, write_manifest
 from keras_dist.errors import CheckpointError, CheckpointWarning
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+")
@@ -31,13 +31,14 @@ class Draft:
     """
 
     def __init__(self, place: pathlib.Path) -> None:
+        place = place.absolute()  # the program may go elsewhere before it is written
         if place.is_symlink():
             place = place.resolve()  # what it stands for is exchanged, and not the link
-        if not place.name:
+        if place == pathlib.Path.cwd():
             raise CheckpointError(
-                f"{str(place)!r} has no name of its own",
-                given=f"a checkpoint to be written to {str(place)!r}",
-                expected="a folder inside of another one",
+                f"{str(place)!r} is where the program runs",
+                given="a checkpoint that would replace the current directory",
+                expected="another folder",
                 fix="write to a folder in it",
             )
         for path in (place, *place.parents):
@@ -72,9 +73,15 @@ class Draft:
             os.rename(self.folder, self.place)
             return
         replaced = self.place.with_name(f".{self.place.name}.replaced-{os.getpid()}")
+        if replaced.exists():  # by a process of this number, which was killed before it had removed it
+            shutil.rmtree(replaced)
         os.rename(self.place, replaced)
-        os.rename(self.folder, self.place)
-        shutil.rmtree(replaced)
+        try:
+            os.rename(self.folder, self.place)
+        except BaseException:
+            os.rename(replaced, self.place)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:
         """Remove it."""
@@ -89,17 +96,45 @@ def settled(place: pathlib.Path) -> None:
     if not place.parent.is_dir():
         return
     for path in sorted(place.parent.iterdir()):
-        match = _DRAFT.fullmatch(path.name)
-        if match is None or match["name"] != place.name or not path.is_dir():
+        if place_of(path) != place or not path.is_dir():
             continue
         if ".replaced-" in path.name and not place.exists():
             warnings.warn(f"{path}: a save was killed; what was there before is used again", CheckpointWarning, 3)
             os.rename(path, place)
         else:
-            warnings.warn(f"{path}: half-written by a process that was killed; removed", CheckpointWarning, 3)
+            warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 3)
             shutil.rmtree(path)
+
+
+def present(place: pathlib.Path) -> pathlib.Path:
+    """The folder at its place; a whole one beside it, if a writer was killed before the new one came there.
+
+    Nothing is moved: who reads may not be allowed to write.
+    """
+    if place.exists() or not place.parent.is_dir():
+        return place
+    for path in sorted(place.absolute().parent.iterdir()):  # the draft, which is newer, before what it was to replace
+        if place_of(path) == place.absolute() and not damage_of(path):
+            warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
+            return path
+    return place
+
+
+def discard(place: pathlib.Path) -> None:
+    """Delete a folder so that it is gone, or still whole, if the process is killed meanwhile."""
+    draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+    if draft.exists():
+        shutil.rmtree(draft)
+    os.rename(place, draft)
+    shutil.rmtree(draft)
+
+
+def place_of(path: pathlib.Path) -> pathlib.Path | None:
+    """The place that a draft, or what one has replaced, is for; None for other paths."""
+    match = _DRAFT.fullmatch(path.name)
+    return None if match is None else path.with_name(match["name"])
 
 
 def is_draft(path: pathlib.Path) -> bool:
     """Whether a path is one of a draft, or of what one has replaced."""
-    return _DRAFT.fullmatch(path.name) is not None
+    return place_of(path) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import fcntl
 import json
@@ -9,10 +11,24 @@ import os
 import pathlib
 import socket
 import sys
+from typing import TextIO
 
 from keras_dist.errors import CheckpointError
 
 NAME = ".lock"
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who holds the lock of a directory.
+
+    Attributes:
+        text: process, machine, program and since when.
+        is_alive: whether the process still runs; None for one on another machine.
+    """
+
+    text: str
+    is_alive: bool | None
 
 
 class Lock:
@@ -36,34 +52,87 @@ class Lock:
             )
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / NAME
-        self._file = self._path.open("a+", encoding="utf-8")
+        self._file = _locked(self._path)
         try:
-            # the system drops it when the process ends: a killed writer leaves no lock behind
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = self._path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
-        except BlockingIOError:
-            is_held = False
-        if not is_held:
-            self._file.seek(0)
-            owner = self._file.read()
-            self._file.close()
-            raise CheckpointError(
-                f"{str(directory)!r} is busy: another job writes checkpoints there",
-                given=_described(owner),
-                expected="one writer of a directory",
-                fix="another directory for this job, or wait until the other one has ended",
-            )
-        now = datetime.datetime.now(datetime.UTC)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": now.isoformat(), "program": sys.argv[:1]}
-        self._file.truncate(0)
-        self._file.write(json.dumps(owner))
-        self._file.flush()
+            since = datetime.datetime.now(datetime.UTC).isoformat()
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "program": sys.argv[:1]}
+            self._file.truncate(0)
+            self._file.write(json.dumps(owner))
+            self._file.flush()
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others write. Does nothing the second time."""
         if not self._file.closed:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+            if _is_at(self._path, self._file):
+                self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what was not written, for lack of space, is not needed any more
+                self._file.close()
+
+
+def _locked(path: pathlib.Path) -> TextIO:
+    """The file at a path, which is made if need be, with the system's lock on it.
+
+    Raises:
+        CheckpointError: another one has the lock.
+        OSError: the file cannot be made, or has no locks.
+    """
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            # the system drops it when the process ends: a killed writer leaves no lock behind
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, file):
+                return file
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read()
+            file.close()
+            raise CheckpointError(
+                f"{str(path.parent)!r} is busy: another job writes checkpoints there",
+                given=_described(owner),
+                expected="one writer of a directory",
+                fix="another directory for this job, or wait until the other one has ended",
+            ) from None
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # its holder has released and removed it after it was opened here
+
+
+def _is_at(path: pathlib.Path, file: TextIO) -> bool:
+    """Whether an open file is still the one at its path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def holder_of(directory: pathlib.Path) -> Holder | None:
+    """Who holds the lock of a directory, or was killed while it did; None if nobody. The lock is not touched."""
+    try:
+        owner = (directory / NAME).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return Holder(_described(owner), _is_alive(owner))
+
+
+def _is_alive(owner: str) -> bool | None:
+    """Whether the process runs; None if that cannot be told from here."""
+    try:
+        found = json.loads(owner)
+        if found["host"] != socket.gethostname():
+            return None
+        os.kill(int(found["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return True
 
 
 def _described(owner: str) -> str:

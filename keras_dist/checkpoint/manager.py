@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from typing import Protocol, Self
 
 import jax
 
-from keras_dist.checkpoint.folder import is_draft, settled
+from keras_dist.checkpoint import manifest
+from keras_dist.checkpoint.folder import discard, place_of, settled
 from keras_dist.checkpoint.lock import Lock
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
@@ -85,16 +85,18 @@ class CheckpointManager:
                 fix="for example max_to_keep=2",
             )
         self._model = model
-        self.directory = pathlib.Path(directory)
+        self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
         self._max_to_keep = max_to_keep
         self._asynchronous = asynchronous
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
         self._is_writing = jax.process_index() == 0
         self._lock = Lock(self.directory) if self._is_writing else None
-        if self._is_writing:
-            for path in [path for path in self.directory.iterdir() if is_draft(path)]:
-                settled(path.with_name(path.name[1:].split(".")[0]))
+        try:
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +138,7 @@ class CheckpointManager:
         self.wait_until_finished()
         snapshot = snapshot or self._model.snapshot()
         path = self._path(snapshot.step)
-        if self._is_writing and snapshot.step in self._damaged:
+        if self._is_writing and path.exists() and (snapshot.step in self._damaged or manifest.damage_of(path)):
             self._put_aside(snapshot.step)
         writer = _Writer(snapshot, path, self._prune)
         self._writer = writer
@@ -159,9 +161,11 @@ class CheckpointManager:
         Raises:
             CheckpointError: it failed.
         """
-        writer, self._writer = self._writer, None
+        writer = self._writer
         if writer is not None:
-            writer.join()
+            writer.wait()  # Ctrl-C leaves it to the next one who waits
+            self._writer = None
+            writer.check()
 
     def newest(self) -> Stored | None:
         """The newest state that is good; None if there are none at all. Damaged ones are told of in warnings.
@@ -212,14 +216,15 @@ class CheckpointManager:
     def delete(self) -> None:
         """Delete all states that were not found damaged, and the directory, if nothing else is in it."""
         self._check_open()
-        self.wait_until_finished()
-        if not self._is_writing:
+        is_writing = self._is_writing
+        try:
+            self.wait_until_finished()
+            if is_writing:
+                for step in self._whole():
+                    discard(self._path(step))
+        finally:
             self.close()
-            return
-        for step in set(self.steps) - self._damaged:
-            shutil.rmtree(self._path(step))
-        self.close()
-        if not any(self.directory.iterdir()):
+        if is_writing and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def close(self) -> None:
@@ -264,9 +269,21 @@ class CheckpointManager:
     def _prune(self) -> None:
         """Delete the oldest states. Damaged ones neither count nor go."""
         if self._is_writing and self._max_to_keep is not None:
-            good = [step for step in self.steps if step not in self._damaged]
-            for step in good[: -self._max_to_keep]:
-                shutil.rmtree(self._path(step))
+            for step in self._whole()[: -self._max_to_keep]:
+                discard(self._path(step))
+
+    def _whole(self) -> list[int]:
+        """The steps whose states were not found damaged, ascending. Without a manifest a state is, at first sight."""
+        return [
+            step for step in self.steps if step not in self._damaged and (self._path(step) / manifest.NAME).is_file()
+        ]
+
+    def _settle(self) -> None:
+        """Clear away what killed processes have left of states. Drafts of other folders are not ours."""
+        if self._is_writing:
+            places = {place_of(path) for path in self.directory.iterdir()}
+            for place in sorted(place for place in places if place is not None and _STEP.fullmatch(place.name)):
+                settled(place)
 
 
 class _Writer:
@@ -290,7 +307,7 @@ class _Writer:
             try:
                 finish()
                 then()
-            except BaseException as error:  # whatever it is, `join` raises it in the thread that trains
+            except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error
 
         self._thread = threading.Thread(target=run, name=f"save {path.name}")
@@ -301,13 +318,16 @@ class _Writer:
         """Whether nothing more is written."""
         return not self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for it.
+    def wait(self) -> None:
+        """Wait until nothing more is written."""
+        self._thread.join()
+
+    def check(self) -> None:
+        """Nothing, unless it failed.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: it did.
         """
-        self._thread.join()
         if self._error is not None:
             raise self._failed(self._error) from self._error
 

@@ -39,7 +39,7 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
-    """The files that the manifest of an undamaged checkpoint lists."""
+    """The names of the files of a checkpoint; others that lie in its folder are none of it."""
     return frozenset(_files_of((folder / NAME).read_bytes()) or ())
 
 
@@ -54,7 +54,7 @@ def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | Non
         return None if _digest(path) == noted["sha256"] else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may be none that the system takes
         return f"{name} cannot be read: {error}"
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from keras_dist import _jax
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import Draft
+from keras_dist.checkpoint.folder import Draft, present
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError
@@ -53,6 +53,13 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
+        if jax.process_count() > 1:
+            raise CheckpointError(
+                f"{str(place)!r}: jobs of several processes cannot write checkpoints yet",
+                given=f"{jax.process_count()} processes",
+                expected="one process",
+                fix="save_weights('....safetensors') writes weights that every process holds whole",
+            )
         draft = Draft(place)
         try:
             for name, document in {RECORD: self._record(), **self.documents}.items():
@@ -102,7 +109,7 @@ class Stored:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
+        self.folder = folder = present(folder)
         problems = damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
         if problems:
             raise CheckpointError(
@@ -164,7 +171,7 @@ class Stored:
     def arrays_below(self, prefix: str) -> dict[str, Any]:
         """Those of its arrays whose names begin like this, on the host, by the rest of their names."""
         like = {
-            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), noted["dtype"])
+            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()
             if name.startswith(prefix)
         }
@@ -185,10 +192,9 @@ def _is_array(noted: Any) -> bool:
         or not all(map(_is_count, noted["shape"]))
     ):
         return False
-    dtype = noted.get("dtype")
     try:
-        return isinstance(dtype, str) and (dtype.startswith("key<") or jnp.dtype(dtype) is not None)
-    except TypeError:
+        return isinstance(noted.get("dtype"), str) and _jax.dtype_named(noted["dtype"]) is not None
+    except (TypeError, ValueError, StopIteration):
         return False
 
 

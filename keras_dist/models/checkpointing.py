@@ -130,7 +130,8 @@ class Checkpointing:
 
         Raises:
             CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
-                model stays as it is.
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: those that
+                were read before are the model's then, and it is to be restored again before it is used.
             ModelError: there is no `fit` to be continued, or it has other batches.
         """
         self._restore(stored, continue_training)
@@ -145,11 +146,11 @@ class Checkpointing:
         if continue_training:
             _continue(session, stored)
         with cell.lock:
-            arrays = cell.arrays
+            arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
             for part in _parts(wanted):
                 found = stored.arrays({name: wanted[name] for name in part})
                 for name in part:
-                    arrays[list(wanted).index(name)] = found.pop(name)
+                    arrays[places[name]] = found.pop(name)
             cell.arrays = arrays
         session.fits = fits
         session.use_seed(seed)
@@ -162,10 +163,10 @@ def noted_of(stored: Stored) -> tuple[int, int]:
         CheckpointError: the checkpoint does not tell.
     """
     noted = stored.document("model")
-    found = [noted.get(name) if isinstance(noted, dict) else None for name in ("seed", "fits")]
-    if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in found):
+    names = ("seed", "fits")
+    if not isinstance(noted, dict) or not all(type(noted.get(name)) is int and noted[name] >= 0 for name in names):
         raise stored.unreadable("model", shorten(noted))
-    return found[0], found[1]
+    return noted["seed"], noted["fits"]
 
 
 def _snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
@@ -194,23 +195,35 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
     """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
 
     `join_arrays` is the way back.
+
+    Raises:
+        CheckpointError: something in it is neither an array nor a plain value.
     """
     arrays: list[Any] = []
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(one) for key, one in value.items()}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
-            arrays.append(value if isinstance(value, jax.Array) else np.asarray(value))
+        if isinstance(value, jax.Array | np.ndarray):
+            arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
-        return value
+        if isinstance(value, np.bool_ | np.integer | np.floating):
+            return value.item()
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise CheckpointError(
+            "the state of a callback cannot be written down",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="numbers, strings, None, arrays, and lists and dicts by strings of these",
+            fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
+        )
 
     return plain(tree), arrays
 
 
-_ARRAY = "array"
+_ARRAY = "__array__"
 
 
 def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:

@@ -50,7 +50,7 @@ MALICE = [
     *((name, (), b"[" * 100_000) for name in ("record", "config")),
     *(("record", ("arrays",), value) for value in ([], 5, None, {"variables/d2/bias": 5})),
     *(("record", (*BIAS, "shape"), value) for value in (5, None, ["4"], [-1])),
-    *(("record", (*BIAS, "dtype"), value) for value in (5, None, "nothing", "object")),
+    *(("record", (*BIAS, "dtype"), value) for value in (5, None, "nothing", "object", "key<x>")),
     *(("record", ("step",), value) for value in (None, "1", -1, True)),
     *(("model", (name,), value) for name in ("seed", "fits") for value in (None, "1", [], -1)),
     *(("config", ("config",), value) for value in ([], 5, None, {}, {"layers": 5}, {"layers": None})),

@@ -1,0 +1,399 @@
+"""What is in a directory of checkpoints, and whether it is good: read from its JSON, without arrays or devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist import _jax
+from keras_dist.checkpoint import manifest
+from keras_dist.checkpoint.folder import is_draft
+from keras_dist.checkpoint.lock import Holder, holder_of
+from keras_dist.checkpoint.snapshot import FORMAT, RECORD
+from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.render import render_bytes, render_shape, render_text
+from keras_dist.errors import CheckpointError
+
+KINDS = ("variables", "optimizers", "training")
+"""The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
+
+_STEP = re.compile(r"step_\d+")
+_ASIDE = re.compile(r".+\.damaged_*")
+_LISTED = 20
+_RULES_LISTED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedArray:
+    """One array of a checkpoint.
+
+    Attributes:
+        name: such as `variables/d1/kernel`.
+        shape: its dims.
+        nbytes: bytes of the whole array.
+        axes: for each dim the mesh axis, several axes, or None; None where no plan was noted.
+        rule: what decided; see `Row.rule`.
+        nbytes_per_device: bytes of one device's shard; all of them where no plan was noted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    axes: tuple[Axis, ...] | None
+    rule: str | None
+    nbytes_per_device: int
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`, or `other`."""
+        kind = self.name.partition("/")[0]
+        return kind if kind in KINDS else "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """One checkpoint. What damage makes unreadable is empty or None.
+
+    Attributes:
+        name: of its folder.
+        problems: what is damaged, each by the name of its file.
+        files: how many files it has.
+        step: how many training steps had been taken.
+        written: when.
+        versions: of the packages that wrote it.
+        processes: how many wrote it.
+        arrays: all of them.
+        documents: the names of its JSON documents.
+        epoch: of the training; None if it was written outside of `fit`.
+        batch: likewise; how many of the epoch were done.
+        mesh: the sizes of the mesh axes it was saved on.
+    """
+
+    name: str
+    problems: tuple[str, ...]
+    files: int = 0
+    step: int | None = None
+    written: datetime.datetime | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    processes: int = 1
+    arrays: tuple[SavedArray, ...] = ()
+    documents: tuple[str, ...] = ()
+    epoch: int | None = None
+    batch: int | None = None
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every byte is as it was written."""
+        return not self.problems
+
+    @property
+    def rules(self) -> dict[str, int]:
+        """The bytes that each layout rule keeps away from each device, slots included; the greatest first."""
+        followed = {array.name.partition("/")[2]: array.rule for array in self.arrays if array.kind == "variables"}
+        kept_away: Counter[str] = Counter()
+        for array in self.arrays:
+            path, _, own = (array.rule or "").removeprefix("follows ").partition(", ")
+            rule = (own or followed.get(path)) if (array.rule or "").startswith("follows ") else array.rule
+            kept_away[rule or "no rule"] += array.nbytes - array.nbytes_per_device
+        return {rule: nbytes for rule, nbytes in kept_away.most_common() if nbytes}
+
+    def restored_on(self, mesh: Mapping[str, int]) -> Restoring:
+        """What becomes of its arrays on another mesh under the same axes. Those of a training come to the host.
+
+        Args:
+            mesh: sizes of the axes by name.
+        """
+        arrays = [array for array in self.arrays if array.axes is not None]
+        found = [_resolve_restored(array, mesh) for array in arrays]
+        return Restoring(
+            dict(mesh),
+            len(arrays),
+            sum(array.nbytes for array in arrays),
+            sum(array.nbytes_per_device for array in arrays),
+            sum(nbytes for nbytes, _ in found),
+            tuple(problem for _, problems in found for problem in problems),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Restoring:
+    """What becomes of a checkpoint on a mesh under the axes it was saved with.
+
+    Attributes:
+        mesh: the sizes of its axes.
+        arrays: how many arrays there are.
+        nbytes: bytes of all of them.
+        nbytes_per_device_saved: bytes on each device of the mesh it was saved on.
+        nbytes_per_device: bytes on each device of this one; where a problem is, the dim is not sharded.
+        problems: dims that are not divisible, and axes that the mesh lacks.
+    """
+
+    mesh: Mapping[str, int]
+    arrays: int
+    nbytes: int
+    nbytes_per_device_saved: int
+    nbytes_per_device: int
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What is in a directory of checkpoints.
+
+    Attributes:
+        path: the directory, or the folder of one checkpoint.
+        states: the checkpoints, in the order of their steps.
+        drafts: folders of saves that still go on or were killed; nothing reads them.
+        aside: folders that were damaged and have been put aside.
+        writer: who holds the lock; None if nobody.
+    """
+
+    path: pathlib.Path
+    states: tuple[SavedState, ...]
+    drafts: tuple[str, ...]
+    aside: tuple[str, ...]
+    writer: Holder | None
+
+    def __str__(self) -> str:
+        return render_diagnosis(self)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is at least one state, and none is damaged. What was put aside does not count."""
+        return bool(self.states) and all(state.is_good for state in self.states)
+
+
+def examine(path: str | os.PathLike[str]) -> Diagnosis:
+    """Look at checkpoints: every file is compared with its manifest. No array is read, no device is started.
+
+    Args:
+        path: a directory of checkpoints, or the folder of one. Nothing in it is changed.
+
+    Raises:
+        CheckpointError: there is no such directory.
+
+    Example:
+        >>> import tempfile
+        >>> import keras_dist as kd
+        >>> directory = tempfile.mkdtemp()
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> with kd.checkpoint.CheckpointManager(model, directory) as manager:
+        ...     path = manager.save()
+        >>> found = kd.checkpoint.examine(directory)
+        >>> [(state.name, state.is_good) for state in found.states]
+        [('step_00000000', True)]
+    """
+    path = pathlib.Path(path)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
+            given=f"path={str(path)!r}",
+            expected="a directory of checkpoints, or the folder of one",
+            fix="the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save",
+        )
+    if _is_state(path):
+        found, directory = [path], path.absolute().parent
+        around = [one for one in _folders(directory) if path.absolute().name in one.name]
+    else:
+        directory = path
+        around = _folders(directory)
+        found = [one for one in around if _is_state(one) and not is_draft(one) and not _ASIDE.fullmatch(one.name)]
+    states = [_examined(folder) for folder in found]
+    return Diagnosis(
+        path,
+        tuple(sorted(states, key=lambda state: (-1 if state.step is None else state.step, state.name))),
+        tuple(one.name for one in around if is_draft(one)),
+        tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
+        holder_of(directory),
+    )
+
+
+def render_diagnosis(found: Diagnosis) -> str:
+    """A table of the states, and lines about all that is not good, who wrote them and how they lie on the devices."""
+    lines: list[str] = []
+    if found.states:
+        lines.append(render_text(_table(found)))
+    else:
+        lines.append(f"no checkpoints in {found.path}")
+    for state in found.states:
+        lines += _listed(f"damaged: {state.name}: ", state.problems)
+    lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
+    lines += [f"put aside: {name}" for name in found.aside]
+    if found.writer is not None:
+        ends = {True: "", False: "; it has ended without releasing it", None: "; whether it runs is not known here"}
+        lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
+    lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
+    lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
+    return "\n".join(lines)
+
+
+def render_restoring(name: str, found: Restoring) -> str:
+    """Totals and problems of one state on another mesh."""
+    before, after = render_bytes(found.nbytes_per_device_saved), render_bytes(found.nbytes_per_device)
+    total = (
+        f"{name} on mesh {_mesh(found.mesh)}: {found.arrays} arrays, {render_bytes(found.nbytes)}; "
+        f"{after} on each device, {before} where it was saved"
+    )
+    return "\n".join([total, *_listed("  ", found.problems)])
+
+
+def _is_state(folder: pathlib.Path) -> bool:
+    names = (manifest.NAME, f"{RECORD}.json")
+    return _STEP.fullmatch(folder.absolute().name) is not None or any((folder / name).is_file() for name in names)
+
+
+def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() or _STEP.fullmatch(path.name))
+
+
+def _examined(folder: pathlib.Path) -> SavedState:
+    """What is known about a checkpoint, damaged or not."""
+    name = folder.absolute().name
+    if not folder.is_dir():
+        return SavedState(name, (f"{name} is a file",))
+    problems = manifest.damage_of(folder)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    documents = sorted(path.stem for path in files if path.parent == folder and path.suffix == ".json")
+    state = SavedState(
+        name,
+        tuple(problems),
+        len(files),
+        documents=tuple(one for one in documents if one not in (RECORD, pathlib.Path(manifest.NAME).stem)),
+    )
+    try:
+        record = json.loads((folder / f"{RECORD}.json").read_bytes())
+        if record["format"] != FORMAT:
+            unknown = f"{RECORD}.json has the format {record['format']!r}, which is not known"
+            return dataclasses.replace(state, problems=(*problems, unknown))
+        state = dataclasses.replace(state, **_recorded(record))
+        if "training" in documents:
+            cursor = json.loads((folder / "training.json").read_bytes())["cursor"]
+            state = dataclasses.replace(state, epoch=int(cursor["epoch"]), batch=int(cursor["batch"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if not problems:  # else these are the reason
+            unread = f"its documents cannot be read: {type(error).__name__}: {error}"
+            return dataclasses.replace(state, problems=(unread,))
+    return state
+
+
+def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
+    plan = record["plan"]
+    planned = [name for name in record["arrays"] if not name.startswith("training/")]
+    rows = dict(zip(planned, plan["rows"], strict=True))  # a snapshot has them in one order
+    return {
+        "step": int(record["step"]),
+        "written": datetime.datetime.fromisoformat(record["written"]),
+        "versions": dict(record["versions"]),
+        "processes": int(record["processes"]),
+        "mesh": dict(zip(plan["mesh"]["axis_names"], plan["mesh"]["shape"], strict=True)),
+        "arrays": tuple(_saved_array(name, noted, rows.get(name)) for name, noted in record["arrays"].items()),
+    }
+
+
+def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
+    shape = tuple(noted["shape"])
+    if row is None:
+        nbytes = math.prod(shape) * _jax.itemsize(_jax.dtype_named(noted["dtype"]))
+        return SavedArray(name, shape, nbytes, None, None, nbytes)
+    axes = tuple(tuple(axis) if isinstance(axis, list) else axis for axis in row["axes"])
+    return SavedArray(name, shape, row["nbytes"], axes, row["rule"], row["nbytes_per_device"])
+
+
+def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:
+    """The bytes of one array on each device of a mesh, and what is in the way of its axes."""
+    problems: list[str] = []
+    shards = 1
+    for dim, (size, axis) in enumerate(zip(array.shape, array.axes or (), strict=True)):
+        names = axis_tuple(axis)
+        lacking = [name for name in names if name not in mesh]
+        parts = math.prod(mesh[name] for name in names if name in mesh)
+        if lacking:
+            problems.append(
+                f"{array.name} {render_shape(array.shape)}: the mesh has no axis {', '.join(map(repr, lacking))}, "
+                f"along which dim {dim} was sharded"
+            )
+        elif size % parts:
+            problems.append(
+                f"{array.name} {render_shape(array.shape)}: dim {dim} = {size} is not divisible by "
+                f"{'+'.join(names)} = {parts}"
+            )
+        else:
+            shards *= parts
+    return array.nbytes // shards, problems
+
+
+def _table(found: Diagnosis) -> Table:
+    table = Table(title=f"Checkpoints in {found.path}", title_justify="left", header_style="bold")
+    table.add_column("state", overflow="fold")
+    table.add_column("step", justify="right")
+    table.add_column("written (UTC)")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    table.add_column("documents", overflow="fold")
+    table.add_column("epoch, batch")
+    table.add_column("files")
+    for state in found.states:
+        cells = (
+            state.name,
+            "?" if state.step is None else str(state.step),
+            "?" if state.written is None else f"{state.written.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}",
+            *(_amount([array for array in state.arrays if array.kind == kind]) for kind in KINDS),
+            ", ".join(state.documents),
+            "" if state.epoch is None else f"{state.epoch}, {state.batch}",
+            f"{state.files}, good" if state.is_good else f"{state.files}, DAMAGED",
+        )
+        table.add_row(*map(Text, cells))  # as they are: brackets in names are not rich's markup
+    return table
+
+
+def _amount(arrays: Sequence[SavedArray]) -> str:
+    return f"{len(arrays)}: {render_bytes(sum(array.nbytes for array in arrays))}" if arrays else "-"
+
+
+def _versions(state: SavedState) -> str:
+    several = f", {state.processes} processes" if state.processes > 1 else ""
+    return ", ".join(f"{name} {version}" for name, version in state.versions.items()) + several
+
+
+def _plan(state: SavedState) -> str:
+    if not state.mesh:
+        return ""
+    planned = [array for array in state.arrays if array.axes is not None]
+    each, whole = sum(array.nbytes_per_device for array in planned), sum(array.nbytes for array in planned)
+    rules = [f"{rule} ({render_bytes(nbytes)})" for rule, nbytes in [*state.rules.items()][:_RULES_LISTED]]
+    kept_away = f"; kept away from each by {', '.join(rules)}" if rules else ""
+    return f"mesh {_mesh(state.mesh)}, {render_bytes(each)} of {render_bytes(whole)} on each device{kept_away}"
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return "{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"
+
+
+def _grouped(label: str, texts: Mapping[str, str]) -> list[str]:
+    """A line for each text, after the names that share it."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return [
+        f"{label} {'all' if len(found) == len(texts) > 1 else ', '.join(found)}: {text}"
+        for text, found in names.items()
+        if text
+    ]
+
+
+def _listed(prefix: str, lines: Sequence[str]) -> list[str]:
+    more = [f"{prefix}and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+    return [f"{prefix}{line}" for line in lines[:_LISTED]] + more

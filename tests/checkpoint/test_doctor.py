@@ -1,0 +1,249 @@
+"""What is told of a directory of checkpoints, without devices, arrays or changes."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.checkpoint import CheckpointManager, examine
+from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
+from keras_dist.cli import doctor
+from keras_dist.errors import CheckpointError
+from tests.checkpoint.conftest import Held, flip, snapshot_of
+from tests.contracts.processes import run_python
+
+KERNEL = np.zeros((4, 8), np.float32)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The states of a training after 3 and 6 of its batches, of which an epoch has 4."""
+    directory = tmp_path_factory.mktemp("trained")
+    rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
+    rules["d1/kernel"] = (None, "model")
+    with kd.ModelParallel(rules, batch_dim_name="data").scope():
+        model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(16, name="d1"), kd.layers.Dense(4, name="d2")])
+        model.compile("adam", loss="mse")
+        backup = kd.callbacks.BackupAndRestore(directory, save_freq=3, delete_checkpoint=False)
+        model.fit(np.ones((32, 8)), np.ones((32, 4)), batch_size=8, epochs=2, verbose=0, callbacks=[backup])
+    return directory
+
+
+def listing(directory):
+    return sorted((path.relative_to(directory).as_posix(), path.stat().st_mtime_ns) for path in directory.rglob("*"))
+
+
+def test_says_what_a_training_holds(trained):
+    found = examine(trained)
+    assert found.is_good
+    assert [(state.step, state.epoch, state.batch) for state in found.states] == [(3, 0, 3), (6, 1, 2)]
+    state = found.states[-1]
+    assert state.documents == ("model", "training")
+    assert state.written is not None
+    assert state.versions["keras_dist"] == "0.1.0"
+    assert state.mesh == {"data": 2, "model": 4}
+    parameters = 8 * 16 + 16 + 16 * 4 + 4
+    assert sum(array.nbytes for array in state.arrays if array.kind == "variables") == 4 * parameters
+    slots = {array.name for array in state.arrays if array.kind == "optimizers"}
+    assert "optimizers/optimizer/inner/slots/0/mu/d1/kernel" in slots
+    assert [array.nbytes for array in state.arrays if array.kind == "training"] == [4, 4]
+    # three quarters of a kernel and its two slots
+    assert state.rules == {"d1/kernel": 3 * 8 * 16 * 4 * 3 // 4}
+
+
+def test_the_table_names_all_of_it(trained, capsys):
+    assert doctor.main([str(trained)]) == 0
+    text = capsys.readouterr().out
+    for part in ("step_00000003", "1, 2", "good", "jax 0.", "mesh {data: 2, model: 4}", "d1/kernel (1.1 KiB)"):
+        assert part in text
+    assert len(text.splitlines()) < 15
+
+
+def test_one_folder_is_a_state_of_its_own(trained, capsys):
+    assert doctor.main([str(trained / "step_00000006")]) == 0
+    text = capsys.readouterr().out
+    assert "step_00000006" in text
+    assert "step_00000003" not in text
+
+
+def test_restoring_under_the_same_axes(trained):
+    state = examine(trained).states[0]
+    same = state.restored_on({"data": 2, "model": 4})
+    assert (
+        same.nbytes_per_device
+        == same.nbytes_per_device_saved
+        == sum(array.nbytes_per_device for array in state.arrays if array.kind != "training")
+    )
+    assert not same.problems
+    finer = state.restored_on({"data": 1, "model": 8})
+    assert same.nbytes_per_device - finer.nbytes_per_device == 3 * 8 * 16 * 4 // 8
+
+
+def test_restoring_where_axes_lack_or_do_not_divide(trained, capsys):
+    state = examine(trained).states[0]
+    indivisible = state.restored_on({"data": 2, "model": 3})
+    assert indivisible.problems[0] == "variables/d1/kernel 8 x 16: dim 1 = 16 is not divisible by model = 3"
+    assert len(indivisible.problems) == 3
+    assert indivisible.nbytes_per_device == indivisible.nbytes
+    lacking = state.restored_on({"data": 8})
+    assert "the mesh has no axis 'model', along which dim 1 was sharded" in lacking.problems[0]
+    assert doctor.main([str(trained), "--mesh", "data=2, model=3"]) == 0
+    assert "not divisible by model = 3" in capsys.readouterr().out
+
+
+def test_a_dim_along_several_axes():
+    mesh = kd.DeviceMesh((2, 4), ("data", "model"))
+    rules = kd.LayoutMap(mesh)
+    rules["k"] = (("data", "model"),)
+    plan = kd.ModelParallel(rules, batch_dim_name="data").plan({"k": np.zeros(24, np.float32)})
+    row = plan.to_dict()["rows"][0]
+    array = kd.checkpoint.SavedArray("variables/k", (24,), 96, tuple(map(tuple, row["axes"])), "k", 12)
+    state = kd.checkpoint.SavedState("step_1", (), arrays=(array,))
+    assert state.restored_on({"data": 3, "model": 2}).nbytes_per_device == 16
+    assert state.restored_on({"data": 5, "model": 2}).problems == (
+        "variables/k 24: dim 0 = 24 is not divisible by data+model = 10",
+    )
+
+
+def test_problems_are_summed_up():
+    array = kd.checkpoint.SavedArray("variables/k", (5,), 20, ("data",), "k", 20)
+    state = kd.checkpoint.SavedState("step_1", (), arrays=(array,) * 1000)
+    lines = render_restoring("step_1", state.restored_on({"data": 2})).splitlines()
+    assert len(lines) == 22
+    assert "1000 arrays, 19.5 KiB" in lines[0]
+    assert lines[-1] == "  and 980 more"
+
+
+def test_each_damaged_file_is_named(write, directory, capsys):
+    first, second, third = write(1, 2, 3)
+    flip(first / "model.json")
+    (second / "arrays" / "_METADATA").unlink()
+    assert doctor.main([str(directory)]) == 1
+    text = capsys.readouterr().out
+    assert "damaged: step_00000001: model.json has other bytes than were written" in text
+    assert "damaged: step_00000002: arrays/_METADATA is missing" in text
+    assert [state.is_good for state in examine(directory).states] == [False, False, True]
+    assert examine(third).is_good
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", None], ids=repr)
+def test_a_record_that_cannot_be_read_is_told(write, directory, content, capsys):
+    (path,) = write(1)
+    (path / "record.json").unlink() if content is None else (path / "record.json").write_bytes(content)
+    assert doctor.main([str(directory)]) == 1
+    assert "record.json" in capsys.readouterr().out
+
+
+def test_a_record_of_another_form_is_told(directory):
+    snapshot = snapshot_of({"variables/k": KERNEL})
+    broken = dataclasses.replace(snapshot, documents={"record": {"format": 1}})
+    broken.begin(directory / "step_00000001")()
+    later = dataclasses.replace(snapshot, documents={"record": {"format": 2}})
+    later.begin(directory / "step_00000002")()
+    problems = [state.problems for state in examine(directory).states]
+    assert problems[0] == ("its documents cannot be read: KeyError: 'plan'",)
+    assert problems[1] == ("record.json has the format 2, which is not known",)
+
+
+def test_a_state_without_manifest_and_a_file_in_its_place(write, directory):
+    (path,) = write(1)
+    (path / "manifest.json").unlink()
+    (directory / "step_00000002").write_text("")
+    states = {state.name: state.problems for state in examine(directory).states}
+    assert states == {"step_00000001": ("manifest.json is missing",), "step_00000002": ("step_00000002 is a file",)}
+
+
+def test_drafts_and_what_was_put_aside_are_listed_and_do_not_count(write, directory, capsys):
+    (path,) = write(1)
+    (directory / ".step_00000002.draft-17").mkdir()
+    path.with_name("step_00000003.damaged").mkdir()
+    assert doctor.main([str(directory)]) == 0
+    text = capsys.readouterr().out
+    assert "draft: .step_00000002.draft-17" in text
+    assert "put aside: step_00000003.damaged" in text
+    (directory / ".step_00000001.draft-17").mkdir()
+    assert examine(path).drafts == (".step_00000001.draft-17",)
+
+
+def test_who_holds_the_lock(directory):
+    with CheckpointManager(Held(), directory) as manager:
+        manager.save()
+        writer = examine(directory).writer
+        assert writer is not None
+        assert writer.is_alive
+        assert "lock: process" in str(examine(directory))
+        assert examine(directory / "step_00000000").writer == writer
+    assert examine(directory).writer is None
+
+
+def test_a_lock_of_a_process_that_has_ended_or_is_elsewhere(write, directory):
+    write(1)
+    pid = run_python("import os; print(os.getpid())")
+    host = run_python("import socket; print(socket.gethostname())")
+    owner = {"pid": int(pid), "host": host, "since": "2026-01-01T00:00:00+00:00", "program": ["train.py"]}
+    (directory / ".lock").write_text(json.dumps(owner))
+    assert "it has ended without releasing it" in str(examine(directory))
+    (directory / ".lock").write_text(json.dumps(owner | {"host": f"not-{host}"}))
+    assert "whether it runs is not known here" in str(examine(directory))
+    (directory / ".lock").write_bytes(b"\xff")
+    assert examine(directory).writer is None
+
+
+def test_models_are_states_too(tmp_path):
+    snapshot_of({"variables/k": KERNEL}, config={}).begin(tmp_path / "digits")()
+    (state,) = examine(tmp_path).states
+    assert (state.name, state.documents, state.epoch) == ("digits", ("config", "model"), None)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_have_the_bytes_of_their_data(tmp_path, impl):
+    keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+    snapshot_of({"variables/k": KERNEL, "training/0": keys}).begin(tmp_path / "digits")()
+    (state,) = examine(tmp_path).states
+    assert state.arrays[1].nbytes == jax.random.key_data(keys).nbytes
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--mesh", "data=2"], ["there", "--mesh", "data"], ["there", "--mesh", "data=-1"]], ids=repr
+)
+def test_wrong_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        doctor.main(arguments)
+    assert raised.value.code == 2
+
+
+def test_nothing_to_examine_ends_with_2(tmp_path, capsys):
+    assert doctor.main([str(tmp_path)]) == 2
+    assert doctor.main([str(tmp_path / "missing")]) == 2
+    (tmp_path / "file").write_text("")
+    assert doctor.main([str(tmp_path / "file")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="is not there"):
+        examine(tmp_path / "missing")
+
+
+def test_brackets_in_names_are_no_markup(tmp_path):
+    snapshot_of({"variables/k": KERNEL}).begin(tmp_path / "a[b]")()
+    assert "a[b]" in render_diagnosis(examine(tmp_path))
+
+
+def test_changes_nothing(write, directory):
+    write(1, 2)
+    (directory / ".step_00000003.draft-17").mkdir()
+    before = listing(directory)
+    str(examine(directory))
+    assert listing(directory) == before
+
+
+def test_starts_no_device_and_reads_no_array(trained):
+    program = f"""
+import sys
+from keras_dist.cli import doctor
+code = doctor.main([{str(trained)!r}, "--mesh", "data=1,model=8"])
+from jax._src import xla_bridge
+print(code, xla_bridge.backends_are_initialized(), "orbax" in sys.modules)
+"""
+    assert run_python(program, JAX_PLATFORMS="nowhere").splitlines()[-1] == "0 False False"

@@ -1,0 +1,222 @@
+"""A folder is whole or not there, whatever happens meanwhile."""
+
+import errno
+import os
+import pathlib
+
+import pytest
+
+from keras_dist.checkpoint.folder import Draft, discard, is_draft, present, settled
+from keras_dist.checkpoint.manifest import damage_of
+from keras_dist.errors import CheckpointError, CheckpointWarning
+
+
+def put(place, text):
+    draft = Draft(place)
+    (draft.folder / "record.json").write_text(text)
+    return draft
+
+
+def text_of(place):
+    assert damage_of(place) == []
+    return (place / "record.json").read_text()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Killed(BaseException):
+    """The end of the process: nothing after it runs."""
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "state"
+
+
+def test_nothing_is_there_before_commit(place):
+    draft = put(place, "one")
+    assert not place.exists()
+    assert is_draft(draft.folder)
+    draft.commit()
+    assert text_of(place) == "one"
+    assert names(place.parent) == ["state"]
+
+
+def test_abandon_leaves_nothing(place):
+    draft = put(place, "one")
+    draft.abandon()
+    draft.abandon()
+    assert names(place.parent) == []
+
+
+def test_what_was_there_is_replaced_as_a_whole(place):
+    put(place, "one").commit()
+    (place / "extra").write_text("")
+    draft = put(place, "two")
+    assert text_of(place) == "one"
+    draft.commit()
+    assert text_of(place) == "two"
+    assert names(place) == ["manifest.json", "record.json"]
+    assert names(place.parent) == ["state"]
+
+
+def test_an_empty_folder_is_replaced(place):
+    place.mkdir()
+    put(place, "one").commit()
+    assert text_of(place) == "one"
+
+
+def test_folders_around_are_made(tmp_path):
+    put(tmp_path / "a" / "b" / "state", "one").commit()
+    assert text_of(tmp_path / "a" / "b" / "state") == "one"
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_not_in_the_way(place):
+    (place.parent / f".state.draft-{os.getpid()}").mkdir()
+    (place.parent / f".state.draft-{os.getpid()}" / "old").write_text("")
+    put(place, "one").commit()
+    assert names(place) == ["manifest.json", "record.json"]
+    (place.parent / f".state.replaced-{os.getpid()}").mkdir()
+    (place.parent / f".state.replaced-{os.getpid()}" / "old").write_text("")
+    put(place, "two").commit()
+    assert text_of(place) == "two"
+    assert names(place.parent) == ["state"]
+
+
+def test_killed_between_the_two_renames(place, monkeypatch):
+    put(place, "one").commit()
+    draft = put(place, "two")
+    rename, renamed = os.rename, []
+
+    def killed(source, target):
+        if renamed:
+            raise Killed  # nor does what would follow run: the way back fails, too
+        renamed.append(source)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(Killed):
+        draft.commit()
+    monkeypatch.undo()
+    assert not place.exists()
+    with pytest.warns(CheckpointWarning) as warned:
+        settled(place)
+    assert sorted("used again" in str(one.message) for one in warned) == [False, True]
+    assert text_of(place) == "one"
+    assert names(place.parent) == ["state"]
+
+
+def test_who_reads_finds_the_newer_one_then_and_moves_nothing(place, monkeypatch):
+    put(place, "old").commit()
+    newer = put(place, "new")
+    rename = os.rename
+
+    def first_alone(source, target):
+        if source == newer.folder:
+            raise Killed
+        if target == place:
+            raise Killed  # nor is it undone
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", first_alone)
+        with pytest.raises(Killed):
+            newer.commit()
+    before = names(place.parent)
+    with pytest.warns(CheckpointWarning, match="a save was killed"):
+        assert text_of(present(place)) == "new"
+    (newer.folder / "record.json").write_text("torn")
+    with pytest.warns(CheckpointWarning, match="a save was killed"):
+        assert text_of(present(place)) == "old"
+    assert names(place.parent) == before
+    assert present(place.with_name("other")) == place.with_name("other")
+
+
+def test_a_failure_between_the_two_renames_is_undone(place, monkeypatch):
+    put(place, "one").commit()
+    draft = put(place, "two")
+    rename = os.rename
+
+    def failing(source, target):
+        if source == draft.folder:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        draft.commit()
+    assert text_of(place) == "one"
+    draft.abandon()
+    assert names(place.parent) == ["state"]
+
+
+def test_what_was_replaced_and_not_removed_goes_later(place):
+    put(place, "one").commit()
+    (place.parent / ".state.replaced-17").mkdir()
+    (place.parent / ".state.draft-17").mkdir()
+    with pytest.warns(CheckpointWarning, match="removed"):
+        settled(place)
+    assert names(place.parent) == ["state"]
+    assert text_of(place) == "one"
+
+
+def test_drafts_of_other_places_are_left_alone(place):
+    for name in (".state2.draft-17", ".my.state.draft-17", ".state.draft-x", "state.draft-1"):
+        (place.parent / name).mkdir()
+    (place.parent / ".state.draft-18").write_text("a file")
+    before = names(place.parent)
+    settled(place)
+    assert names(place.parent) == before
+    settled(place / "not" / "there")
+
+
+def test_a_folder_of_other_things_is_refused(place):
+    place.mkdir()
+    (place / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match="is a folder of other things"):
+        Draft(place)
+    assert names(place) == ["thesis.tex"]
+    assert names(place.parent) == ["state"]
+
+
+@pytest.mark.parametrize("below", ["", "a", "a/b"])
+def test_a_file_in_the_way_is_named(place, below):
+    place.write_text("a file")
+    with pytest.raises(CheckpointError, match="state' is a file"):
+        Draft(place / below)
+    assert place.read_text() == "a file"
+
+
+def test_a_parent_that_cannot_be_written(place, monkeypatch):
+    def refuse(self, *arguments, **named):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    put(place, "one").commit()
+    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    with pytest.raises(OSError, match="Read-only file system"):
+        Draft(place)
+    monkeypatch.undo()
+    assert text_of(place) == "one"
+
+
+def test_what_is_deleted_is_whole_or_not_there(place, monkeypatch):
+    put(place, "one").commit()
+    unlink, unlinked = os.unlink, []
+
+    def killed(*arguments, **named):
+        if unlinked:
+            raise Killed
+        unlinked.append(arguments)
+        unlink(*arguments, **named)
+
+    monkeypatch.setattr(os, "unlink", killed)
+    with pytest.raises(Killed):
+        discard(place)
+    monkeypatch.undo()
+    assert unlinked
+    assert not place.exists()
+    with pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"):
+        settled(place)
+    assert names(place.parent) == []

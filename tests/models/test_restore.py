@@ -1,0 +1,192 @@
+"""The state of a model comes back on whatever mesh, or nothing of it is changed."""
+
+import errno
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.checkpoint import CheckpointManager, folder
+from keras_dist.errors import CheckpointError
+from keras_dist.models.checkpointing import names_of
+from tests.layouts import on
+
+MESHES = ["one device", "data=8,model=1", "data=2,model=4", "data=4,model=2"]
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
+
+
+def network(mesh="one device", units=16, names=("d1", "d2"), optimizer="adam"):
+    with on(mesh, {f"{names[0]}/kernel": (None, "model"), f"{names[1]}/kernel": ("model", None)}).scope():
+        layers = [kd.Input((8,)), kd.layers.Dense(units, name=names[0]), kd.layers.BatchNormalization(name="norm")]
+        model = kd.Sequential([*layers, kd.layers.Dropout(0.5, name="drop"), kd.layers.Dense(4, name=names[1])])
+        model.compile(optimizer, loss="mse")
+    return model
+
+
+def values_of(model):
+    """All of a model's state, on the host."""
+    snapshot = model.snapshot()
+    return {name: np.array(value) for name, value in snapshot.arrays.items()}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A state for each mesh, and its values."""
+    found = {}
+    for mesh in MESHES:
+        model = network(mesh)
+        model.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+        directory = tmp_path_factory.mktemp("states")
+        with CheckpointManager(model, directory) as manager:
+            manager.save()
+        found[mesh] = directory, values_of(model), model.predict(X, verbose=0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def targets():
+    """A model on each mesh."""
+    return {mesh: network(mesh) for mesh in MESHES}
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(MESHES, MESHES)])
+def test_values_are_equal_and_layouts_are_those_of_the_new_mesh(saved, targets, source, target):
+    directory, values, predictions = saved[source]
+    model = targets[target]
+    assert not same(values_of(model), values)
+    with CheckpointManager(model, directory) as manager:
+        assert manager.restore_or_initialize() is not None
+    assert same(values_of(model), values)
+    session = model._born()
+    shardings = jax.tree.leaves(session.cell.state_plan.shardings)
+    for name, array, sharding in zip(names_of(session), session.cell.arrays, shardings, strict=True):
+        assert array.sharding.is_equivalent_to(sharding, array.ndim), name
+        assert array.sharding.shard_shape(array.shape) == array.addressable_shards[0].data.shape
+    kernel = session.cell.state_plan.row("d1/kernel")
+    assert kernel.axes == ((None, "model") if target != "one device" else (None, None))
+    np.testing.assert_allclose(model.predict(X, verbose=0), predictions, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_training_goes_on_as_if_nothing_had_been(tmp_path, asynchronous):
+    first = network("data=2,model=4")
+    first.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False)
+    with CheckpointManager(first, tmp_path, asynchronous=asynchronous) as manager:
+        manager.save()
+        first.train_on_batch(X, Y)  # consumes the arrays while they are written
+        first.train_on_batch(X, Y)
+    second = network("data=2,model=4")
+    with CheckpointManager(second, tmp_path) as manager:
+        manager.restore_or_initialize()
+    second.train_on_batch(X, Y)
+    second.train_on_batch(X, Y)
+    assert same(values_of(first), values_of(second))
+
+
+OTHERS = {
+    "wider": {"units": 24},
+    "other names": {"names": ("d1", "head")},
+    "another optimizer": {"optimizer": "sgd"},
+}
+WRONG = {
+    "wider": [
+        "of another shape or type: variables/d1/kernel is (8, 16) float32, in the model (8, 24) float32",
+        "of another shape or type: variables/norm/gamma is (16,) float32, in the model (24,) float32",
+        "of another shape or type: optimizers/optimizer/inner/slots/0/nu/d2/kernel is (16, 4) float32, "
+        "in the model (24, 4) float32",
+    ],
+    "other names": [
+        "missing in the checkpoint: variables/head/kernel",
+        "missing in the checkpoint: variables/head/bias",
+        "not in the model: variables/d2/kernel",
+        "not in the model: variables/d2/bias",
+    ],
+    "another optimizer": [
+        "not in the model: optimizers/optimizer/inner/slots/0/mu/d1/kernel",
+        "not in the model: optimizers/optimizer/inner/slots/0/nu/d2/bias",
+    ],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_architecture_is_told_in_full_and_stays_as_it_was(saved, other):
+    directory, values, _ = saved["data=2,model=4"]
+    model = network("data=8,model=1", **OTHERS[other])
+    model.train_on_batch(X, Y)
+    before = values_of(model)
+    with CheckpointManager(model, directory) as manager, pytest.raises(CheckpointError, match="does not fit") as raised:
+        manager.restore_or_initialize()
+    assert set(WRONG[other]) <= set(raised.value.problems)
+    wrong = {
+        *(before.keys() ^ values.keys()),
+        *(name for name in before.keys() & values.keys() if before[name].shape != values[name].shape),
+    }
+    assert len(raised.value.problems) == len(wrong)
+    assert all(any(name in problem for problem in raised.value.problems) for name in wrong)
+    assert same(values_of(model), before)
+    model.train_on_batch(X, Y)
+
+
+def test_another_element_type_is_told(saved):
+    directory, _, _ = saved["one device"]
+    model = network()
+    stored = CheckpointManager(model, directory)
+    found = stored.newest()
+    stored.close()
+    found.record["arrays"]["variables/d1/bias"]["dtype"] = "bfloat16"
+    before = values_of(model)
+    with pytest.raises(CheckpointError) as raised:
+        model.restore(found)
+    assert raised.value.problems == (
+        "of another shape or type: variables/d1/bias is (16,) bfloat16, in the model (16,) float32",
+    )
+    assert same(values_of(model), before)
+
+
+def test_a_save_without_space_leaves_the_model_and_the_state_before(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = network("data=2,model=4")
+    model.train_on_batch(X, Y)
+    with CheckpointManager(model, tmp_path, asynchronous=True) as manager:
+        manager.save()
+        kept = manager.newest().step
+        model.train_on_batch(X, Y)
+        before = values_of(model)
+        with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
+            patch.setattr(folder, "write_manifest", fail)
+            manager.save()
+            manager.wait_until_finished()
+        assert same(values_of(model), before)
+        assert manager.newest().step == kept
+        model.train_on_batch(X, Y)
+        manager.save()
+        assert manager.newest().step == kept + 2
+
+
+def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, targets, monkeypatch):
+    directory, values, _ = saved["data=2,model=4"]
+    model = targets["data=4,model=2"]
+    with CheckpointManager(model, directory) as manager:
+        stored = manager.newest()
+    read, parts = stored.arrays, []
+
+    def fails_at_the_third_part(wanted):
+        parts.append(wanted)
+        if len(parts) == 3:
+            raise CheckpointError("the arrays cannot be read")
+        return read(wanted)
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read"):
+        patch.setattr(stored, "arrays", fails_at_the_third_part)
+        model.restore(stored)
+    model.restore(stored)
+    assert same(values_of(model), values)
