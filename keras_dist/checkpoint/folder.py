@@ -32,6 +32,13 @@ class Draft:
 
     def __init__(self, place: pathlib.Path) -> None:
         place = place.resolve()  # the program may go elsewhere before it is written; links stay, and point to the new
+        if place == pathlib.Path.cwd():
+            raise CheckpointError(
+                f"{str(place)!r} is where the program runs",
+                given="a checkpoint that would replace the current directory",
+                expected="another folder",
+                fix="write to a folder in it",
+            )
         for path in (place, *place.parents):
             if path.exists() and not path.is_dir():
                 raise CheckpointError(

@@ -120,7 +120,8 @@ class Stored:
                 problems=tuple(problems),
             )
         self._files = listed_in(folder)
-        self.record: dict[str, Any] = self.document(RECORD) or {}
+        record = self.document(RECORD)
+        self.record: dict[str, Any] = record if isinstance(record, dict) else {}
         if self.record.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(folder)!r} has a format that is not known",
@@ -128,6 +129,8 @@ class Stored:
                 expected=f"format {FORMAT}",
                 fix="read it with the version of keras_dist that wrote it, or a later one",
             )
+        if not _is_record(self.record):
+            raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
 
     @property
     def step(self) -> int:
@@ -135,9 +138,31 @@ class Stored:
         return self.record["step"]
 
     def document(self, name: str) -> Any:
-        """The document of this name; None if there is none."""
+        """The document of this name; None if the manifest lists none.
+
+        Raises:
+            CheckpointError: it is no JSON.
+        """
         file = f"{name}.json"
-        return json.loads((self.folder / file).read_text()) if file in self._files else None
+        try:
+            return json.loads((self.folder / file).read_bytes()) if file in self._files else None
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+
+    def unreadable(self, name: str, given: str) -> CheckpointError:
+        """The error of a document that holds something else than was written there.
+
+        Args:
+            name: of the document.
+            given: what is wrong with it.
+        """
+        return CheckpointError(
+            f"{name}.json in {str(self.folder)!r} cannot be read",
+            given=given,
+            expected="what keras_dist writes there",
+            fix="restore another checkpoint, or write it again; its manifest fits, so that it was changed on purpose, "
+            "or written by another version",
+        )
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
         """Some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
@@ -151,6 +176,30 @@ class Stored:
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a record tells of a step and of arrays."""
+    arrays = record.get("arrays")
+    return _is_count(record.get("step")) and isinstance(arrays, dict) and all(map(_is_array, arrays.values()))
+
+
+def _is_array(noted: Any) -> bool:
+    """Whether this is the shape and the element type of an array."""
+    if (
+        not isinstance(noted, dict)
+        or not isinstance(noted.get("shape"), list)
+        or not all(map(_is_count, noted["shape"]))
+    ):
+        return False
+    try:
+        return isinstance(noted.get("dtype"), str) and _jax.dtype_named(noted["dtype"]) is not None
+    except (TypeError, ValueError, StopIteration):
+        return False
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _version(package: str) -> str:

@@ -16,13 +16,15 @@ import numpy as np
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.data.cursor import Cursor
-from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, ModelError, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.session import Session
 from keras_dist.saving import serialize_keras_object
 from keras_dist.training.progress import Progress
 
-TRAINING, CONFIG, COMPILE = "training", "config", "compile"
-"""The documents of a snapshot that say how far a training had come, what the model is, and how it is trained."""
+TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
+"""The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
+under which what its code makes is made again."""
 
 _PARTS_READ = 8
 """Arrays are read and put in their places by eighths, so that not all of them are there twice."""
@@ -36,6 +38,7 @@ class Checkpointing:
     """All of a model's state as a `Snapshot`, and back. Subclasses say when the weights are born."""
 
     name: str
+    dtype_policy: DTypePolicy
 
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile` as plain values."""
@@ -104,9 +107,10 @@ class Checkpointing:
 
     def _written_down(self) -> dict[str, Any]:
         """The model and its `compile` arguments as documents."""
+        documents = {COMPILE: self._written_compile(), POLICY: self.dtype_policy.name}
         if getattr(self, "_home", None) is None:
-            return {COMPILE: self._written_compile()}
-        return {CONFIG: serialize_keras_object(self), COMPILE: self._written_compile()}
+            return documents
+        return {CONFIG: serialize_keras_object(self), **documents}
 
     def _written_compile(self) -> dict[str, Any]:
         try:
@@ -141,6 +145,7 @@ class Checkpointing:
         cell = session.cell
         wanted = _wanted(session)
         _check_fit(self.name, wanted, stored, with_slots)
+        seed, fits = noted_of(stored)
         if continue_training:
             _continue(session, stored)
         with cell.lock:
@@ -151,9 +156,21 @@ class Checkpointing:
                     arrays[places[name]] = found.pop(name)
                 _environment.release_freed_memory()
             cell.arrays = arrays
-        noted = stored.document("model")
-        session.fits = noted["fits"]
-        session.use_seed(noted["seed"])
+        session.fits = fits
+        session.use_seed(seed)
+
+
+def noted_of(stored: Stored) -> tuple[int, int]:
+    """The seed of the model, and how often `fit` was called.
+
+    Raises:
+        CheckpointError: the checkpoint does not tell.
+    """
+    noted = stored.document("model")
+    names = ("seed", "fits")
+    if not isinstance(noted, dict) or not all(type(noted.get(name)) is int and noted[name] >= 0 for name in names):
+        raise stored.unreadable("model", shorten(noted))
+    return noted["seed"], noted["fits"]
 
 
 def _snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
@@ -231,10 +248,15 @@ def _continue(session: Session, stored: Stored) -> None:
     noted = stored.document(TRAINING)
     if noted is None:
         return  # it was written outside of fit
-    noted = join_arrays(noted, stored.arrays_below(f"{TRAINING}/"))
-    key = noted["shuffle_key"]
-    noted |= {"cursor": Cursor.from_json(noted["cursor"]), "shuffle_key": None if key is None else tuple(key)}
-    session.trainer.continue_from(Progress(**noted))
+    arrays = stored.arrays_below(f"{TRAINING}/")
+    try:
+        noted = join_arrays(noted, arrays)
+        key = noted["shuffle_key"]
+        noted |= {"cursor": Cursor.from_json(noted["cursor"]), "shuffle_key": None if key is None else tuple(key)}
+        progress = Progress(**noted)
+    except (KeyError, TypeError, DataError) as error:
+        raise stored.unreadable(TRAINING, f"{type(error).__name__}: {error}") from error
+    session.trainer.continue_from(progress)
 
 
 def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
@@ -295,7 +317,8 @@ def model_path(caller: str, filepath: Any) -> pathlib.Path:
     Raises:
         ModelError: the path is one of a file of weights, or none.
     """
-    if not isinstance(filepath, str | os.PathLike) or not os.fspath(filepath) or str(filepath).endswith(_FILES):
+    is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
+    if not is_path or str(filepath).endswith(_FILES):
         raise ModelError(
             f"{caller}: `filepath` is no folder of a model",
             given=f"filepath={shorten(filepath)}",

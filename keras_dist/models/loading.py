@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import CheckpointError, DistributionError
-from keras_dist.models.checkpointing import COMPILE, CONFIG, model_path
+from keras_dist.errors import CheckpointError, DistributionError, KerasDistError, shorten
+from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.models.checkpointing import COMPILE, CONFIG, POLICY, model_path, noted_of
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 
@@ -62,18 +63,43 @@ def load_model(
     with (
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
+        _policy(stored.document(POLICY)),
     ):
         if factory is not None:
-            model = Model.from_nnx(factory, call, trainable=trainable, seed=stored.document("model")["seed"])
+            model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])
         else:
-            model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
+            with _reading(stored, CONFIG):
+                model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
         if not isinstance(model, Model):
-            raise _no_model(stored, True)
+            raise stored.unreadable(CONFIG, f"the config of {shorten(model)} of type {type(model).__name__}")
         is_compiled = compile and bool(compiled)
         if is_compiled:
-            model.compile_from_config(compiled)
+            with _reading(stored, COMPILE):
+                model.compile_from_config(compiled)
         model._restore(stored, with_slots=is_compiled)
     return model
+
+
+@contextlib.contextmanager
+def _policy(name: Any) -> Iterator[None]:
+    """Layers that are made without a dtype follow this policy."""
+    before = dtype_policy()
+    set_dtype_policy(name or before)
+    try:
+        yield
+    finally:
+        set_dtype_policy(before)
+
+
+@contextlib.contextmanager
+def _reading(stored: Stored, document: str) -> Iterator[None]:
+    """What a constructor or `compile` says of odd values in a document is the error of that document."""
+    try:
+        yield
+    except KerasDistError:
+        raise
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
 
 
 def _no_model(stored: Stored, has_config: bool) -> CheckpointError:
