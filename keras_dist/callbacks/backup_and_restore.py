@@ -9,6 +9,7 @@ import warnings
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
+from keras_dist.checkpoint.manager import check_number_kept
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
 
 
@@ -31,14 +32,14 @@ class BackupAndRestore(Callback):
         double_checkpoint: whether at least two states are kept: if the newest is damaged, the one before is used.
         delete_checkpoint: whether the states are deleted when the training has ended as it should. They are kept
             whenever an exception or a signal ends it.
-        keep: how many states are kept.
+        keep: how many states are kept; None for all.
         asynchronous: whether steps go on while a state is being written. A save that fails ends the training at the
             next step.
 
     Raises:
         ModelError: an argument cannot be used.
-        CheckpointError: at the begin of training, when another job writes to the directory, what is there is of
-            another model or all of it is damaged; at a step after a save that failed.
+        CheckpointError: `keep` cannot be used; at the begin of training, when another job writes to the directory,
+            what is there is of another model or all of it is damaged; at a step after a save that failed.
 
     Example:
         >>> import pathlib, tempfile
@@ -65,7 +66,7 @@ class BackupAndRestore(Callback):
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
-        keep: int = 2,
+        keep: int | None = 2,
         asynchronous: bool = True,
     ) -> None:
         super().__init__()
@@ -84,11 +85,19 @@ class BackupAndRestore(Callback):
                 expected="a directory for this training alone",
                 fix='for example BackupAndRestore("backup")',
             )
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ModelError(
+                "BackupAndRestore: `keep` cannot be used",
+                given=f"keep={shorten(keep)}",
+                expected="a number of states >= 1",
+                fix="for example keep=2",
+            )
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        self.keep = max(keep, 2) if double_checkpoint else keep
+        check_number_kept("BackupAndRestore: `keep`", keep)
+        self.keep = max(keep, 2) if double_checkpoint and keep is not None else keep
         self.asynchronous = asynchronous
         self._manager: CheckpointManager | None = None
         self._batches = self._saved_at = 0
@@ -154,7 +163,7 @@ class BackupAndRestore(Callback):
             manager.delete()
             return
         try:
-            manager.close()
+            manager.close(wait=not isinstance(error, KeyboardInterrupt))
         except CheckpointError as failure:
             if error is None:
                 raise

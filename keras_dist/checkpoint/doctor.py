@@ -282,7 +282,7 @@ def _examined(folder: pathlib.Path) -> SavedState:
         if "training" in documents:
             cursor = json.loads((folder / "training.json").read_bytes())["cursor"]
             state = dataclasses.replace(state, epoch=int(cursor["epoch"]), batch=int(cursor["batch"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if not problems:  # else these are the reason
             unread = f"its documents cannot be read: {type(error).__name__}: {error}"
             return dataclasses.replace(state, problems=(unread,))
@@ -304,7 +304,7 @@ def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
-    shape = tuple(noted["shape"])
+    shape = tuple(int(size) for size in noted["shape"])
     if row is None:
         nbytes = math.prod(shape) * _jax.itemsize(_jax.dtype_named(noted["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)

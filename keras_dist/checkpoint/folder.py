@@ -31,9 +31,7 @@ class Draft:
     """
 
     def __init__(self, place: pathlib.Path) -> None:
-        place = place.absolute()  # the program may go elsewhere before it is written
-        if place.is_symlink():
-            place = place.resolve()  # what it stands for is exchanged, and not the link
+        place = place.resolve()  # the program may go elsewhere before it is written; links stay, and point to the new
         if place == pathlib.Path.cwd():
             raise CheckpointError(
                 f"{str(place)!r} is where the program runs",
@@ -111,10 +109,11 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
     Nothing is moved: who reads may not be allowed to write.
     """
-    if place.exists() or not place.parent.is_dir():
+    resolved = place.resolve()
+    if place.exists() or not resolved.parent.is_dir():
         return place
-    for path in sorted(place.absolute().parent.iterdir()):  # the draft, which is newer, before what it was to replace
-        if place_of(path) == place.absolute() and not damage_of(path):
+    for path in sorted(resolved.parent.iterdir()):  # the draft, which is newer, before what it was to replace
+        if place_of(path) == resolved and not damage_of(path):
             warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
             return path
     return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 import jax
+import numpy as np
 
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
@@ -19,6 +21,22 @@ from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
 _STEP = re.compile(r"step_(\d{8,})")
+
+
+def check_number_kept(what: str, number: object) -> None:
+    """Nothing, if so many states can be kept.
+
+    Raises:
+        CheckpointError: they cannot.
+    """
+    is_count = isinstance(number, int | np.integer) and not isinstance(number, bool) and number > 0
+    if number is not None and not is_count:
+        raise CheckpointError(
+            f"{what} cannot be used",
+            given=f"{shorten(number)} of type {type(number).__name__}",
+            expected="a number of states >= 1, or None for all",
+            fix="for example 2",
+        )
 
 
 class Checkpointable(Protocol):
@@ -77,12 +95,13 @@ class CheckpointManager:
         *,
         asynchronous: bool = False,
     ) -> None:
-        if max_to_keep is not None and (isinstance(max_to_keep, bool) or max_to_keep < 1):
+        check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
+        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
             raise CheckpointError(
-                "CheckpointManager: `max_to_keep` cannot be used",
-                given=f"max_to_keep={shorten(max_to_keep)}",
-                expected="a number of states >= 1, or None for all",
-                fix="for example max_to_keep=2",
+                "CheckpointManager: `directory` is no path",
+                given=f"directory={shorten(directory)}",
+                expected="a directory for the states of one training",
+                fix='for example CheckpointManager(model, "states")',
             )
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
@@ -133,10 +152,12 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
+                Or there are states of later steps, which would be restored instead.
         """
         self._check_open()
         self.wait_until_finished()
         snapshot = snapshot or self._model.snapshot()
+        self._check_newest(snapshot.step)
         path = self._path(snapshot.step)
         if self._is_writing and path.exists() and (snapshot.step in self._damaged or manifest.damage_of(path)):
             self._put_aside(snapshot.step)
@@ -227,18 +248,25 @@ class CheckpointManager:
         if is_writing and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Wait for the save in the background, and let others write to the directory.
+
+        Args:
+            wait: if not, that save goes on by itself, and others may write when it is over.
 
         Raises:
             CheckpointError: the save failed.
         """
         try:
-            self.wait_until_finished()
+            if wait:
+                self.wait_until_finished()
         finally:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            lock, self._lock = self._lock, None
+            writer, self._writer = self._writer, None
+            if lock is not None and writer is not None:
+                writer.call_when_over(lock.release)
+            elif lock is not None:
+                lock.release()
             self._is_writing = False
             self._closed = True
 
@@ -251,6 +279,17 @@ class CheckpointManager:
                 given="a call after close()",
                 expected="an open manager",
                 fix="make another one",
+            )
+
+    def _check_newest(self, step: int) -> None:
+        """Nothing, unless states of later steps are there: the new one would be the first to be deleted."""
+        later = [self._path(one).name for one in self._whole() if one > step]
+        if later:
+            raise CheckpointError(
+                f"{str(self.directory)!r} holds states of later steps",
+                given=f"a state of step {step}; there are {', '.join(later)}",
+                expected="a state that is the newest; `compile` begins to count at 0",
+                fix="restore_or_initialize() first to go on with them; or choose another directory, or move them away",
             )
 
     def _path(self, step: int) -> pathlib.Path:
@@ -286,6 +325,23 @@ class CheckpointManager:
                 settled(place)
 
 
+_waited_for_by_nobody: set[_Writer] = set()
+
+
+def _wait_at_the_end() -> None:
+    """Wait for saves whose managers nobody closes, and tell of those that failed."""
+    for writer in tuple(_waited_for_by_nobody):
+        writer.wait()
+        try:
+            writer.check()
+        except CheckpointError as error:
+            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
+
+
+# `atexit` is too late: the pools of threads, with which orbax writes, have been closed then
+threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
+
+
 class _Writer:
     """One save, which ends in a thread of its own.
 
@@ -312,11 +368,17 @@ class _Writer:
 
         self._thread = threading.Thread(target=run, name=f"save {path.name}")
         self._thread.start()
+        _waited_for_by_nobody.add(self)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is written."""
         return not self._thread.is_alive()
+
+    def call_when_over(self, then: Callable[[], None]) -> None:
+        """Call this, in another thread, when nothing more is written."""
+        thread = self._thread
+        threading.Thread(target=lambda: (thread.join(), then()), name=f"then {thread.name}", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until nothing more is written."""
@@ -328,6 +390,7 @@ class _Writer:
         Raises:
             CheckpointError: it did.
         """
+        _waited_for_by_nobody.discard(self)
         if self._error is not None:
             raise self._failed(self._error) from self._error
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 NAME = "manifest.json"
@@ -13,11 +16,13 @@ FORMAT = 1
 
 def write_manifest(folder: pathlib.Path) -> None:
     """Note every file below `folder`. What is written there later is none of the checkpoint."""
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    with _threads() as threads:
+        digests = threads.map(_digest, paths)
+        files = {
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
+        }
     (folder / NAME).write_bytes(_rendered(files))
 
 
@@ -35,7 +40,9 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     files = _files_of(content)
     if files is None:
         return [f"{NAME} is damaged"]
-    return [problem for name, noted in files.items() if (problem := _damage(folder, name, noted)) is not None]
+    with _threads() as threads:
+        problems = threads.map(functools.partial(_damage, folder), files, files.values())
+        return [problem for problem in problems if problem is not None]
 
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
@@ -63,7 +70,7 @@ def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
     try:
         files = json.loads(content)["files"]
         return files if _rendered(files) == content else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -76,3 +83,8 @@ def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
 def _digest(path: pathlib.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _threads() -> ThreadPoolExecutor:
+    """For digests, which are computed outside of Python's lock."""
+    return ThreadPoolExecutor(os.cpu_count())

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _jax
+from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.data.cursor import Cursor
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
@@ -100,7 +100,10 @@ class Checkpointing:
                 fix="choose another path, or pass overwrite=True",
             )
         session = self._born()
-        _snapshot(session, None, self._written_down()).begin(path)()
+        documents = self._written_down()
+        with session.cell.lock:  # a training in another thread consumes the arrays
+            finish = _snapshot(session, None, documents).begin(path)
+        finish()
 
     def _written_down(self) -> dict[str, Any]:
         """The model and its `compile` arguments as documents."""
@@ -151,6 +154,7 @@ class Checkpointing:
                 found = stored.arrays({name: wanted[name] for name in part})
                 for name in part:
                     arrays[places[name]] = found.pop(name)
+                _environment.release_freed_memory()
             cell.arrays = arrays
         session.fits = fits
         session.use_seed(seed)
@@ -206,7 +210,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array | np.ndarray):
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -216,7 +220,7 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
         raise CheckpointError(
             "the state of a callback cannot be written down",
             given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="numbers, strings, None, arrays, and lists and dicts by strings of these",
+            expected="numbers, strings, None, arrays of numbers, and lists and dicts by strings of these",
             fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
         )
 
@@ -224,6 +228,10 @@ def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
 
 
 _ARRAY = "__array__"
+
+
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is None and dtype.kind not in "OSUMm"
 
 
 def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
@@ -262,17 +270,17 @@ def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
-    """The names in groups of an eighth of all bytes, at least."""
+    """The names in groups of an eighth of all bytes, or of one array that has more."""
     sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
     parts: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():
-        parts[-1].append(name)
-        total += size
-        if total * _PARTS_READ >= sum(sizes.values()):
+        if parts[-1] and (total + size) * _PARTS_READ > sum(sizes.values()):
             parts.append([])
             total = 0
-    return [part for part in parts if part]
+        parts[-1].append(name)
+        total += size
+    return parts
 
 
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:

@@ -86,6 +86,7 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
     if isinstance(outer, _Notes):
         with _leaving(outer, leave):
             yield outer.check
+            outer.check()
         return
     if outer is not signal.default_int_handler and leave is None:
         yield lambda: None
@@ -98,6 +99,7 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
         with _leaving(notes, leave):
             notes.shields -= 1
             yield notes.check
+            notes.check()  # it came after the last step
     finally:
         notes.shields += 1  # `signal.signal` calls handlers before it sets one
         if is_ours:

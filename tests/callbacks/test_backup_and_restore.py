@@ -1,6 +1,7 @@
-"""A training that cannot be begun, or whose save fails, lets others write."""
+"""`BackupAndRestore`: which states are there, and what becomes of them and of the directory."""
 
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.callbacks import BackupAndRestore
 from keras_dist.checkpoint import CheckpointManager, folder
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, ModelError
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
 
@@ -46,3 +47,187 @@ def test_a_save_without_space_ends_the_training_and_holds_no_lock(tmp_path, monk
     fit(model, tmp_path)
     with CheckpointManager(model, tmp_path) as manager:
         assert manager.steps == [4]
+
+
+class Step(kd.callbacks.Callback):
+    """Does something once, at a step counted through all epochs."""
+
+    def __init__(self, step, then):
+        super().__init__()
+        self.left, self.then = step, then
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            self.then()
+
+
+def fail_with(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
+
+
+def steps(directory):
+    return sorted(int(path.name.removeprefix("step_")) for path in directory.glob("step_*"))
+
+
+def train(model, *callbacks, epochs=3):
+    """Two steps an epoch."""
+    return model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "there"),
+    [
+        ({"save_freq": 4, "keep": 9}, [4]),
+        ({"save_freq": 3, "keep": 9}, [3, 6]),
+        ({"save_freq": 1, "keep": 3}, [4, 5, 6]),
+        ({"keep": 9}, [2, 4, 6]),
+        ({}, [4, 6]),
+        ({"keep": 1}, [6]),
+        ({"keep": 1, "double_checkpoint": True}, [4, 6]),
+        ({"save_freq": 3, "asynchronous": False}, [3, 6]),
+    ],
+)
+def test_which_states_are_there_at_the_end(arguments, there, tmp_path):
+    train(network(), BackupAndRestore(tmp_path, delete_checkpoint=False, **arguments))
+    assert steps(tmp_path) == there
+
+
+def test_counting_goes_on_where_it_was(tmp_path):
+    with pytest.raises(ValueError, match="enough"):
+        train(network(), Step(5, fail_with(ValueError("enough"))), BackupAndRestore(tmp_path, 4))
+    train(network(), BackupAndRestore(tmp_path, 4, delete_checkpoint=False), epochs=5)
+    assert steps(tmp_path) == [4, 8]
+
+
+def test_each_state_is_written_before_the_step_goes_on_if_that_is_asked_for(tmp_path):
+    seen = []
+    look = Step(3, lambda: seen.extend(steps(tmp_path)))
+    train(network(), BackupAndRestore(tmp_path, 1, asynchronous=False, delete_checkpoint=False), look)
+    assert seen == [1, 2]
+
+
+def test_after_a_normal_end_the_directory_is_gone_unless_something_else_is_in_it(tmp_path):
+    train(network(), BackupAndRestore(tmp_path / "alone"))
+    assert not (tmp_path / "alone").exists()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "notes.txt").write_text("mine")
+    train(network(), BackupAndRestore(tmp_path / "shared"))
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["notes.txt"]
+
+
+def test_an_exception_keeps_the_states_and_lets_the_next_fit_go_on(tmp_path, capsys):
+    with pytest.raises(ValueError, match="enough"):
+        train(network(), BackupAndRestore(tmp_path, 1), Step(4, fail_with(ValueError("enough"))))
+    assert steps(tmp_path) == [2, 3]
+    model = network()
+    history = train(model, BackupAndRestore(tmp_path, 1))
+    assert "going on with" in capsys.readouterr().out
+    assert int(model.snapshot().step) == 6 and history.epoch == [0, 1, 2]
+    assert not tmp_path.exists()
+
+
+def test_a_second_training_is_refused_while_the_first_one_goes_on(tmp_path):
+    def second():
+        with pytest.raises(CheckpointError, match="busy"):
+            train(network(), BackupAndRestore(tmp_path))
+        refused.append(True)
+
+    refused = []
+    train(network(), BackupAndRestore(tmp_path, 1), Step(3, second))
+    assert refused
+
+
+def test_a_failed_save_is_raised_at_the_next_step_and_the_model_stays_usable(tmp_path, monkeypatch):
+    def break_disk():
+        backup._manager.wait_until_finished()
+        monkeypatch.setattr(folder, "write_manifest", fail_with(OSError(errno.ENOSPC, "No space left on device")))
+
+    def until_it_failed():
+        backup._manager._writer.wait()
+
+    model, backup = network(), BackupAndRestore(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="No space left") as raised:
+        train(model, Step(3, break_disk), Step(5, until_it_failed), backup)
+    assert "untouched" in raised.value.fix
+    assert int(model.snapshot().step) == 5 and steps(tmp_path) == [2]
+    monkeypatch.undo()
+    train(model, BackupAndRestore(tmp_path, 2))
+    assert int(model.snapshot().step) == 6
+
+
+def test_another_ctrl_c_while_the_last_state_is_written_waits_neither_for_it_nor_lets_others_write(
+    tmp_path, monkeypatch
+):
+    has_left, commit = threading.Event(), folder.Draft.commit
+
+    def slowly(draft):
+        assert has_left.wait(60)
+        commit(draft)
+
+    model, backup = network(), BackupAndRestore(tmp_path, 100)
+    monkeypatch.setattr(folder.Draft, "commit", slowly)
+    monkeypatch.setattr(backup, "on_train_batch_end", lambda batch, logs: backup._manager.save())
+    with pytest.raises(KeyboardInterrupt):
+        train(model, backup, Step(2, fail_with(KeyboardInterrupt())))
+    with pytest.raises(CheckpointError, match="busy"):
+        CheckpointManager(model, tmp_path)
+    has_left.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(("save", "then")):
+            thread.join()
+    with CheckpointManager(model, tmp_path) as manager:
+        assert manager.steps == [1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_it_is_called_last_wherever_it_stands(place):
+    others = [kd.callbacks.LambdaCallback(), kd.callbacks.TerminateOnNaN()]
+    backup = BackupAndRestore("backup")
+    listed = kd.callbacks.CallbackList([*others[:place], backup, *others[place:]], add_history=True)
+    assert listed.callbacks[:2] == others and listed.callbacks[-1] is backup and listed.history is not None
+
+
+def test_it_looks_at_each_batch_only_to_count_them():
+    assert BackupAndRestore("backup", 5).sees_every_batch("train")
+    assert not BackupAndRestore("backup", 5).sees_every_batch("test")
+    assert not BackupAndRestore("backup").sees_every_batch("train")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"backup_dir": ""},
+        {"backup_dir": 3},
+        {"save_freq": "batch"},
+        {"save_freq": 0},
+        {"save_freq": True},
+        {"save_freq": 1.5},
+        {"keep": 0},
+        {"keep": True},
+        {"keep": "all", "double_checkpoint": True},
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments):
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(ModelError, match=f"`{name}`") as error:
+        BackupAndRestore(**{"backup_dir": "backup", **arguments})
+    assert repr(value) in error.value.given
+
+
+@pytest.mark.parametrize("keep", [0, "2", True])
+def test_numbers_of_states_that_cannot_be(keep, tmp_path):
+    with pytest.raises(CheckpointError, match="BackupAndRestore: `keep` cannot be used"):
+        BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)
+
+
+@pytest.mark.parametrize(("keep", "there"), [(None, [2, 4, 6]), (1, [4, 6])])
+def test_two_states_are_kept_at_least_if_that_is_asked_for(keep, there, tmp_path):
+    backup = BackupAndRestore(tmp_path, double_checkpoint=True, delete_checkpoint=False, keep=keep)
+    model = network()
+    model.fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[backup])
+    with CheckpointManager(model, tmp_path) as manager:
+        assert manager.steps == there

@@ -32,6 +32,9 @@ def trained(tmp_path_factory):
     return directory
 
 
+NESTED = b"[" * 10**5
+
+
 def listing(directory):
     return sorted((path.relative_to(directory).as_posix(), path.stat().st_mtime_ns) for path in directory.rglob("*"))
 
@@ -129,7 +132,7 @@ def test_each_damaged_file_is_named(write, directory, capsys):
     assert examine(third).is_good
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", None], ids=repr)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", NESTED, None], ids=range(7))
 def test_a_record_that_cannot_be_read_is_told(write, directory, content, capsys):
     (path,) = write(1)
     (path / "record.json").unlink() if content is None else (path / "record.json").write_bytes(content)
@@ -143,9 +146,12 @@ def test_a_record_of_another_form_is_told(directory):
     broken.begin(directory / "step_00000001")()
     later = dataclasses.replace(snapshot, documents={"record": {"format": 2}})
     later.begin(directory / "step_00000002")()
+    shapeless = {**snapshot._record(), "arrays": {"variables/k": {"shape": [None, 8], "dtype": "float32"}}}
+    dataclasses.replace(snapshot, documents={"record": shapeless}).begin(directory / "step_00000003")()
     problems = [state.problems for state in examine(directory).states]
     assert problems[0] == ("its documents cannot be read: KeyError: 'plan'",)
     assert problems[1] == ("record.json has the format 2, which is not known",)
+    assert problems[2][0].startswith("its documents cannot be read: TypeError")
 
 
 def test_a_state_without_manifest_and_a_file_in_its_place(write, directory):

@@ -62,6 +62,20 @@ def test_what_was_there_is_replaced_as_a_whole(place):
     assert names(place.parent) == ["state"]
 
 
+def test_a_link_points_to_the_new_one(place):
+    put(place, "one").commit()
+    link = place.with_name("link")
+    link.symlink_to(place)
+    put(link, "two").commit()
+    put(link, "three").commit()
+    assert link.is_symlink()
+    assert text_of(place) == "three"
+    assert names(place.parent) == ["link", "state"]
+    place.rename(place.with_name(".state.replaced-7"))
+    with pytest.warns(CheckpointWarning, match="a save was killed"):
+        assert text_of(present(link)) == "three"
+
+
 def test_an_empty_folder_is_replaced(place):
     place.mkdir()
     put(place, "one").commit()

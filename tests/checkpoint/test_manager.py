@@ -6,6 +6,8 @@ import os
 import pathlib
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -54,7 +56,7 @@ HOW = ["a byte", "no manifest", "an array cut", "empty", "a file"]
 
 
 def test_keeps_the_newest_in_the_order_of_their_steps(write, directory):
-    write(9, 10, 8, 11, max_to_keep=3)
+    write(8, 9, 10, 11, max_to_keep=3)
     with CheckpointManager(Held(), directory) as manager:
         assert manager.steps == [9, 10, 11]
         assert manager.checkpoints == [str(directory / f"step_{step:08d}") for step in (9, 10, 11)]
@@ -81,11 +83,19 @@ def test_other_things_in_the_directory_stay(write, directory):
     assert names(directory) == ["notes", "step_000000010x", "step_00000002", "step_1"]
 
 
-@pytest.mark.parametrize("max_to_keep", [0, -1, True, False])
+@pytest.mark.parametrize("max_to_keep", [0, -1, True, False, "3", 2.5])
 def test_numbers_of_states_that_cannot_be(directory, max_to_keep):
     with pytest.raises(CheckpointError, match="max_to_keep"):
         CheckpointManager(Held(), directory, max_to_keep)
     assert not directory.exists()
+
+
+@pytest.mark.parametrize("path", [None, "", 3])
+def test_directories_that_are_no_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="`directory` is no path"):
+        CheckpointManager(Held(), path)
+    assert names(tmp_path) == []
 
 
 def test_nothing_to_restore(directory):
@@ -211,6 +221,52 @@ def test_a_snapshot_of_another_time_is_saved(directory):
     with CheckpointManager(Held(9), directory) as manager:
         assert manager.save(snapshot_of({"variables/k": np.zeros(3)}, 4)).endswith("step_00000004")
         assert manager.steps == [4]
+
+
+def test_a_state_before_those_that_are_there_is_refused(write, directory):
+    write(4, 6)
+    held = Held(1)
+    with CheckpointManager(held, directory, max_to_keep=2) as manager:
+        with pytest.raises(CheckpointError, match="holds states of later steps") as raised:
+            manager.save()
+        assert "step_00000004, step_00000006" in raised.value.given
+        held.step = 6
+        manager.save()
+    assert names(directory) == ["step_00000004", "step_00000006"]
+
+
+def test_a_later_one_that_is_damaged_is_not_in_the_way(write, directory):
+    flip(write(4, 6)[1] / "record.json")
+    with CheckpointManager(Held(5), directory) as manager:
+        with pytest.warns(CheckpointWarning, match="passed over"):
+            manager.newest()
+        manager.save()
+        assert manager.steps == [4, 5, 6]
+
+
+END = """
+import numpy as np
+import keras_dist as kd
+from keras_dist.checkpoint import CheckpointManager, manifest
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", loss="mse")
+manager = CheckpointManager(model, {directory!r}, asynchronous=True)
+if {fails}:
+    manifest._digest = None
+manager.save()
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory, fails):
+    program = END.format(directory=str(directory), fails=fails)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if fails:
+        assert "the last save failed" in ended.stderr
+    else:
+        assert ended.stderr == ""
+        assert manifest.damage_of(directory / "step_00000000") == []
 
 
 def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):

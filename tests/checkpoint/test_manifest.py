@@ -125,7 +125,9 @@ def test_names_outside_of_the_checkpoint_are_refused(tmp_path, name):
     assert ("cannot be read" if "\0" in name else "not inside of the checkpoint") in problem
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[]", b'{"files": []}', b'{"files": {"a": 1}}', b"\xff", b"{"])
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b'{"files": []}', b'{"files": {"a": 1}}', b"\xff", b"{", b"[" * 10**5]
+)
 def test_other_manifests_are_damaged(tmp_path, content):
     (tmp_path / NAME).write_bytes(content)
     assert damage_of(tmp_path) == ["manifest.json is damaged"]

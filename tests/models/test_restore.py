@@ -2,15 +2,17 @@
 
 import errno
 import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.checkpoint import CheckpointManager, folder
+from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError
-from keras_dist.models.checkpointing import names_of
+from keras_dist.models.checkpointing import join_arrays, names_of, split_arrays
 from tests.layouts import on
 
 MESHES = ["one device", "data=8,model=1", "data=2,model=4", "data=4,model=2"]
@@ -190,3 +192,37 @@ def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, target
         model.restore(stored)
     model.restore(stored)
     assert same(values_of(model), values)
+
+
+def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(tmp_path, monkeypatch):
+    model = network()
+    cell, begin, was_free = model._born().cell, Snapshot.begin, []
+
+    def begin_and_look(snapshot, place):
+        with ThreadPoolExecutor(1) as other_thread:
+            was_free.append(other_thread.submit(cell.lock.acquire, blocking=False).result())
+        return begin(snapshot, place)
+
+    monkeypatch.setattr(Snapshot, "begin", begin_and_look)
+    model.save(tmp_path / "saved")
+    assert was_free == [False]
+    assert cell.lock.acquire(blocking=False)
+    cell.lock.release()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array(["a", "b"]), np.array([None]), np.array(["2026-01-01"], "datetime64[D]"), np.zeros(1, [("a", "f4")])],
+    ids=["strings", "objects", "dates", "records"],
+)
+def test_arrays_without_numbers_cannot_be_written_down(value):
+    with pytest.raises(CheckpointError, match="the state of a callback cannot be written down") as raised:
+        split_arrays({"best": [value]})
+    assert "of type ndarray" in raised.value.given
+
+
+def test_arrays_of_numbers_come_back_from_plain_values():
+    arrays = [np.arange(3), np.array(True), np.array([1j]), np.ones(2, jax.numpy.bfloat16)]
+    plain, found = split_arrays({"all": arrays})
+    joined = join_arrays(json.loads(json.dumps(plain)), {str(index): array for index, array in enumerate(found)})
+    assert all(one is other for one, other in zip(joined["all"], arrays, strict=True))

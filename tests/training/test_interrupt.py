@@ -233,6 +233,97 @@ def test_outside_of_the_main_thread_no_handler_is_set():
     assert handlers == [signal.default_int_handler]
 
 
+@pytest.fixture
+def sigterm():
+    """As at the start of a program."""
+    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+def leave_with(left):
+    def leave(signum):
+        left.append(signum)
+        raise SystemExit(75)
+
+    return leave
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("checked", [True, False])
+def test_before_a_signal_ends_it_somebody_is_called_once(sigterm, signum, checked):
+    """Also if it came after the last step."""
+    left = []
+    with pytest.raises(SystemExit) as ended, interrupt_between_steps(leave_with(left)) as check:
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT)
+        signal.raise_signal(signum)
+        assert not left
+        if checked:
+            check()
+            pytest.fail("it was swallowed")
+    assert left == [signum] and ended.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_on_the_way_out_is_not_taken_for_a_reason_to_leave(sigterm):
+    left = []
+    with pytest.raises(ValueError, match="own"), interrupt_between_steps(leave_with(left)):
+        raise ValueError("of the user's own")
+    assert not left and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_who_returns_from_it_is_ended_by_the_signal(sigterm):
+    with pytest.raises(SystemExit) as ended, interrupt_between_steps(lambda signum: None) as check:
+        signal.raise_signal(signal.SIGTERM)
+        check()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_an_evaluation_inside_leaves_as_the_training_around_it(sigterm):
+    left = []
+    with pytest.raises(SystemExit), interrupt_between_steps(leave_with(left)), interrupt_between_steps() as check:
+        signal.raise_signal(signal.SIGTERM)
+        check()
+    assert left == [signal.SIGTERM]
+
+
+def test_pressed_again_while_somebody_is_called_it_is_raised_at_once(sigterm):
+    def leave(signum):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second press was only noted")
+
+    with pytest.raises(KeyboardInterrupt), interrupt_between_steps(leave) as check:
+        signal.raise_signal(signal.SIGTERM)
+        check()
+
+
+def test_without_anybody_to_be_called_sigterm_is_left_alone(sigterm):
+    with interrupt_between_steps():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_is_heard_where_ctrl_c_is_ignored(sigterm):
+    """As in what a shell runs in the background; and a handler of the user's own stays."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    left = []
+    with pytest.raises(SystemExit), interrupt_between_steps(leave_with(left)) as check:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
+        check()
+    assert left == [signal.SIGTERM]
+
+
+def test_a_sigterm_handler_of_the_users_own_stays(sigterm):
+    heard = []
+    own = lambda *arguments: heard.append(arguments)  # noqa: E731
+    signal.signal(signal.SIGTERM, own)
+    with interrupt_between_steps(leave_with([])) as check:
+        signal.raise_signal(signal.SIGTERM)
+        check()
+    assert len(heard) == 1 and signal.getsignal(signal.SIGTERM) is own
+
+
 SCRIPT = """
     import os, random, signal, threading, time
     import keras_dist as kd
