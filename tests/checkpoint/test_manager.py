@@ -6,8 +6,6 @@ import os
 import pathlib
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -242,31 +240,6 @@ def test_a_later_one_that_is_damaged_is_not_in_the_way(write, directory):
             manager.newest()
         manager.save()
         assert manager.steps == [4, 5, 6]
-
-
-END = """
-import numpy as np
-import keras_dist as kd
-from keras_dist.checkpoint import CheckpointManager, manifest
-
-model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
-model.compile("sgd", loss="mse")
-manager = CheckpointManager(model, {directory!r}, asynchronous=True)
-if {fails}:
-    manifest._digest = None
-manager.save()
-"""
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory, fails):
-    program = END.format(directory=str(directory), fails=fails)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    if fails:
-        assert "the last save failed" in ended.stderr
-    else:
-        assert ended.stderr == ""
-        assert manifest.damage_of(directory / "step_00000000") == []
 
 
 def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):

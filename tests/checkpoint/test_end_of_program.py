@@ -1,0 +1,32 @@
+"""What becomes of a save that goes on when its program ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from keras_dist.checkpoint import manifest
+
+END = """
+import numpy as np
+import keras_dist as kd
+from keras_dist.checkpoint import CheckpointManager, manifest
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", loss="mse")
+manager = CheckpointManager(model, {directory!r}, asynchronous=True)
+if {fails}:
+    manifest._digest = None
+manager.save()
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory, fails):
+    program = END.format(directory=str(directory), fails=fails)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if fails:
+        assert "the last save failed" in ended.stderr
+    else:
+        assert ended.stderr == ""
+        assert manifest.damage_of(directory / "step_00000000") == []
