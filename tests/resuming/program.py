@@ -128,6 +128,8 @@ class Killer(callbacks.Callback):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.in_save and self.left <= 0:
+            time.sleep(60)  # until it is killed: a quick machine must not come to the end before
         if not self.in_save:
             self.left -= 1
             if self.left == 0:
