@@ -202,7 +202,7 @@ def recorder_of(library: Any, calls: list[Any], stop_at: tuple[int, int]) -> Any
 
         def __getattribute__(self, name: str) -> Any:
             real = super().__getattribute__(name)
-            if not name.startswith("on_"):
+            if not name.startswith("on_") or name == "on_train_exit":  # which Keras has not
                 return real
 
             def hook(*args: Any, logs: Any = None) -> Any:  # Keras gives the logs of batches by name
