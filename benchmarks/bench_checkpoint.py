@@ -141,8 +141,8 @@ def main() -> None:
         m.result(
             "save behind the loop, until it returns / save", taken["save returns"], taken["save"], "s", 1, BLOCKS_AIM
         ),
-        m.result("digests of all files / save", taken["manifest"], taken["save"], "s", 1, MANIFEST_AIM),
-        m.result("digests of all files / bare orbax's save", taken["manifest"], taken["orbax saves"], "s"),
+        m.result("checksums of all files / save", taken["manifest"], taken["save"], "s", 1, MANIFEST_AIM),
+        m.result("checksums of all files / bare orbax's save", taken["manifest"], taken["orbax saves"], "s"),
         m.result("peak of a restore on another mesh / state", *np.transpose(peaks).tolist(), "MB", 1e6, PEAK_AIM),
     ]
     m.report("checkpoint", "checkpoints of 500 MB, 8 devices", results, quick)

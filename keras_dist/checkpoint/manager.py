@@ -54,7 +54,7 @@ class Checkpointable(Protocol):
 class CheckpointManager:
     """The newest states of a model in a directory, as folders `step_00000012`.
 
-    A state is whole or not there: a process may be killed at any time. Each has a manifest of the SHA-256 of its files.
+    A state is whole or not there: a process may be killed at any time. Each has a manifest of the CRC-32C of its files.
     Whatever is damaged is passed over with a warning that says how, for the newest good one, and is never deleted.
     Files are handed to the operating system before a state counts as written, not forced to the disk: what a failure of
     power tears is noticed, too.

@@ -1,27 +1,35 @@
-"""The manifest of a checkpoint: name, length and SHA-256 of every file, so that damage is seen before it is loaded."""
+"""The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is seen before it is loaded.
+
+A checksum tells of accidents, and takes a fifth of the time of a digest. Whoever may write to the folder may forge
+both, which is why loading runs nothing that it reads.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import google_crc32c
+
 NAME = "manifest.json"
 FORMAT = 1
+
+_CHUNK_BYTES = 2**20
+"""How much of a file is in memory at a time."""
 
 
 def write_manifest(folder: pathlib.Path) -> None:
     """Note every file below `folder`. What is written there later is none of the checkpoint."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     with _threads() as threads:
-        digests = threads.map(_digest, paths)
+        checksums = threads.map(_checksum, paths)
         files = {
-            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(paths, digests, strict=True)
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32c": checksum}
+            for path, checksum in zip(paths, checksums, strict=True)
         }
     (folder / NAME).write_bytes(_rendered(files))
 
@@ -58,7 +66,7 @@ def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | Non
         size = path.stat().st_size
         if size != noted["bytes"]:
             return f"{name} has {size} bytes instead of {noted['bytes']}"
-        return None if _digest(path) == noted["sha256"] else f"{name} has other bytes than were written"
+        return None if _checksum(path) == noted["crc32c"] else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
     except (OSError, ValueError) as error:  # a name may be none that the system takes
@@ -75,16 +83,23 @@ def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
 
 
 def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
-    listed = {name: {"bytes": noted["bytes"], "sha256": noted["sha256"]} for name, noted in files.items()}
-    check = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
-    return json.dumps({"format": FORMAT, "files": listed, "sha256_of_files": check}, indent=1).encode() + b"\n"
+    listed = {name: {"bytes": noted["bytes"], "crc32c": noted["crc32c"]} for name, noted in files.items()}
+    check = _hexadecimal(google_crc32c.value(json.dumps(listed).encode()))
+    return json.dumps({"format": FORMAT, "files": listed, "crc32c_of_files": check}, indent=1).encode() + b"\n"
 
 
-def _digest(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(path: pathlib.Path) -> str:
+    checksum = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = google_crc32c.extend(checksum, chunk)
+    return _hexadecimal(checksum)
+
+
+def _hexadecimal(checksum: int) -> str:
+    return f"{checksum:08x}"
 
 
 def _threads() -> ThreadPoolExecutor:
-    """For digests, which are computed outside of Python's lock."""
+    """For checksums: files are read outside of Python's lock."""
     return ThreadPoolExecutor(os.cpu_count())
