@@ -51,8 +51,10 @@ def seconds(run: Callable[[], Any]) -> float:
 def times(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
     """What saves and restores take, in turns, on one mesh."""
     model = make_model(WIDTH, (DEVICES,))
-    arrays = model.snapshot().arrays
-    like = {name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for name, one in arrays.items()}
+    like = {
+        name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding)
+        for name, one in model.snapshot().arrays.items()
+    }
     how = {name: orbax.ArrayRestoreArgs(sharding=one.sharding) for name, one in like.items()}
     sync = CheckpointManager(model, folder / "sync", 1)
     behind = CheckpointManager(model, folder / "async", 1, asynchronous=True)
@@ -63,7 +65,7 @@ def times(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
 
     def bare_save() -> None:
         with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(bare, args=orbax.args.PyTreeSave(arrays))
+            checkpointer.save(bare, args=orbax.args.PyTreeSave(model.snapshot().arrays))
 
     def bare_restore() -> Any:
         with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:

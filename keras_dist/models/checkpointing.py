@@ -26,8 +26,8 @@ TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
 """The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
 under which what its code makes is made again."""
 
-_PARTS_READ = 8
-"""Arrays are read and put in their places by eighths, so that not all of them are there twice."""
+_PARTS_READ, _PART_BYTES = 8, 16 * 2**20
+"""Arrays are read by eighths of their bytes, so that not all of them are there twice; what is small is read at once."""
 
 _LISTED = 20
 
@@ -133,8 +133,8 @@ class Checkpointing:
 
         Raises:
             CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
-                model stays as it is. Or arrays cannot be read, though all files are as they were written: those that
-                were read before are the model's then, and it is to be restored again before it is used.
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: where that
+                is found late, arrays of a large model are gone then, and it is to be restored again.
             ModelError: there is no `fit` to be continued, or it has other batches.
         """
         self._restore(stored, continue_training)
@@ -150,7 +150,10 @@ class Checkpointing:
             _continue(session, stored)
         with cell.lock:
             arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
-            for part in _parts(wanted):
+            for number, part in enumerate(_parts(wanted)):
+                if number:  # what cannot be read at all shows before anything is gone
+                    for name in part:
+                        arrays[places[name]].delete()
                 found = stored.arrays({name: wanted[name] for name in part})
                 for name in part:
                     arrays[places[name]] = found.pop(name)
@@ -270,12 +273,13 @@ def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
-    """The names in groups of an eighth of all bytes, or of one array that has more."""
+    """The names in groups of `_PARTS_READ`th of all bytes, or of one array that has more."""
     sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
+    limit = max(_PART_BYTES, sum(sizes.values()) / _PARTS_READ)
     parts: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():
-        if parts[-1] and (total + size) * _PARTS_READ > sum(sizes.values()):
+        if parts[-1] and total + size > limit:
             parts.append([])
             total = 0
         parts[-1].append(name)

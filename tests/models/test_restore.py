@@ -12,6 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError
+from keras_dist.models import checkpointing
 from keras_dist.models.checkpointing import join_arrays, names_of, split_arrays
 from tests.layouts import on
 
@@ -174,24 +175,58 @@ def test_a_save_without_space_leaves_the_model_and_the_state_before(tmp_path, mo
         assert manager.newest().step == kept + 2
 
 
-def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, targets, monkeypatch):
+@pytest.mark.parametrize(("is_large", "failing"), [(False, 1), (True, 1), (True, 3)])
+def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, targets, monkeypatch, is_large, failing):
     directory, values, _ = saved["data=2,model=4"]
     model = targets["data=4,model=2"]
+    model.train_on_batch(X, Y)
+    before = values_of(model)
     with CheckpointManager(model, directory) as manager:
         stored = manager.newest()
     read, parts = stored.arrays, []
 
-    def fails_at_the_third_part(wanted):
+    def fails(wanted):
         parts.append(wanted)
-        if len(parts) == 3:
+        if len(parts) == failing:
             raise CheckpointError("the arrays cannot be read")
         return read(wanted)
 
+    if is_large:
+        monkeypatch.setattr(checkpointing, "_PART_BYTES", 0)
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read"):
-        patch.setattr(stored, "arrays", fails_at_the_third_part)
+        patch.setattr(stored, "arrays", fails)
         model.restore(stored)
+    if failing == 1:  # nothing was given up for what never came
+        assert same(values_of(model), before)
+        model.train_on_batch(X, Y)
+    else:
+        with pytest.raises(RuntimeError, match="has been deleted"):
+            values_of(model)
     model.restore(stored)
     assert same(values_of(model), values)
+    model.train_on_batch(X, Y)
+
+
+def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets, monkeypatch):
+    monkeypatch.setattr(checkpointing, "_PART_BYTES", 0)
+    directory, _, _ = saved["data=2,model=4"]
+    model = targets["data=4,model=2"]
+    cell = model._born().cell
+    old = dict(zip(names_of(model._born()), cell.arrays, strict=True))
+    with CheckpointManager(model, directory) as manager:
+        stored = manager.newest()
+    read, parts = stored.arrays, []
+
+    def look(wanted):
+        assert all(old[name].is_deleted() == bool(parts) for name in wanted)
+        parts.append(wanted)
+        return read(wanted)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "arrays", look)
+        model.restore(stored)
+    assert len(parts) >= 8
+    assert sorted(name for part in parts for name in part) == sorted(old)
 
 
 def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(tmp_path, monkeypatch):
