@@ -13,7 +13,7 @@ import numpy as np
 from flax import errors as flax_errors
 from flax import nnx
 from flax.nnx import reprlib
-from jax._src import dtypes, xla_bridge
+from jax._src import distributed, dtypes, xla_bridge
 from jax.interpreters import mlir, partial_eval
 
 from keras_dist import _paths
@@ -32,6 +32,11 @@ def backend_started() -> bool:
 def configured_cpu_devices() -> int:
     """The number of fake CPU devices in JAX's own config, or 0."""
     return max(int(getattr(jax.config, "jax_num_cpu_devices", 0) or 0), 0)
+
+
+def job_client() -> Any:
+    """The client of the service by which the processes of a job know each other; None without `initialize`."""
+    return distributed.global_state.client
 
 
 def draws_rows_alike() -> bool:

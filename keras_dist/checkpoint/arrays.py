@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist.distribution import cluster
 from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
 
 FOLDER = "arrays"
@@ -22,7 +26,7 @@ _FILE_BYTES = 64 * 2**20
 """About how large files become: several can be checked at once."""
 
 
-def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> Callable[[], None]:
+def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvous | None = None) -> Callable[[], None]:
     """Begin to write arrays, each shard by a process that holds it. Later steps may consume the arrays.
 
     On CPUs the caller waits for no more than the dispatch of copies; elsewhere, where memory of devices is dear, until
@@ -30,43 +34,51 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> Callable[[]
 
     Args:
         folder: where they go, below `FOLDER`.
-        arrays: by name, on devices or on the host.
+        arrays: by name, on devices or on the host, which are those of the first process.
+        job: where the processes that write them meet.
 
     Returns:
-        What waits until they are written, once, in any thread. It raises what went wrong.
+        What waits until all are written, once, in any thread. It raises what went wrong.
     """
+    from etils import epath  # noqa: PLC0415
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
 
-    on_cpu = {device.platform for value in arrays.values() if _is_on_device(value) for device in value.devices()} <= {
-        "cpu"
-    }
+    on_cpus = _are_on_cpus(arrays)
     # orbax refuses arrays without elements; reading makes them from their shapes
-    raw = {name: _raw(value, on_cpu) for name, value in arrays.items() if value.size}
-    # compressed, arrays of floats are a tenth smaller, and written and read in four times the time
-    checkpointer = orbax.AsyncCheckpointer(orbax.PyTreeCheckpointHandler(use_compression=False))
-
-    place = folder.absolute() / FOLDER
+    raw = {name: _raw(value, on_cpus) for name, value in arrays.items() if value.size}
+    if not raw:
+        return lambda: None
+    # the handler alone: where it writes, and when all have written, is for `Draft` and `Rendezvous` to know.
+    # Compressed, arrays of floats are a tenth smaller, and written and read in four times the time
+    handler = orbax.PyTreeCheckpointHandler(use_compression=False)
+    arguments = orbax.args.PyTreeSave(raw, ocdbt_target_data_file_size=_FILE_BYTES)
+    job, place = job or Rendezvous(), epath.Path(folder.absolute() / FOLDER)
+    futures: list[Any] = []
 
     def begin() -> None:
-        if raw:
-            # where orbax can make no folder, its threads wait for one, and the end of the process for them: minutes
-            place.mkdir()
-            place.rmdir()
-            args = orbax.args.PyTreeSave(raw, ocdbt_target_data_file_size=_FILE_BYTES)
-            checkpointer.save(place, args=args)
+        futures.extend(_run(handler.async_save(place, args=arguments)))
+
+    def end() -> None:
+        if on_cpus:
+            begin()
+        for future in futures:
+            future.result()
 
     def wait() -> None:
-        with contextlib.closing(checkpointer):
-            if on_cpu:
-                begin()
-            checkpointer.wait_until_finished()
+        with contextlib.closing(handler):
+            if on_cpus:
+                job.first(lambda: _make_folders(place))
+            job.each(end)
+            job.first(lambda: handler.finalize(place))
         raw.clear()
 
-    if not on_cpu:
+    if not on_cpus:
         try:
-            begin()
+            job.first(lambda: _make_folders(place))
+            job.each(begin)
         except BaseException:
-            checkpointer.close()
+            with contextlib.closing(handler), contextlib.suppress(Exception):
+                end()  # nobody removes the folder while something is still written there
             raise
     return wait
 
@@ -82,6 +94,7 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     Raises:
         CheckpointError: they cannot be read.
     """
+    from etils import epath  # noqa: PLC0415
     from orbax import checkpoint as orbax  # noqa: PLC0415
 
     raw = {name: _raw_like(like) for name, like in wanted.items() if math.prod(like.shape)}
@@ -90,8 +103,8 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     if raw:
         arguments = orbax.args.PyTreeRestore(item=raw, restore_args=how, partial_restore=True)
         try:
-            with contextlib.closing(orbax.Checkpointer(orbax.PyTreeCheckpointHandler())) as checkpointer:
-                found = checkpointer.restore(folder.absolute() / FOLDER, args=arguments)
+            with contextlib.closing(orbax.PyTreeCheckpointHandler()) as handler:
+                found = handler.restore(epath.Path(folder.absolute() / FOLDER), args=arguments)
         except Exception as error:  # orbax and its storage raise whatever they like about files
             raise CheckpointError(
                 f"the arrays in {str(folder)!r} cannot be read",
@@ -111,6 +124,18 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     return {name: _as_wanted(found.get(name), like) for name, like in wanted.items()}
 
 
+def _make_folders(place: Any) -> None:
+    """Make the folders for which the other processes wait, in orbax for minutes, if the first one fails."""
+    place.mkdir()
+    (place / "array_metadatas").mkdir()
+
+
+def _are_on_cpus(arrays: Mapping[str, Any]) -> bool:
+    """Whether no array is on other devices than CPUs."""
+    devices = {device for value in arrays.values() if _is_on_device(value) for device in value.devices()}
+    return all(device.platform == "cpu" for device in devices)
+
+
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
@@ -120,7 +145,20 @@ def _raw(value: Any, is_copied: bool) -> Any:
     if not _is_on_device(value):
         return np.array(value)
     value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+    if value.is_fully_addressable and cluster.num_processes() > 1:  # on devices of this process alone
+        return np.array(value)
     return place_copy(value, value.sharding) if is_copied else value
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it in a thread of its own: in this one (of a notebook) a loop may be running."""
+
+    def run() -> Any:
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            return loop.run_until_complete(coroutine)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def _raw_like(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

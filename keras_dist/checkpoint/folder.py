@@ -9,6 +9,8 @@ import shutil
 import warnings
 
 from keras_dist.checkpoint.manifest import NAME, damage_of, write_manifest
+from keras_dist.distribution import cluster
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+")
@@ -21,8 +23,10 @@ class Draft:
 
     Args:
         place: where the folder is to be.
+        job: where the processes meet that write to it; the first one makes it and moves it.
 
     Attributes:
+        place: likewise.
         folder: where it is written.
 
     Raises:
@@ -30,8 +34,37 @@ class Draft:
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, place: pathlib.Path) -> None:
+    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
+        self._job = job or Rendezvous()
         place = place.resolve()  # the program may go elsewhere before it is written; links stay, and point to the new
+        places = self._job.each(lambda: str(place))
+        if len({*places}) > 1:
+            raise CheckpointError(
+                "the processes write one checkpoint to different places",
+                given=", ".join(f"process {process}: {one!r}" for process, one in enumerate(places)),
+                expected="one place, which all processes see",
+                fix="give all processes the same absolute path, in a folder that their machines share",
+            )
+        self.place = place
+        self.folder = pathlib.Path(self._job.first(self._begin))
+        try:
+            self._job.each(self._check_shared)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self) -> None:
+        """Put the folder in its place. What was there is exchanged for it.
+
+        Raises:
+            OSError: that cannot be done; what was there is still there.
+        """
+        write_manifest(self.folder, self._job)
+        self._job.first(self._exchange)
+
+    def _begin(self) -> str:
+        """Make the folder."""
+        place = self.place
         if place == pathlib.Path.cwd():
             raise CheckpointError(
                 f"{str(place)!r} is where the program runs",
@@ -54,19 +87,28 @@ class Draft:
                 expected="an earlier checkpoint, an empty folder, or nothing",
                 fix="choose another path",
             )
-        self.place = place
-        self.folder = place.with_name(f".{place.name}.draft-{os.getpid()}")
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.folder.mkdir(parents=True)
+        folder = place.with_name(f".{place.name}.draft-{os.getpid()}")
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        return str(folder)
 
-    def commit(self) -> None:
-        """Put the folder in its place. What was there is exchanged for it.
+    def _check_shared(self) -> None:
+        """Nothing, if this process sees the folder that the first one has made.
 
         Raises:
-            OSError: that cannot be done; what was there is still there.
+            CheckpointError: it does not.
         """
-        write_manifest(self.folder)
+        if not self.folder.is_dir():
+            raise CheckpointError(
+                f"{str(self.folder)!r} is not there",
+                given=f"a folder that process 0 has made, and process {cluster.process_id()} does not see",
+                expected="a place that all processes see",
+                fix="write to a folder that the machines of the job share",
+            )
+
+    def _exchange(self) -> None:
+        """Put the folder in its place."""
         if not self.place.exists():
             os.rename(self.folder, self.place)
             return
@@ -83,7 +125,8 @@ class Draft:
 
     def abandon(self) -> None:
         """Remove it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if cluster.process_id() == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def settled(place: pathlib.Path) -> None:

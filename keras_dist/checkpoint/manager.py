@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable
 from typing import Protocol, Self
 
-import jax
 import numpy as np
 
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
 from keras_dist.checkpoint.lock import Lock
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
+from keras_dist.distribution import cluster
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
 _STEP = re.compile(r"step_(\d{8,})")
@@ -57,7 +58,8 @@ class CheckpointManager:
     A state is whole or not there: a process may be killed at any time. Each has a manifest of the CRC-32C of its files.
     Whatever is damaged is passed over with a warning that says how, for the newest good one, and is never deleted.
     Files are handed to the operating system before a state counts as written, not forced to the disk: what a failure of
-    power tears is noticed, too.
+    power tears is noticed, too. In a job of several processes all make the manager and call it at the same points, with
+    a directory that all see; the first process checks and deletes.
 
     Args:
         model: a `Model`, whose weights are born.
@@ -109,13 +111,9 @@ class CheckpointManager:
         self._asynchronous = asynchronous
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
-        self._is_writing = jax.process_index() == 0
-        self._lock = Lock(self.directory) if self._is_writing else None
-        try:
-            self._settle()
-        except BaseException:
-            self.close()
-            raise
+        self._job, self._job_behind = Rendezvous(), Rendezvous()
+        self._lock: Lock | None = None
+        self._job.first(self._begin)
 
     def __enter__(self) -> Self:
         return self
@@ -157,12 +155,9 @@ class CheckpointManager:
         self._check_open()
         self.wait_until_finished()
         snapshot = snapshot or self._model.snapshot()
-        self._check_newest(snapshot.step)
+        self._job.first(lambda: self._make_room(snapshot.step))
         path = self._path(snapshot.step)
-        if self._is_writing and path.exists() and (snapshot.step in self._damaged or manifest.damage_of(path)):
-            self._put_aside(snapshot.step)
-        writer = _Writer(snapshot, path, self._prune)
-        self._writer = writer
+        self._writer = _Writer(snapshot, path, lambda: self._job_behind.first(self._prune))
         if not self._asynchronous:
             self.wait_until_finished()
         return str(path)
@@ -170,10 +165,12 @@ class CheckpointManager:
     def check(self) -> None:
         """Nothing, unless a save in the background has failed.
 
+        In jobs of several processes that is told by the next save: all must be told at the same step.
+
         Raises:
             CheckpointError: it has.
         """
-        if self._writer is not None and self._writer.is_over:
+        if self._writer is not None and self._writer.is_over and cluster.num_processes() == 1:
             self.wait_until_finished()
 
     def wait_until_finished(self) -> None:
@@ -195,6 +192,19 @@ class CheckpointManager:
             CheckpointError: all that are there are damaged.
         """
         self.wait_until_finished()
+        mine: list[Stored | None] = []
+
+        def look() -> int | None:
+            mine.append(self._newest())
+            return mine[0].step if mine[0] is not None else None
+
+        step = self._job.first(look)
+        if mine or step is None:
+            return mine[0] if mine else None
+        return Stored(self._path(step), is_checked=True)
+
+    def _newest(self) -> Stored | None:
+        """See `newest`."""
         tried: list[str] = []
         for step in reversed(self.steps):
             try:
@@ -237,16 +247,12 @@ class CheckpointManager:
     def delete(self) -> None:
         """Delete all states that were not found damaged, and the directory, if nothing else is in it."""
         self._check_open()
-        is_writing = self._is_writing
         try:
             self.wait_until_finished()
-            if is_writing:
-                for step in self._whole():
-                    discard(self._path(step))
+            self._job.first(self._discard_all)
         finally:
             self.close()
-        if is_writing and not any(self.directory.iterdir()):
-            self.directory.rmdir()
+        self._job.first(self._remove_empty)
 
     def close(self, wait: bool = True) -> None:
         """Wait for the save in the background, and let others write to the directory.
@@ -267,7 +273,6 @@ class CheckpointManager:
                 writer.call_when_over(lock.release)
             elif lock is not None:
                 lock.release()
-            self._is_writing = False
             self._closed = True
 
     _closed = False
@@ -281,8 +286,23 @@ class CheckpointManager:
                 fix="make another one",
             )
 
-    def _check_newest(self, step: int) -> None:
-        """Nothing, unless states of later steps are there: the new one would be the first to be deleted."""
+    def _begin(self) -> None:
+        """Take the lock, and clear away what killed processes have left of states. Drafts of others are not ours."""
+        self._lock = Lock(self.directory)
+        try:
+            places = {place_of(path) for path in self.directory.iterdir()}
+            for place in sorted(place for place in places if place is not None and _STEP.fullmatch(place.name)):
+                settled(place)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _make_room(self, step: int) -> None:
+        """Put a damaged state of this step aside.
+
+        Raises:
+            CheckpointError: states of later steps are there: the new one would be the first to be deleted.
+        """
         later = [self._path(one).name for one in self._whole() if one > step]
         if later:
             raise CheckpointError(
@@ -291,6 +311,8 @@ class CheckpointManager:
                 expected="a state that is the newest; `compile` begins to count at 0",
                 fix="restore_or_initialize() first to go on with them; or choose another directory, or move them away",
             )
+        if self._path(step).exists() and (step in self._damaged or manifest.damage_of(self._path(step))):
+            self._put_aside(step)
 
     def _path(self, step: int) -> pathlib.Path:
         return self.directory / f"step_{step:08d}"
@@ -307,22 +329,24 @@ class CheckpointManager:
 
     def _prune(self) -> None:
         """Delete the oldest states. Damaged ones neither count nor go."""
-        if self._is_writing and self._max_to_keep is not None:
+        if self._max_to_keep is not None:
             for step in self._whole()[: -self._max_to_keep]:
                 discard(self._path(step))
+
+    def _discard_all(self) -> None:
+        for step in self._whole():
+            discard(self._path(step))
+
+    def _remove_empty(self) -> None:
+        """Remove the directory, unless other things are in it."""
+        if not any(self.directory.iterdir()):
+            self.directory.rmdir()
 
     def _whole(self) -> list[int]:
         """The steps whose states were not found damaged, ascending. Without a manifest a state is, at first sight."""
         return [
             step for step in self.steps if step not in self._damaged and (self._path(step) / manifest.NAME).is_file()
         ]
-
-    def _settle(self) -> None:
-        """Clear away what killed processes have left of states. Drafts of other folders are not ours."""
-        if self._is_writing:
-            places = {place_of(path) for path in self.directory.iterdir()}
-            for place in sorted(place for place in places if place is not None and _STEP.fullmatch(place.name)):
-                settled(place)
 
 
 _waited_for_by_nobody: set[_Writer] = set()

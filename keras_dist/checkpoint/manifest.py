@@ -10,10 +10,14 @@ import functools
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import google_crc32c
+
+from keras_dist.distribution import cluster
+from keras_dist.distribution.rendezvous import Rendezvous
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -22,16 +26,19 @@ _CHUNK_BYTES = 2**20
 """How much of a file is in memory at a time."""
 
 
-def write_manifest(folder: pathlib.Path) -> None:
-    """Note every file below `folder`. What is written there later is none of the checkpoint."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    with _threads() as threads:
-        checksums = threads.map(_checksum, paths)
-        files = {
-            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32c": checksum}
-            for path, checksum in zip(paths, checksums, strict=True)
-        }
-    (folder / NAME).write_bytes(_rendered(files))
+def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
+    """Note every file below `folder`. What is written there later is none of the checkpoint.
+
+    Args:
+        folder: what all processes see.
+        job: where the processes meet, each of which reads a part of the files.
+    """
+    job = job or Rendezvous()
+    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)])
+    mine = names[cluster.process_id() :: cluster.num_processes()]
+    parts = job.each(lambda: _noted(folder, mine))
+    files = {name: noted for part in parts for name, noted in part.items()}
+    job.first(lambda: (folder / NAME).write_bytes(_rendered({name: files[name] for name in names})))
 
 
 def damage_of(folder: pathlib.Path) -> list[str]:
@@ -56,6 +63,20 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
     """The names of the files of a checkpoint; others that lie in its folder are none of it."""
     return frozenset(_files_of((folder / NAME).read_bytes()) or ())
+
+
+def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _noted(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the manifest says of these files."""
+    with _threads() as threads:
+        checksums = threads.map(lambda name: _checksum(folder / name), names)
+        return {
+            name: {"bytes": (folder / name).stat().st_size, "crc32c": checksum}
+            for name, checksum in zip(names, checksums, strict=True)
+        }
 
 
 def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:

@@ -17,8 +17,10 @@ import jax
 from keras_dist import _jax
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import Draft, present
+from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
 
 FORMAT = 1
@@ -45,7 +47,7 @@ class Snapshot:
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def begin(self, place: pathlib.Path) -> Callable[[], None]:
-        """Begin to write it to a folder, which comes to be whole or not at all.
+        """Begin to write it to a folder, which comes to be whole or not at all. All processes of a job write it.
 
         Returns:
             What waits until it is there, once, in any thread. It raises what went wrong.
@@ -54,18 +56,16 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
-        if jax.process_count() > 1:
-            raise CheckpointError(
-                f"{str(place)!r}: jobs of several processes cannot write checkpoints yet",
-                given=f"{jax.process_count()} processes",
-                expected="one process",
-                fix="save_weights('....safetensors') writes weights that every process holds whole",
-            )
-        draft = Draft(place)
-        try:
+        job = Rendezvous()
+        draft = Draft(place, job)
+
+        def write_documents() -> None:
             for name, document in {RECORD: self._record(), **self.documents}.items():
                 (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
-            wait = write_arrays(draft.folder, self.arrays)
+
+        try:
+            job.first(write_documents)
+            wait = write_arrays(draft.folder, self.arrays, job)
         except BaseException:
             draft.abandon()
             raise
@@ -99,6 +99,7 @@ class Stored:
 
     Args:
         folder: where it is.
+        is_checked: whether its files were found to be as they were written; another process may have looked.
 
     Attributes:
         folder: likewise.
@@ -109,9 +110,9 @@ class Stored:
         CheckpointError: it is damaged, or no checkpoint.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
         self.folder = folder = present(folder)
-        problems = damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
+        problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
         if problems:
             raise CheckpointError(
                 f"{str(folder)!r} is damaged, or no checkpoint",
@@ -132,6 +133,18 @@ class Stored:
             )
         if not _is_record(self.record):
             raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
+
+    @classmethod
+    def of_job(cls, folder: pathlib.Path) -> Stored:
+        """One that all processes of a job open; the first one checks it for all."""
+        checked = {}
+
+        def check() -> str:
+            checked[0] = cls(folder)
+            return str(checked[0].folder)
+
+        place = Rendezvous().first(check)
+        return checked[0] if checked else cls(pathlib.Path(place), is_checked=True)
 
     @property
     def step(self) -> int:
@@ -177,6 +190,10 @@ class Stored:
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _problems_of(folder: pathlib.Path) -> list[str]:
+    return damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

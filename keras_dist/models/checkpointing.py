@@ -16,6 +16,7 @@ import numpy as np
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.data.cursor import Cursor
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.session import Session
@@ -92,13 +93,8 @@ class Checkpointing:
         Source: `keras.Model.save`.
         """
         path = model_path("save", filepath)
-        if not overwrite and path.exists():
-            raise CheckpointError(
-                f"save: {str(path)!r} exists",
-                given="overwrite=False",
-                expected="a path where there is nothing",
-                fix="choose another path, or pass overwrite=True",
-            )
+        if not overwrite:
+            Rendezvous().first(lambda: _check_free(path))
         session = self._born()
         documents = self._written_down()
         with session.cell.lock:  # a training in another thread consumes the arrays
@@ -161,6 +157,21 @@ class Checkpointing:
             cell.arrays = arrays
         session.fits = fits
         session.use_seed(seed)
+
+
+def _check_free(path: pathlib.Path) -> None:
+    """Nothing, if there is nothing at a path.
+
+    Raises:
+        CheckpointError: there is.
+    """
+    if path.exists():
+        raise CheckpointError(
+            f"save: {str(path)!r} exists",
+            given="overwrite=False",
+            expected="a path where there is nothing",
+            fix="choose another path, or pass overwrite=True",
+        )
 
 
 def noted_of(stored: Stored) -> tuple[int, int]:

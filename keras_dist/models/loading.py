@@ -56,7 +56,7 @@ def load_model(
             expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
             fix="for example load_model(path, distribution=DataParallel())",
         )
-    stored = Stored(model_path("load_model", filepath))
+    stored = Stored.of_job(model_path("load_model", filepath))
     config, compiled = stored.document(CONFIG), stored.document(COMPILE)
     if stored.document(COMPILE) is None or (config is None) != (factory is not None):
         raise _no_model(stored, config is not None)

@@ -35,7 +35,7 @@ class StoredWeights:
     def __init__(self, path: pathlib.Path, session: Session) -> None:
         self.path = path
         self._session = session
-        self._stored = Stored(path)
+        self._stored = Stored.of_job(path)
         noted = self._stored.record["arrays"]
         streams = {row.path for row in session.cell.plan.rows if row.role == "rng"}
         self._dtypes = {

@@ -16,6 +16,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.recognition import Source
 from keras_dist.data.shares import Share
+from keras_dist.distribution import cluster
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.training import step as steps
@@ -178,7 +179,8 @@ class Trainer:
         examples, hooks = self._run
         cursor = self._progress.cursor
         if isinstance(examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
-            is_exact = self._options.prefetch <= MAX_IN_FLIGHT  # else batches are made before they are trained on
+            # batches that are made before they are trained on are ahead; and each process has an iterator of its own
+            is_exact = self._options.prefetch <= MAX_IN_FLIGHT and cluster.num_processes() == 1
             cursor = dataclasses.replace(cursor, source=examples.state() if is_exact else None)
         return dataclasses.replace(
             self._progress, cursor=cursor, is_stopping="train" in self.stops, callbacks=hooks.get_state()

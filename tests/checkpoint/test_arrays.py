@@ -138,22 +138,21 @@ def test_no_thread_stays(tmp_path, threads):
     assert threads() == []
 
 
+def test_where_memory_of_devices_is_dear_arrays_are_on_the_host_before_steps_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_are_on_cpus", lambda values: False)
+    value = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), sharding("2x4", "data", "model"))
+    wait = write_arrays(tmp_path, {"device": value})
+    value.delete()
+    wait()
+    found = read_arrays(tmp_path, {"device": jax.ShapeDtypeStruct((8, 8), np.float32)})
+    assert found["device"].ravel().tolist() == list(range(64))
+
+
 def test_where_memory_of_devices_is_dear_a_failure_to_begin_closes_orbax(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(orbax.AsyncCheckpointer, "close", lambda self: closed.append(self))
-    monkeypatch.setattr(arrays, "_is_on_device", lambda value: isinstance(value, _Elsewhere))
-    monkeypatch.setattr(arrays, "_raw", lambda value, is_copied: np.zeros(3, np.float32))
+    monkeypatch.setattr(orbax.PyTreeCheckpointHandler, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(arrays, "_are_on_cpus", lambda values: False)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        write_arrays(tmp_path / "file", {"a": _Elsewhere()})
+        write_arrays(tmp_path / "file", {"a": jnp.zeros(3)})
     assert len(closed) == 1
-
-
-class _Elsewhere:
-    """An array on a device that is no CPU."""
-
-    size = 3
-    platform = "gpu"
-
-    def devices(self):
-        return {self}

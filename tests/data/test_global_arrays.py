@@ -1,23 +1,10 @@
 """Global batches in a job of two real processes, with four fake devices each."""
 
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
 
+from tests import processes
+
 PROGRAM = """
-import sys
-import jax
-import numpy as np
-
-process, port = int(sys.argv[1]), sys.argv[2]
-jax.distributed.initialize(
-    f"127.0.0.1:{port}", 2, process, coordinator_bind_address=f"127.0.0.1:{port}",
-    cluster_detection_method="deactivate", initialization_timeout=60,
-)
-
 import keras_dist as kd
 from keras_dist import data
 from keras_dist.errors import DataError
@@ -82,32 +69,9 @@ rows = rows[: len(data.process_rows(kd.DataParallel(), 24))]
 placed = data.global_batch(rows, kd.DataParallel(), 24)
 rows[:] = -1
 assert all((np.asarray(shard.data) == 7).all() for shard in placed.addressable_shards)
-print("done")
-jax.distributed.shutdown()
 """
 
 
 @pytest.mark.multiprocess
 def test_two_processes_make_the_batches_of_one():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(index), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (out, err) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, err[-3000:]
-        assert out.strip().endswith("done")  # after what Gloo says
+    processes.run(PROGRAM, devices=4)

@@ -1,23 +1,10 @@
 """Training in a job of two real processes, with two fake devices each, as in one process alone."""
 
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
 
+from tests import processes
+
 SETUP = """
-import sys
-import jax
-import numpy as np
-
-process, port = int(sys.argv[1]), sys.argv[2]
-jax.distributed.initialize(
-    f"127.0.0.1:{port}", 2, process, coordinator_bind_address=f"127.0.0.1:{port}",
-    cluster_detection_method="deactivate", initialization_timeout=60,
-)
-
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.data import PyDataset
@@ -123,32 +110,7 @@ else:
 """
 
 
-def run_two(program: str) -> None:
-    """Run the program in two processes of one job; fails when one fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{SETUP}\n{program}\njax.distributed.shutdown()", str(index), port],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, error in zip(processes, errors, strict=True):
-        assert process.returncode == 0, error[-3000:]
-
-
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("program", [SHARES, OWN], ids=["shares of the same rows", "rows of their own"])
 def test_two_processes_train_as_one(program):
-    run_two(program)
+    processes.run(f"{SETUP}\n{program}")

@@ -1,0 +1,214 @@
+"""Checkpoints of a job of two real processes: each writes its part, and all have the same outcome."""
+
+import pytest
+
+from tests import processes
+
+SETUP = """
+import pathlib
+import warnings
+import keras_dist as kd
+from keras_dist import checkpoint, layers
+from keras_dist.errors import CheckpointError, CheckpointWarning
+
+folder = pathlib.Path(sys.argv[4])
+draws = np.random.default_rng(0)
+X, Y = draws.normal(size=(22, 3)).astype("f4"), draws.normal(size=(22, 2)).astype("f4")  # batches of 8, 8 and 6
+
+
+def network(data=2):
+    names = kd.list_devices()
+    mesh = kd.DeviceMesh((data, len(names) // data), ("data", "model"), names)
+    rules = kd.LayoutMap(mesh)
+    rules["d1/kernel"] = (None, "model")
+    with kd.ModelParallel(rules, "data").scope():
+        kd.random.set_random_seed(1)
+        model = kd.Sequential([
+            layers.Input((3,)), layers.Dense(4, "relu", name="d1"), layers.Dropout(0.3, name="drop"),
+            layers.Dense(2, name="d2"),
+        ])
+        model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def values_of(model):
+    # of this process's shards, by name and place
+    return {
+        (name, str(shard.index)): np.array(
+            jax.random.key_data(shard.data) if jax.dtypes.issubdtype(shard.data.dtype, jax.dtypes.prng_key)
+            else shard.data
+        ) for name, one in model.snapshot().arrays.items() for shard in one.addressable_shards
+    }
+
+
+def check_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        np.testing.assert_array_equal(value, expected[key], str(key))
+
+
+def check_raises(kind, text, run):
+    try:
+        run()
+    except kind as error:
+        assert text in str(error), error
+        return error
+    raise AssertionError(f"{text!r} was not told")
+"""
+
+SAVES = """
+for asynchronous in (False, True):
+    model = network()
+    directory = folder / f"states {asynchronous}"
+    with checkpoint.CheckpointManager(model, directory, max_to_keep=2, asynchronous=asynchronous) as manager:
+        assert manager.restore_or_initialize() is None
+        for _ in range(3):
+            model.fit(X, Y, 8, verbose=0)
+            manager.save()
+            saved = values_of(model)
+            model.train_on_batch(X[:8], Y[:8])  # consumes the arrays while they are written
+        manager.wait_until_finished()
+        assert manager.steps == [7, 11], manager.steps
+    for data in (2, 4):
+        other = network(data)
+        with checkpoint.CheckpointManager(other, directory) as manager:
+            assert manager.restore_or_initialize().endswith("step_00000011")
+        if data == 2:
+            check_same(values_of(other), saved)
+        other.train_on_batch(X[:8], Y[:8])
+        np.testing.assert_allclose(
+            other.evaluate(X, Y, verbose=0), model.evaluate(X, Y, verbose=0), rtol=1e-5, atol=1e-6
+        )
+model.save(folder / "model")
+check_raises(CheckpointError, "exists", lambda: model.save(folder / "model", overwrite=False))
+model.save(folder / "model")
+model.save_weights(folder / "weights.orbax")
+check_same(values_of(kd.models.load_model(folder / "model", distribution=model.distribution)), values_of(model))
+other = network()
+other.load_weights(folder / "weights.orbax")
+np.testing.assert_array_equal(other.evaluate(X, Y, verbose=0), model.evaluate(X, Y, verbose=0))
+"""
+
+ALONE = """
+model = network(1)
+with checkpoint.CheckpointManager(model, folder / "states True") as manager:
+    assert manager.restore_or_initialize().endswith("step_00000011")
+    assert manager.save().endswith("step_00000011")
+loaded = kd.models.load_model(folder / "model", distribution=model.distribution)
+assert loaded.count_params() == model.count_params()
+for name in ("states False", "states True"):
+    newest = checkpoint.examine(folder / name).states[-1]
+    assert newest.step == 11 and not newest.problems and newest.processes == 1 + (name == "states False"), newest
+"""
+
+FAILURES = """
+from keras_dist.checkpoint import Stored, arrays, snapshot
+from orbax import checkpoint as orbax
+
+model = network()
+manager = checkpoint.CheckpointManager(model, folder / "states", asynchronous=True)
+model.fit(X, Y, 8, verbose=0)
+manager.save()
+manager.wait_until_finished()
+before = values_of(model)
+check_raises(CheckpointError, "is busy", lambda: checkpoint.CheckpointManager(model, folder / "states"))
+
+# the disk of one machine is full: both are told, nothing is lost, and the next save is good
+model.train_on_batch(X[:8], Y[:8])
+writes = orbax.PyTreeCheckpointHandler.async_save
+async def fails(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+for failing in (0, 1):
+    if process == failing:
+        orbax.PyTreeCheckpointHandler.async_save = fails
+    manager.save()
+    check_raises(CheckpointError, "No space left", manager.wait_until_finished)
+    orbax.PyTreeCheckpointHandler.async_save = writes
+    assert manager.steps == [3]
+    assert process or not [path for path in (folder / "states").iterdir() if "draft" in path.name]
+manager.check()
+manager.save()
+model.train_on_batch(X[:8], Y[:8])
+manager.close()
+
+# the newest is damaged: both go on with the one before
+latest = folder / "states" / "step_00000004"
+if process == 0:
+    with (latest / "record.json").open("ab") as file:
+        file.write(b" ")
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    with checkpoint.CheckpointManager(model, folder / "states") as manager:
+        assert manager.restore_or_initialize().endswith("step_00000003")
+assert sum("is passed over" in str(one.message) for one in told) == (process == 0)
+check_same(values_of(model), before)
+
+# places
+check_raises(CheckpointError, "different places", lambda: model.save(folder / str(process)))
+check_raises(CheckpointError, "is damaged, or no checkpoint", lambda: kd.models.load_model(folder / "nowhere"))
+(folder / f"file {process}").write_text("")
+check_raises(CheckpointError, "is a file", lambda: model.save(folder / "file 0"))
+seen, pathlib.Path.is_dir = pathlib.Path.is_dir, lambda path: process == 0 and seen(path)
+check_raises(CheckpointError, "is not there", lambda: model.save(folder / "unseen"))
+pathlib.Path.is_dir = seen
+model.save(folder / "model")
+assert not Stored(folder / "model").document("training")
+other = kd.Sequential([layers.Input((3,)), layers.Dense(5, name="d1"), layers.Dense(2, name="d2")])
+error = check_raises(CheckpointError, "does not fit", lambda: other.restore(Stored(folder / "model")))
+assert len(error.problems) > 5
+"""
+
+RESUMES = """
+from keras_dist.callbacks import BackupAndRestore, Callback
+
+kill_at = int(sys.argv[5])
+
+
+class Stop(Callback):
+    batches = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        Stop.batches += 1
+        if Stop.batches == kill_at:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(name, *callbacks):
+    model = network()
+    backup = BackupAndRestore(folder / name, save_freq=2, delete_checkpoint=False)
+    history = model.fit(X, Y, 8, 4, verbose=0, callbacks=[backup, *callbacks], validation_data=(X, Y)).history
+    return model, history
+
+
+def results(model, history):
+    return {**values_of(model), **{name: np.array(values) for name, values in history.items()}}
+"""
+
+KILLED = """
+train("killed", Stop())
+"""
+
+COMPARED = """
+found = results(*train("killed"))
+check_same(found, results(*train("whole")))
+"""
+
+
+@pytest.mark.multiprocess
+def test_what_goes_wrong_in_one_process_all_are_told(tmp_path):
+    processes.run(f"{SETUP}\n{FAILURES}", tmp_path)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("batches", [5, 8])
+def test_a_job_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, batches):
+    for code, _, errors in processes.Job(f"{SETUP}\n{RESUMES}\n{KILLED}", tmp_path, batches).outcomes():
+        assert code != 0, errors
+    processes.run(f"{SETUP}\n{RESUMES}\n{COMPARED}", tmp_path, 0)
+
+
+@pytest.mark.multiprocess
+def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
+    processes.run(f"{SETUP}\n{SAVES}", tmp_path)
+    processes.run(f"{SETUP}\n{ALONE}", tmp_path, processes=1)

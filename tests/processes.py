@@ -1,0 +1,76 @@
+"""Jobs of real processes, with fake devices each."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+SETUP = """
+import sys
+import jax
+import numpy as np
+
+process, processes, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if processes > 1:
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}", processes, process, coordinator_bind_address=f"127.0.0.1:{port}",
+        cluster_detection_method="deactivate", initialization_timeout=60,
+    )
+"""
+"""Joins the job; then `process` is the index of this one of so many `processes`."""
+
+END = """
+print("done")
+if processes > 1:
+    jax.distributed.shutdown()
+"""
+
+
+class Job:
+    """Processes that run one program.
+
+    Args:
+        program: what they run, after `SETUP`.
+        arguments: what it finds in `sys.argv[4:]`.
+        processes: how many there are.
+        devices: how many each of them has.
+    """
+
+    def __init__(self, program: str, *arguments: object, processes: int = 2, devices: int = 2) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        root = pathlib.Path(__file__).parent.parent
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, "-c", f"{SETUP}\n{program}\n{END}"]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(index), str(processes), port, *map(str, arguments)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(processes)
+        ]
+
+    def outcomes(self, timeout: float = 120) -> list[tuple[int, str, str]]:
+        """The exit code of each process, and what it printed. None lives on."""
+        try:
+            outputs = [process.communicate(timeout=timeout) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        return [(process.returncode, *output) for process, output in zip(self.processes, outputs, strict=True)]
+
+
+def run(program: str, *arguments: object, processes: int = 2, devices: int = 2) -> None:
+    """Run a program in all processes of a job; fails when one fails."""
+    for code, output, errors in Job(program, *arguments, processes=processes, devices=devices).outcomes():
+        assert code == 0, errors[-3000:]
+        assert "done" in output.splitlines()  # beside what Gloo says
