@@ -39,6 +39,11 @@ def job_client() -> Any:
     return distributed.global_state.client
 
 
+def has_preemption_service() -> bool:
+    """Whether the processes of a job are told when one of them is to end."""
+    return distributed.global_state.preemption_sync_manager is not None
+
+
 def draws_rows_alike() -> bool:
     """Whether the random numbers of the first rows of an array do not depend on how many rows follow."""
     return bool(getattr(jax.config, "jax_threefry_partitionable", True))

@@ -63,9 +63,11 @@ class Job:
         """The exit code of each process, and what it printed. None lives on."""
         try:
             outputs = [process.communicate(timeout=timeout) for process in self.processes]
-        finally:
+        except BaseException:
             for process in self.processes:
                 process.kill()
+                process.communicate()
+            raise
         return [(process.returncode, *output) for process, output in zip(self.processes, outputs, strict=True)]
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
-from keras_dist import random
+from keras_dist import _jax, random
 from keras_dist.errors import ClusterError
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
 PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+
+_preemption_points = itertools.count()
 
 
 def initialize(
@@ -64,6 +67,21 @@ def process_id() -> int:
 def process_of(device: Any) -> int:
     """The index of the process that a device belongs to."""
     return device.process_index
+
+
+def has_preemption_points() -> bool:
+    """Whether JAX tells all processes when a scheduler has told one of them to end; it does by default."""
+    return num_processes() > 1 and _jax.has_preemption_service()
+
+
+def reached_preemption_point() -> bool:
+    """Whether all processes are to end here, since a scheduler has told one of them to (SIGTERM).
+
+    They ask equally often. A process that is told goes on meanwhile, so that all end at the same step.
+
+    Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
+    """
+    return multihost_utils.reached_preemption_sync_point(next(_preemption_points))
 
 
 def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_dist.distribution import cluster
+
 Leave = Callable[[int], None]
 """Called between two steps with the number of the signal that came; it may raise."""
 
@@ -29,6 +31,7 @@ class _Notes:
         self._presses = 0
         self._signal = signal.SIGINT
         self._handled_before = sys.exception()
+        self._is_told = False
         self.shields = 1
         self.leave: Leave | None = None
 
@@ -51,11 +54,28 @@ class _Notes:
         self.shields -= 1
 
     def check(self) -> None:
-        """End the training between two steps, if a signal came."""
-        if self._presses and self.leave is not None and not self._is_leaving():
-            leave, self.leave = self.leave, None
-            leave(self._signal)
+        """End the training between two steps, if a signal came.
+
+        Where somebody wants to leave well, all processes of a job do so after the same step, whichever got the signal.
+        """
+        if self.leave is not None and not self._is_leaving():
+            if cluster.num_processes() > 1 and not self._is_time_for_all():
+                return
+            if self._presses:
+                leave, self.leave = self.leave, None
+                leave(self._signal)
         self._raise()
+
+    def _is_time_for_all(self) -> bool:
+        """Whether the processes of the job have agreed to end here; Ctrl-C in one of them asks the others to."""
+        if self._presses and not self._is_told:
+            self._is_told = True
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX has the handler, which tells all processes
+        if not cluster.reached_preemption_point():
+            return False
+        if not self._presses:
+            self._presses, self._signal = 1, signal.SIGTERM
+        return True
 
     def _raise(self) -> None:
         """Raise, if a signal came, and is not on its way out already: whoever presses on does not disturb that."""
@@ -77,11 +97,13 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
 
     Args:
         leave: called before the function raises. With it SIGTERM is treated likewise, and a second SIGTERM ends the
-            process at once.
+            process at once. In a job of several processes all call it after the same step.
     """
     if not _is_main_thread():
         yield lambda: None
         return
+    if cluster.num_processes() > 1 and not (_has_default(signal.SIGTERM) and cluster.has_preemption_points()):
+        leave = None  # the others cannot be told, and one process alone cannot leave well
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Notes):
         with _leaving(outer, leave):
@@ -115,7 +137,7 @@ def _leaving(notes: _Notes, leave: Leave | None) -> Iterator[None]:
         return
     before, outer = notes.leave, signal.getsignal(signal.SIGTERM)
     notes.leave = leave
-    is_ours = outer is signal.SIG_DFL
+    is_ours = _has_default(signal.SIGTERM) and cluster.num_processes() == 1  # else JAX has a handler, unseen by Python
     if is_ours:
         signal.signal(signal.SIGTERM, notes)
     try:
@@ -133,6 +155,11 @@ def shield() -> contextlib.AbstractContextManager[Any]:
     """
     notes = signal.getsignal(signal.SIGINT)
     return notes if isinstance(notes, _Notes) and _is_main_thread() else contextlib.nullcontext()
+
+
+def _has_default(signum: int) -> bool:
+    """Whether Python knows no handler of this signal."""
+    return signal.getsignal(signum) is signal.SIG_DFL
 
 
 def _is_main_thread() -> bool:

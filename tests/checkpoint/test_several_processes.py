@@ -1,7 +1,10 @@
 """Checkpoints of a job of two real processes: each writes its part, and all have the same outcome."""
 
+import signal
+
 import pytest
 
+from keras_dist.callbacks import BackupAndRestore
 from tests import processes
 
 SETUP = """
@@ -174,10 +177,10 @@ class Stop(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(name, *callbacks):
+def train(name, *callbacks, epochs=4):
     model = network()
     backup = BackupAndRestore(folder / name, save_freq=2, delete_checkpoint=False)
-    history = model.fit(X, Y, 8, 4, verbose=0, callbacks=[backup, *callbacks], validation_data=(X, Y)).history
+    history = model.fit(X, Y, 8, epochs, verbose=0, callbacks=[backup, *callbacks], validation_data=(X, Y)).history
     return model, history
 
 
@@ -192,6 +195,29 @@ train("killed", Stop())
 COMPARED = """
 found = results(*train("killed"))
 check_same(found, results(*train("whole")))
+"""
+
+
+SIGNALLED = """
+class Tell(Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+
+
+try:
+    train("signalled", Tell(), epochs=100_000)
+except SystemExit as end:
+    print("leaves", end.code)
+    raise
+"""
+
+COMPARED_AFTER_SIGNAL = """
+steps = checkpoint.examine(folder / "signalled").states[-1].step
+model, history = train("whole", epochs=1 + (steps - 1) // 3)
+if process == 0:
+    print(steps)
+resumed, again = train("signalled", epochs=1 + (steps - 1) // 3)
+check_same(results(resumed, again), results(model, history))
 """
 
 
@@ -212,3 +238,16 @@ def test_a_job_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, batches):
 def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
     processes.run(f"{SETUP}\n{SAVES}", tmp_path)
     processes.run(f"{SETUP}\n{ALONE}", tmp_path, processes=1)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("told", "signum"), [(1, signal.SIGTERM), (0, signal.SIGINT)])
+def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path, told, signum):
+    job = processes.Job(f"{SETUP}\n{RESUMES}\n{SIGNALLED}", tmp_path, 0)
+    while not job.processes[told].stdout.readline().startswith("epoch 2"):
+        assert job.processes[told].poll() is None
+    job.processes[told].send_signal(signum)
+    for code, output, errors in job.outcomes():
+        assert code == BackupAndRestore.EXIT_CODE, errors
+        assert "leaves 75" in output
+    processes.run(f"{SETUP}\n{RESUMES}\n{COMPARED_AFTER_SIGNAL}", tmp_path, 0)
