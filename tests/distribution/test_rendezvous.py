@@ -1,0 +1,158 @@
+"""What processes tell each other; threads stand for them here, and a dict for JAX's service."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from keras_dist.distribution import cluster, rendezvous
+from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.errors import CheckpointError, ClusterError, KerasDistError
+
+PROCESSES = 3
+
+
+class Service:
+    """What the client of a job offers."""
+
+    def __init__(self):
+        self.values = {}
+        self.changed = threading.Condition()
+
+    def key_value_set_bytes(self, key, value):
+        with self.changed:
+            assert key not in self.values
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key, timeout_in_ms):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError("DEADLINE_EXCEEDED: it is not there")
+            return self.values[key]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            for name in [name for name in self.values if name.startswith(key)]:
+                del self.values[name]
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def run(monkeypatch, service):
+    """Runs a function of a rendezvous and the number of the process in all processes; exceptions are returned."""
+    here = threading.local()
+    monkeypatch.setattr(cluster, "num_processes", lambda: PROCESSES)
+    monkeypatch.setattr(cluster, "process_id", lambda: here.process)
+
+    def run(function, absent=()):
+        monkeypatch.setattr(rendezvous, "_numbers", iter([7] * PROCESSES))  # as the first one of each process
+
+        def of_process(process):
+            here.process = process
+            try:
+                return function(Rendezvous(service), process)
+            except Exception as error:
+                return error
+
+        there = [process for process in range(PROCESSES) if process not in absent]
+        with ThreadPoolExecutor(len(there)) as threads:
+            return [*threads.map(of_process, there)]
+
+    return run
+
+
+def test_each_is_told_what_all_have(run):
+    assert (
+        run(lambda job, process: job.each(lambda: {"process": process}))
+        == [[{"process": 0}, {"process": 1}, {"process": 2}]] * 3
+    )
+
+
+def test_the_first_one_acts_alone(run):
+    acted = []
+
+    def act(job, process):
+        return [job.first(lambda number=number: acted.append(process) or f"round {number}") for number in range(3)]
+
+    assert run(act) == [["round 0", "round 1", "round 2"]] * 3
+    assert acted == [0, 0, 0]
+
+
+def test_what_was_said_is_forgotten_but_for_the_last_round(run, service):
+    run(lambda job, process: [job.each(lambda: None) for _ in range(5)])
+    assert sorted(service.values) == [f"keras_dist/7/4/{process}" for process in range(3)]
+
+
+@pytest.mark.parametrize("failing", range(PROCESSES))
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "a/b"),
+        CheckpointError("it is damaged", given="a file", problems=("record.json",)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_one_raises_all_raise(run, failing, error):
+    def fail(job, process):
+        if process == failing:
+            raise error
+
+    for process, found in enumerate(run(lambda job, process: job.each(lambda: fail(job, process)))):
+        assert type(found) is type(error)
+        assert str(found) == str(error)
+        assert vars(found).get("problems") == vars(error).get("problems")
+        notes = getattr(found, "__notes__", [])
+        assert notes == ([] if process == failing else [f"in process {failing} of 3"])
+
+
+def test_they_go_on_after_a_failure(run):
+    def fail_and_go_on(job, process):
+        with pytest.raises(KerasDistError):
+            job.first(lambda: _raise(CheckpointError("no")))
+        return job.each(lambda: process)
+
+    assert run(fail_and_go_on) == [[0, 1, 2]] * 3
+
+
+class Odd(Exception):
+    def __init__(self, *, needed):
+        super().__init__(needed)
+
+
+def test_errors_that_cannot_be_made_again_are_described(run):
+    own, *others = run(lambda job, process: job.first(lambda: _raise(Odd(needed="this"))))
+    assert isinstance(own, Odd)
+    for found in others:
+        assert isinstance(found, ClusterError)
+        assert "Odd('this')" in str(found)
+
+
+def test_a_process_that_does_not_come_is_named(run, monkeypatch):
+    monkeypatch.setattr(rendezvous, "TIMEOUT_S", 0)
+    monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
+    found = run(lambda job, process: job.each(lambda: process), absent=(1,))
+    assert [type(error) for error in found] == [ClusterError] * 2
+    assert all("process 1 of the job does not come" in str(error) for error in found)
+
+
+def test_other_failures_of_the_service_are_not_hidden(run, service, monkeypatch):
+    monkeypatch.setattr(service, "blocking_key_value_get_bytes", lambda key, ms: _raise(RuntimeError("UNAVAILABLE")))
+    assert all("UNAVAILABLE" in str(error) for error in run(lambda job, process: job.each(lambda: process)))
+
+
+def test_alone_it_only_calls():
+    value = object()  # which cannot be pickled as itself
+    job = Rendezvous()
+    assert job.first(lambda: value) is value
+    assert job.each(lambda: value) == [value]
+    with pytest.raises(Odd):
+        job.each(lambda: _raise(Odd(needed="this")))
+
+
+def _raise(error):
+    raise error
