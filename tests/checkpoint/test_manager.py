@@ -262,7 +262,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_call(write, directory
     write(1)
     held = Held(2)
     with CheckpointManager(held, directory, asynchronous=True) as manager:
-        monkeypatch.setattr(manifest, "_digest", raising(NO_SPACE))
+        monkeypatch.setattr(manifest, "_checksum", raising(NO_SPACE))
         manager.save()
         manager._writer.wait()
         monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_call(write, directory
 def test_the_failure_is_raised_once(directory, monkeypatch):
     held = Held(1)
     with CheckpointManager(held, directory, asynchronous=True) as manager:
-        monkeypatch.setattr(manifest, "_digest", raising(NO_SPACE))
+        monkeypatch.setattr(manifest, "_checksum", raising(NO_SPACE))
         manager.save()
         with pytest.raises(CheckpointError):
             manager.wait_until_finished()
