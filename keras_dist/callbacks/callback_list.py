@@ -10,7 +10,7 @@ from typing import Any
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
-from keras_dist.errors import CheckpointWarning, ModelError, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
 
 
 class CallbackList(Callback):
@@ -142,7 +142,11 @@ class CallbackList(Callback):
         return [[name, state] for name, state in found if state is not None]
 
     def set_state(self, state: list[list[Any]]) -> None:
-        """Give every callback what one of its class gave to `get_state`, in order. Warns, where there is none."""
+        """Give every callback what one of its class gave to `get_state`, in order. Warns, where there is none.
+
+        Raises:
+            CheckpointError: one of them cannot use it.
+        """
         waiting = self._with("set_state")
         for name, one in state:
             callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
@@ -154,7 +158,15 @@ class CallbackList(Callback):
                 )
                 continue
             waiting.remove(callback)
-            callback.set_state(one)
+            try:
+                callback.set_state(one)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"training.json: callback {name} cannot go on with the state that is noted there",
+                    given=f"{type(error).__name__}: {error}; state {shorten(one)}",
+                    expected="what its `get_state` gave",
+                    fix="begin anew in another directory, or restore the model without `continue_training`",
+                ) from error
 
     def _with(self, hook: str) -> list[Any]:
         """Those that have this hook; callbacks of other libraries may not."""

@@ -42,8 +42,15 @@ class History(Callback):
         return {"epoch": list(self.epoch), "history": {name: list(values) for name, values in self.history.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with these epochs."""
-        self.epoch, self.history = state["epoch"], state["history"]
+        """Go on with these epochs.
+
+        Raises:
+            ValueError: it is no history.
+        """
+        epoch, history = state["epoch"], state["history"]
+        if not isinstance(epoch, list) or not all(isinstance(values, list) for values in history.values()):
+            raise ValueError("epochs and values are no lists")
+        self.epoch, self.history = epoch, history
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.

@@ -20,11 +20,11 @@ from keras_dist import _jax
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import is_draft
 from keras_dist.checkpoint.lock import Holder, holder_of
-from keras_dist.checkpoint.snapshot import FORMAT, RECORD
+from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, shorten
 
 KINDS = ("variables", "optimizers", "training")
 """The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
@@ -273,43 +273,69 @@ def _examined(folder: pathlib.Path) -> SavedState:
         len(files),
         documents=tuple(one for one in documents if one not in (RECORD, pathlib.Path(manifest.NAME).stem)),
     )
+    document = RECORD
     try:
-        record = json.loads((folder / f"{RECORD}.json").read_bytes())
+        record = _read(folder, document)
         if record["format"] != FORMAT:
-            unknown = f"{RECORD}.json has the format {record['format']!r}, which is not known"
+            unknown = f"{RECORD}.json has the format {shorten(record['format'])}, which is not known"
             return dataclasses.replace(state, problems=(*problems, unknown))
         state = dataclasses.replace(state, **_recorded(record))
         if "training" in documents:
-            cursor = json.loads((folder / "training.json").read_bytes())["cursor"]
-            state = dataclasses.replace(state, epoch=int(cursor["epoch"]), batch=int(cursor["batch"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            document = "training"
+            cursor = _read(folder, document)["cursor"]
+            state = dataclasses.replace(state, epoch=_count(cursor["epoch"]), batch=_count(cursor["batch"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if not problems:  # else these are the reason
-            unread = f"its documents cannot be read: {type(error).__name__}: {error}"
+            unread = f"{document}.json cannot be read: {type(error).__name__}: {shorten(str(error))[1:-1]}"
             return dataclasses.replace(state, problems=(unread,))
     return state
 
 
+def _read(folder: pathlib.Path, document: str) -> Any:
+    return json.loads((folder / f"{document}.json").read_bytes())
+
+
+def _count(value: Any) -> int:
+    if not is_count(value):
+        raise ValueError(f"{shorten(value)} is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shorten(value)} is no text")
+    value.encode()  # JSON may hold halves of characters, which cannot be printed
+    return value
+
+
 def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
-    plan = record["plan"]
+    plan, mesh = record["plan"], record["plan"]["mesh"]
     planned = [name for name in record["arrays"] if not name.startswith("training/")]
     rows = dict(zip(planned, plan["rows"], strict=True))  # a snapshot has them in one order
     return {
-        "step": int(record["step"]),
-        "written": datetime.datetime.fromisoformat(record["written"]),
-        "versions": dict(record["versions"]),
-        "processes": int(record["processes"]),
-        "mesh": dict(zip(plan["mesh"]["axis_names"], plan["mesh"]["shape"], strict=True)),
+        "step": _count(record["step"]),
+        "written": datetime.datetime.fromisoformat(record["written"]).astimezone(datetime.UTC),
+        "versions": {_text(name): _text(version) for name, version in record["versions"].items()},
+        "processes": _count(record["processes"]),
+        "mesh": dict(zip(map(_text, mesh["axis_names"]), map(_count, mesh["shape"]), strict=True)),
         "arrays": tuple(_saved_array(name, noted, rows.get(name)) for name, noted in record["arrays"].items()),
     }
 
 
 def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
-    shape = tuple(int(size) for size in noted["shape"])
+    if not is_array(noted):
+        raise ValueError(f"{shorten(noted)} is no shape and type of {_text(name)!r}")
+    shape = tuple(noted["shape"])
     if row is None:
         nbytes = math.prod(shape) * _jax.itemsize(_jax.dtype_named(noted["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)
-    axes = tuple(tuple(axis) if isinstance(axis, list) else axis for axis in row["axes"])
-    return SavedArray(name, shape, row["nbytes"], axes, row["rule"], row["nbytes_per_device"])
+    axes = tuple(_axis(axis) for _, axis in zip(shape, row["axes"], strict=True))
+    rule = None if row["rule"] is None else _text(row["rule"])
+    return SavedArray(_text(name), shape, _count(row["nbytes"]), axes, rule, _count(row["nbytes_per_device"]))
+
+
+def _axis(axis: Any) -> Axis:
+    return tuple(map(_text, axis)) if isinstance(axis, list) else None if axis is None else _text(axis)
 
 
 def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import re
@@ -13,13 +15,19 @@ from keras_dist.distribution import cluster
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 
-_DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+")
+_DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
+
+
+_MOST_DRAFTS = 1000
+"""Of one place by one process at a time."""
 
 
 class Draft:
     """A folder beside its place, where it is written; `commit` notes its files and moves it there.
 
-    Whoever is killed in between leaves the draft, which nothing reads, and what was in its place before.
+    Whoever is killed in between leaves the draft, and what was in its place before; the next draft of the place clears
+    up. Other drafts of it that are still being written, here or in other processes, are told by a lock that the system
+    drops with its process. Where the system has no locks of folders, as on some network disks, they are left alone.
 
     Args:
         place: where the folder is to be.
@@ -35,7 +43,7 @@ class Draft:
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
-        self._job = job or Rendezvous()
+        self._job, self._lock, self._is_over = job or Rendezvous(), None, True
         place = place.resolve()  # the program may go elsewhere before it is written; links stay, and point to the new
         places = self._job.each(lambda: str(place))
         if len({*places}) > 1:
@@ -60,7 +68,7 @@ class Draft:
             OSError: that cannot be done; what was there is still there.
         """
         write_manifest(self.folder, self._job)
-        self._job.first(self._exchange)
+        self._job.first(self._move)
 
     def _begin(self) -> str:
         """Make the folder."""
@@ -87,10 +95,9 @@ class Draft:
                 expected="an earlier checkpoint, an empty folder, or nothing",
                 fix="choose another path",
             )
-        folder = place.with_name(f".{place.name}.draft-{os.getpid()}")
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        settled(place, is_only_writer=False)
+        self._number, folder, self._lock = _new_folder(place)
+        self._is_over = False
         return str(folder)
 
     def _check_shared(self) -> None:
@@ -107,44 +114,131 @@ class Draft:
                 fix="write to a folder that the machines of the job share",
             )
 
-    def _exchange(self) -> None:
+    def _move(self) -> None:
         """Put the folder in its place."""
-        if not self.place.exists():
+        if self.place.exists():
+            self._exchange()
+        else:
             os.rename(self.folder, self.place)
-            return
-        replaced = self.place.with_name(f".{self.place.name}.replaced-{os.getpid()}")
+        self._release()
+
+    def _exchange(self) -> None:
+        replaced = self.place.with_name(f".{self.place.name}.replaced-{self._number}")
         if replaced.exists():  # by a process of this number, which was killed before it had removed it
             shutil.rmtree(replaced)
-        os.rename(self.place, replaced)
-        try:
-            os.rename(self.folder, self.place)
-        except BaseException:
-            os.rename(replaced, self.place)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
+        with contextlib.ExitStack() as locks:
+            with contextlib.suppress(OSError):  # so that nobody takes it for one that was left
+                locks.callback(_unlock, _locked(self.place))
+            os.rename(self.place, replaced)
+            try:
+                os.rename(self.folder, self.place)
+            except BaseException:
+                os.rename(replaced, self.place)
+                raise
+            shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:
-        """Remove it."""
-        if cluster.process_id() == 0:
+        """Remove it. Does nothing the second time, nor after `commit`, nor in other processes than the first."""
+        if not self._is_over:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._release()
+
+    def _release(self) -> None:
+        self._is_over = True
+        if self._lock is not None:
+            _unlock(self._lock)
 
 
-def settled(place: pathlib.Path) -> None:
-    """Finish or undo what a writer that was killed had begun; only who may write to `place` calls it.
+def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:
+    """A number that no other draft of a place has, its folder, and the lock of that; None if it has none."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for count in range(_MOST_DRAFTS):
+        number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
+        folder = place.with_name(f".{place.name}.draft-{number}")
+        try:
+            folder.mkdir()
+            lock = _locked(folder)
+        except (FileExistsError, FileNotFoundError, BlockingIOError):
+            continue  # another draft of this process; or one that has just been made was taken for one that was left
+        except OSError:
+            if not folder.is_dir():
+                raise
+            return number, folder, None
+        if folder.is_dir() and os.path.samestat(os.fstat(lock), folder.stat()):
+            return number, folder, lock
+        _unlock(lock)
+    raise FileExistsError(f"{place}: there are {_MOST_DRAFTS} drafts of it already")
+
+
+def _locked(folder: pathlib.Path) -> int:
+    """The system's lock of a folder, as the descriptor that holds it.
+
+    Raises:
+        BlockingIOError: another one has it.
+        OSError: there is no such folder, it may not be read, or it cannot be locked.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
+    """Finish or undo what a writer that was killed had begun.
 
     A folder that was to be exchanged for a new one, which never came, goes back to its place. Drafts are removed.
+
+    Args:
+        place: of the folder.
+        is_only_writer: whether nobody else may be writing there. If not, what others have in hand is left alone, and
+            what `present` finds is moved to its place: it may have been read from there.
     """
     if not place.parent.is_dir():
         return
-    for path in sorted(place.parent.iterdir()):
-        if place_of(path) != place or not path.is_dir():
-            continue
-        if ".replaced-" in path.name and not place.exists():
-            warnings.warn(f"{path}: a save was killed; what was there before is used again", CheckpointWarning, 3)
-            os.rename(path, place)
-        else:
-            warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 3)
-            shutil.rmtree(path)
+    with contextlib.ExitStack() as locks:
+        left = []
+        for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
+            try:
+                locks.callback(_unlock, _locked(path))
+            except OSError:
+                if not is_only_writer:
+                    continue
+            left.append(path)
+        if not is_only_writer and left and not place.exists():
+            whole = next((path for path in left if not damage_of(path)), None)
+            if whole is not None:
+                left.remove(whole)
+                _put_back(whole, place)
+        for path in left:
+            if ".replaced-" in path.name and not place.exists():
+                _put_back(path, place)
+            else:
+                _clear_away(path, is_only_writer)
+
+
+def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
+    os.rename(path, place)
+    what = "what was there before is used again" if ".replaced-" in path.name else "it was whole, and is used"
+    warnings.warn(f"{path}: a save was killed; {what}", CheckpointWarning, 4)
+
+
+def _clear_away(path: pathlib.Path, is_only_writer: bool) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError:  # of another user, perhaps: no reason to save nothing
+        if is_only_writer:
+            raise
+    else:
+        warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 4)
 
 
 def present(place: pathlib.Path) -> pathlib.Path:

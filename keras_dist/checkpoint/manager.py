@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
+import contextlib
 import os
 import pathlib
 import re
@@ -42,6 +43,10 @@ def check_number_kept(what: str, number: object) -> None:
 
 class Checkpointable(Protocol):
     """What a manager saves and restores: a `Model`."""
+
+    def at_rest(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which no other thread consumes the arrays that a snapshot holds."""
+        ...
 
     def snapshot(self) -> Snapshot:
         """All of its state."""
@@ -142,6 +147,9 @@ class CheckpointManager:
     def save(self, snapshot: Snapshot | None = None) -> str:
         """Write the state of the model, and delete the oldest ones beyond `max_to_keep`.
 
+        Other threads may train by `train_on_batch`: their steps wait until the arrays are copied. While `fit` runs, its
+        callbacks save.
+
         Args:
             snapshot: what to write instead.
 
@@ -151,13 +159,15 @@ class CheckpointManager:
         Raises:
             CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
                 Or there are states of later steps, which would be restored instead.
+            ModelError: `fit` runs in another thread; its callbacks may save, and `Model.save` writes the model alone.
         """
         self._check_open()
         self.wait_until_finished()
-        snapshot = snapshot or self._model.snapshot()
-        self._job.first(lambda: self._make_room(snapshot.step))
-        path = self._path(snapshot.step)
-        self._writer = _Writer(snapshot, path, lambda: self._job_behind.first(self._prune))
+        with self._model.at_rest():
+            snapshot = snapshot or self._model.snapshot()
+            self._job.first(lambda: self._make_room(snapshot.step))
+            path = self._path(snapshot.step)
+            self._writer = _Writer(snapshot, path, lambda: self._job_behind.first(self._prune))
         if not self._asynchronous:
             self.wait_until_finished()
         return str(path)

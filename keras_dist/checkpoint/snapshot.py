@@ -7,6 +7,7 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import math
 import pathlib
 import platform
 from collections.abc import Callable, Mapping
@@ -26,6 +27,9 @@ from keras_dist.errors import CheckpointError
 FORMAT = 1
 RECORD = "record"
 """The document that every checkpoint has; see `Stored.record`."""
+
+_LIMIT = 2**63
+"""There are fewer of anything."""
 
 _PACKAGES = ("keras_dist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -151,15 +155,18 @@ class Stored:
         """How many training steps had been taken."""
         return self.record["step"]
 
+    def has(self, name: str) -> bool:
+        """Whether the manifest lists a document of this name."""
+        return f"{name}.json" in self._files
+
     def document(self, name: str) -> Any:
         """The document of this name; None if the manifest lists none.
 
         Raises:
             CheckpointError: it is no JSON.
         """
-        file = f"{name}.json"
         try:
-            return json.loads((self.folder / file).read_bytes()) if file in self._files else None
+            return json.loads((self.folder / f"{name}.json").read_bytes()) if self.has(name) else None
         except (ValueError, RecursionError) as error:
             raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
 
@@ -199,25 +206,28 @@ def _problems_of(folder: pathlib.Path) -> list[str]:
 def _is_record(record: Mapping[str, Any]) -> bool:
     """Whether a record tells of a step and of arrays."""
     arrays = record.get("arrays")
-    return _is_count(record.get("step")) and isinstance(arrays, dict) and all(map(_is_array, arrays.values()))
+    return is_count(record.get("step")) and isinstance(arrays, dict) and all(map(is_array, arrays.values()))
 
 
-def _is_array(noted: Any) -> bool:
-    """Whether this is the shape and the element type of an array."""
+def is_array(noted: Any) -> bool:
+    """Whether a value of a document is the shape and the element type of an array."""
     if (
         not isinstance(noted, dict)
         or not isinstance(noted.get("shape"), list)
-        or not all(map(_is_count, noted["shape"]))
+        or not all(map(is_count, noted["shape"]))
     ):
         return False
     try:
-        return isinstance(noted.get("dtype"), str) and _jax.dtype_named(noted["dtype"]) is not None
+        itemsize = _jax.itemsize(_jax.dtype_named(noted["dtype"])) if isinstance(noted.get("dtype"), str) else 0
     except (TypeError, ValueError, StopIteration):
         return False
+    # numpy counts a dim of 0 as 1
+    return itemsize > 0 and math.prod(size or 1 for size in noted["shape"]) * itemsize < _LIMIT
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def is_count(value: Any) -> bool:
+    """Whether a value of a document counts something: steps, devices, bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
 
 
 @functools.cache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
-from keras_dist.data.cursor import Cursor
+from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
 from keras_dist.mixed_precision import DTypePolicy
@@ -53,13 +54,24 @@ class Checkpointing:
         """All that a training needs to go on: weights, statistics, slots, random streams; and how far `fit` has come.
 
         While `fit` runs, that is the batch, the states of loss and metrics, and what the callbacks need; a
-        `CheckpointManager` writes it.
+        `CheckpointManager` writes it. The next step consumes its arrays.
+
+        Raises:
+            ModelError: the weights are not born yet; or `fit` runs in another thread, where only its callbacks know
+                between which two batches it is.
+        """
+        session = self._born()
+        return _snapshot(session, session.trainer.progress, {})
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """A context in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
 
         Raises:
             ModelError: the weights are not born yet.
         """
-        session = self._born()
-        return _snapshot(session, session.trainer.progress, {})
+        with self._born().cell.lock:
+            yield
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Write the model to a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
@@ -97,7 +109,7 @@ class Checkpointing:
             Rendezvous().first(lambda: _check_free(path))
         session = self._born()
         documents = self._written_down()
-        with session.cell.lock:  # a training in another thread consumes the arrays
+        with self.at_rest():  # a training in another thread consumes the arrays
             finish = _snapshot(session, None, documents).begin(path)
         finish()
 
@@ -131,7 +143,8 @@ class Checkpointing:
             CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
                 model stays as it is. Or arrays cannot be read, though all files are as they were written: where that
                 is found late, arrays of a large model are gone then, and it is to be restored again.
-            ModelError: there is no `fit` to be continued, or it has other batches.
+            ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
+                it is.
         """
         self._restore(stored, continue_training)
 
@@ -142,8 +155,9 @@ class Checkpointing:
         wanted = _wanted(session)
         _check_fit(self.name, wanted, stored, with_slots)
         seed, fits = noted_of(stored)
-        if continue_training:
-            _continue(session, stored)
+        progress = _progress_of(stored) if continue_training else None
+        if progress is not None:
+            session.trainer.check_continues(progress)
         with cell.lock:
             arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
             for number, part in enumerate(_parts(wanted)):
@@ -157,6 +171,8 @@ class Checkpointing:
             cell.arrays = arrays
         session.fits = fits
         session.use_seed(seed)
+        if progress is not None:
+            session.trainer.continue_from(progress)
 
 
 def _check_free(path: pathlib.Path) -> None:
@@ -182,7 +198,7 @@ def noted_of(stored: Stored) -> tuple[int, int]:
     """
     noted = stored.document("model")
     names = ("seed", "fits")
-    if not isinstance(noted, dict) or not all(type(noted.get(name)) is int and noted[name] >= 0 for name in names):
+    if not isinstance(noted, dict) or not all(is_count(noted.get(name)) for name in names):
         raise stored.unreadable("model", shorten(noted))
     return noted["seed"], noted["fits"]
 
@@ -257,20 +273,20 @@ def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
     return [join_arrays(value, arrays) for value in plain] if isinstance(plain, list) else plain
 
 
-def _continue(session: Session, stored: Stored) -> None:
-    """Let the `fit` that is about to begin go on where that of the checkpoint was."""
+def _progress_of(stored: Stored) -> Progress | None:
+    """How far the training of a checkpoint had come; None if it was written outside of `fit`.
+
+    Raises:
+        CheckpointError: it cannot be told.
+    """
     noted = stored.document(TRAINING)
-    if noted is None:
-        return  # it was written outside of fit
+    if noted is None and not stored.has(TRAINING):
+        return None
     arrays = stored.arrays_below(f"{TRAINING}/")
     try:
-        noted = join_arrays(noted, arrays)
-        key = noted["shuffle_key"]
-        noted |= {"cursor": Cursor.from_json(noted["cursor"]), "shuffle_key": None if key is None else tuple(key)}
-        progress = Progress(**noted)
-    except (KeyError, TypeError, DataError) as error:
+        return Progress.from_json(join_arrays(noted, arrays))
+    except (KeyError, DataError, RecursionError) as error:
         raise stored.unreadable(TRAINING, f"{type(error).__name__}: {error}") from error
-    session.trainer.continue_from(progress)
 
 
 def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:

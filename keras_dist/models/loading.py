@@ -9,7 +9,14 @@ from typing import Any
 
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import CheckpointError, DistributionError, KerasDistError, shorten
+from keras_dist.errors import (
+    CheckpointError,
+    ConfigError,
+    DistributionError,
+    LayoutError,
+    MissingExtraError,
+    shorten,
+)
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.checkpointing import COMPILE, CONFIG, POLICY, model_path, noted_of
 from keras_dist.models.model import Model
@@ -57,21 +64,24 @@ def load_model(
             fix="for example load_model(path, distribution=DataParallel())",
         )
     stored = Stored.of_job(model_path("load_model", filepath))
+    if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):
+        raise _no_model(stored)
     config, compiled = stored.document(CONFIG), stored.document(COMPILE)
-    if stored.document(COMPILE) is None or (config is None) != (factory is not None):
-        raise _no_model(stored, config is not None)
+    if not isinstance(compiled, dict):
+        raise stored.unreadable(COMPILE, shorten(compiled))
     with (
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
-        _policy(stored.document(POLICY)),
+        _policy(stored),
     ):
         if factory is not None:
             model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])
         else:
             with _reading(stored, CONFIG):
                 model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
-        if not isinstance(model, Model):
-            raise stored.unreadable(CONFIG, f"the config of {shorten(model)} of type {type(model).__name__}")
+                if not isinstance(model, Model):
+                    raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+                model._born()
         is_compiled = compile and bool(compiled)
         if is_compiled:
             with _reading(stored, COMPILE):
@@ -81,10 +91,15 @@ def load_model(
 
 
 @contextlib.contextmanager
-def _policy(name: Any) -> Iterator[None]:
-    """Layers that are made without a dtype follow this policy."""
+def _policy(stored: Stored) -> Iterator[None]:
+    """Layers that are made without a dtype follow the policy of a model that is stored."""
     before = dtype_policy()
-    set_dtype_policy(name or before)
+    if stored.has(POLICY):
+        name = stored.document(POLICY)
+        if not isinstance(name, str):
+            raise stored.unreadable(POLICY, shorten(name))
+        with _reading(stored, POLICY):
+            set_dtype_policy(name)
     try:
         yield
     finally:
@@ -96,14 +111,18 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
     """What a constructor or `compile` says of odd values in a document is the error of that document."""
     try:
         yield
-    except KerasDistError:
+    except (CheckpointError, DistributionError, LayoutError, MissingExtraError):
+        raise  # of other things than the document
+    except ConfigError as error:
+        error.add_note(f"in {document}.json in {str(stored.folder)!r}")
         raise
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
         raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
 
 
-def _no_model(stored: Stored, has_config: bool) -> CheckpointError:
-    if stored.document(COMPILE) is None:
+def _no_model(stored: Stored) -> CheckpointError:
+    has_config = stored.has(CONFIG)
+    if not stored.has(COMPILE):
         return CheckpointError(
             f"load_model: {str(stored.folder)!r} holds the state of a training, and no model",
             given=f"a checkpoint of step {stored.step}",

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import _jax
 from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.checkpoint.snapshot import RECORD
 from keras_dist.models.session import Session
 
 SUFFIX = ".orbax"
@@ -47,10 +49,17 @@ class StoredWeights:
 
     def is_complex(self, name: str) -> bool:
         """Whether the elements of a weight have an imaginary part."""
-        return jnp.issubdtype(self._dtypes[name], jnp.complexfloating)
+        return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Weights by their paths, where those of the model are."""
+        """Weights by their paths, where those of the model are.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        for name in names:
+            if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
+                raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
         plan = self._session.cell.plan
         places = {row.path: sharding for row, sharding in zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)}
         wanted = {

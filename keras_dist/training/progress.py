@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
 from keras_dist.distribution.placement import place_copy
-from keras_dist.errors import ModelError
+from keras_dist.errors import DataError, ModelError, shorten
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +39,28 @@ class Progress:
     callbacks: Any = None
 
     @classmethod
+    def from_json(cls, state: Any) -> Progress:
+        """The progress whose fields were written down, with arrays in them.
+
+        Raises:
+            DataError: these are none.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if (
+            not isinstance(state, Mapping)
+            or set(state) != set(names)
+            or not all(_IS_FIELD[name](value) for name, value in state.items() if name != "cursor")
+        ):
+            raise DataError(
+                "this is not how far a training has come",
+                given=shorten(state),
+                expected=f"a dict of {', '.join(names)}",
+                fix="pass what a snapshot had noted",
+            )
+        cursor, key = Cursor.from_json(state["cursor"]), state["shuffle_key"]
+        return cls(**{**state, "cursor": cursor, "shuffle_key": None if key is None else tuple(key)})
+
+    @classmethod
     def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Progress:
         """That of a training before its first batch."""
         form = {"steps_per_epoch": examples.steps}
@@ -59,13 +82,19 @@ class Progress:
         cursor = Cursor(cursor.epoch, cursor.batch + steps, cursor.rows + steps * rows)
         return dataclasses.replace(self, cursor=cursor, tallies=tallies)
 
-    def check_continues(self, other: Progress) -> None:
-        """Check that the examples of this training are those of another one that it is to go on with.
+    def check_continues(self, other: Progress, zeros: Mapping[str, Any]) -> None:
+        """Check that the examples, loss and metrics of this training are those of another one that it is to go on with.
+
+        Args:
+            other: how far that one has come.
+            zeros: the states of the tallies before the first batch, as they are here.
 
         Raises:
             ModelError: batches would be others; a training between two epochs may go on with others, if each epoch
-                has all of them.
+                has all of them. Or loss and metrics are others here.
         """
+        if other.tallies:
+            _check_tallies(other.tallies, zeros)
         if self.form == other.form:
             return
         if not other.cursor.batch and self.form["steps_per_epoch"] is None and other.form["steps_per_epoch"] is None:
@@ -78,28 +107,86 @@ class Progress:
         )
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_form(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and "steps_per_epoch" in value
+        and all(one is None or _is_count(one) for one in value.values())
+    )
+
+
+def _is_tallies(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(value))
+
+
+_IS_FIELD: dict[str, Callable[[Any], bool]] = {
+    "first_epoch": _is_count,
+    "shuffle_key": lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))),
+    "form": _is_form,
+    "is_stopping": lambda value: isinstance(value, bool),
+    "tallies": _is_tallies,
+    "callbacks": lambda value: (
+        isinstance(value, list)
+        and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in value)
+    ),
+}
+"""What the fields of a progress that was written down look like."""
+
+
 def restored(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """The states of tallies that another process has had, on the devices of this one.
 
     Args:
         tallies: by name nested lists of arrays of the host.
-        like: the states as they are here.
-
-    Raises:
-        ModelError: loss and metrics are others here.
+        like: the states as they are here; see `Progress.check_continues`.
     """
-    given, wanted = _shapes(tallies), _shapes(like)
-    if given != wanted:
-        raise ModelError(
-            "fit cannot go on in the middle of an epoch: loss and metrics are not those of the interrupted training",
-            given=f"loss and metrics with states of shapes {wanted}",
-            expected=f"{given}",
-            fix="compile the model with the same loss and metrics; or begin anew in another directory",
-        )
     leaves, treedef = jax.tree.flatten({name: like[name] for name in tallies})
     values = jax.tree.leaves(dict(tallies))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
-def _shapes(tallies: Mapping[str, Any]) -> dict[str, list[tuple[int, ...]]]:
-    return {name: [np.shape(leaf) for leaf in jax.tree.leaves(tallies[name])] for name in sorted(tallies)}
+def nothing_to_continue() -> ModelError:
+    """The error of who asks for it when no training is about to begin."""
+    return ModelError(
+        "there is no training to be continued",
+        given="continue_from outside of on_train_begin",
+        expected="a fit that has not begun its first epoch",
+        fix="restore the model alone, or pass BackupAndRestore to fit",
+    )
+
+
+def of_another_thread(thread: threading.Thread) -> ModelError:
+    """The error of who asks how far a training in this thread has come, in another thread."""
+    return ModelError(
+        "the state of a training cannot be taken from another thread: fit is running",
+        given=f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {thread.name!r}",
+        expected="a call between two batches, in the thread that trains",
+        fix="pass BackupAndRestore to fit, or save in a callback of your own; model.save(path), which leaves out how "
+        "far fit has come, works in any thread",
+    )
+
+
+def _check_tallies(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    """Nothing, if the states of tallies are of the loss and metrics that are here.
+
+    Raises:
+        ModelError: they are of others.
+    """
+    given, wanted = _forms(tallies), _forms(like)
+    if given != wanted:
+        raise ModelError(
+            "fit cannot go on in the middle of an epoch: loss and metrics are not those of the interrupted training",
+            given=f"loss and metrics with states {wanted}",
+            expected=f"{given}",
+            fix="compile the model with the same loss and metrics; or begin anew in another directory",
+        )
+
+
+def _forms(tallies: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Types and shapes, by name."""
+    leaves = {name: jax.tree.leaves(tallies[name]) for name in sorted(tallies)}
+    return {name: [f"{leaf.dtype}{list(leaf.shape)}" for leaf in found] for name, found in leaves.items()}

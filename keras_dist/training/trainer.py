@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,6 @@ from keras_dist.data.recognition import Source
 from keras_dist.data.shares import Share
 from keras_dist.distribution import cluster
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.cell import StateCell
@@ -41,7 +41,7 @@ from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, finalize, has_final_values
 from keras_dist.training.pace import FixedPace, Pace
-from keras_dist.training.progress import Progress, restored
+from keras_dist.training.progress import Progress, nothing_to_continue, of_another_thread, restored
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.tallies import Tally
 
@@ -102,6 +102,8 @@ class Trainer:
         self._run: tuple[Examples, Hooks] | None = None
         self._progress: Progress | None = None
         self._begun = False
+        self._begun_with: Logs = {}
+        self._thread = threading.current_thread()
         self._train_step: Any = None
         self._test_step: Any = None
         self._recipe = recipe
@@ -134,10 +136,10 @@ class Trainer:
         logs: Mapping[str, float] = {}
         should_stop = self._stopper("train")
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        begun = Progress.begun(examples, epochs, shuffle_key)
-        with self._running(begun, examples, hooks), interrupt_between_steps(leave) as check_interrupt:
+        begun, zeros = Progress.begun(examples, epochs, shuffle_key), self._zeros(tallies)
+        with self._running(begun, zeros, examples, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
-            start = self._begin(begun, self._zeros(tallies), hooks)
+            start = self._begin(begun, zeros, hooks)
             for epoch, executions in feed.epochs(start.epochs(epochs.stop), start.shuffle_key, start.cursor):
                 if start.is_stopping:
                     break
@@ -173,9 +175,15 @@ class Trainer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far the training has come that is running now; None if there is none."""
+        """How far the training has come that is running now; None if there is none.
+
+        Raises:
+            ModelError: it runs in another thread: its callbacks may not have seen yet what its arrays have.
+        """
         if self._progress is None or self._run is None:
             return None
+        if self._thread is not threading.current_thread():
+            raise of_another_thread(self._thread)
         examples, hooks = self._run
         cursor = self._progress.cursor
         if isinstance(examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
@@ -191,27 +199,31 @@ class Trainer:
         self._forward.seed = seed
         self._compiled.forget_programs()
 
+    def check_continues(self, progress: Progress) -> None:
+        """Nothing, if `continue_from` may be called.
+
+        Raises:
+            ModelError: there is no training that is about to begin, or it has other batches, loss or metrics.
+        """
+        if self._progress is None or self._begun:
+            raise nothing_to_continue()
+        self._progress.check_continues(progress, self._begun_with)
+
     def continue_from(self, progress: Progress) -> None:
         """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`.
 
         Raises:
-            ModelError: there is no training that is about to begin, or it has other batches.
+            ModelError: see `check_continues`.
         """
-        if self._progress is None or self._begun:
-            raise ModelError(
-                "there is no training to be continued",
-                given="continue_from outside of on_train_begin",
-                expected="a fit that has not begun its first epoch",
-                fix="restore the model alone, or pass BackupAndRestore to fit",
-            )
-        self._progress.check_continues(progress)
+        self.check_continues(progress)
         self._progress = progress
 
     @contextlib.contextmanager
-    def _running(self, progress: Progress, examples: Examples, hooks: Hooks) -> Iterator[None]:
+    def _running(self, progress: Progress, zeros: Logs, examples: Examples, hooks: Hooks) -> Iterator[None]:
         """Keep account of a training, and tell the callbacks how it ended."""
-        outer = self._run, self._progress, self._begun
-        self._run, self._progress, self._begun = (examples, hooks), progress, False
+        outer = self._run, self._progress, self._begun, self._begun_with
+        thread, self._thread = self._thread, threading.current_thread()
+        self._run, self._progress, self._begun, self._begun_with = (examples, hooks), progress, False, zeros
         try:
             yield
         except BaseException as error:
@@ -220,7 +232,8 @@ class Trainer:
         else:
             hooks.on_train_exit(None)
         finally:
-            self._run, self._progress, self._begun = outer
+            self._run, self._progress, self._begun, self._begun_with = outer
+            self._thread = thread
 
     def _begin(self, start: Progress, zeros: Logs, hooks: Hooks) -> Progress:
         """Where the training begins: `start`, or where a callback has said."""

@@ -149,9 +149,9 @@ def test_a_record_of_another_form_is_told(directory):
     shapeless = {**snapshot._record(), "arrays": {"variables/k": {"shape": [None, 8], "dtype": "float32"}}}
     dataclasses.replace(snapshot, documents={"record": shapeless}).begin(directory / "step_00000003")()
     problems = [state.problems for state in examine(directory).states]
-    assert problems[0] == ("its documents cannot be read: KeyError: 'plan'",)
+    assert problems[0] == ("record.json cannot be read: KeyError: 'plan'",)
     assert problems[1] == ("record.json has the format 2, which is not known",)
-    assert problems[2][0].startswith("its documents cannot be read: TypeError")
+    assert problems[2][0].startswith("record.json cannot be read: ValueError")
 
 
 def test_a_state_without_manifest_and_a_file_in_its_place(write, directory):

@@ -16,7 +16,7 @@ model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", loss="mse")
 manager = CheckpointManager(model, {directory!r}, asynchronous=True)
 if {fails}:
-    manifest._digest = None
+    manifest._checksum = None
 manager.save()
 """
 

@@ -1,8 +1,12 @@
 """A folder is whole or not there, whatever happens meanwhile."""
 
 import errno
+import fcntl
 import os
 import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -90,11 +94,13 @@ def test_folders_around_are_made(tmp_path):
 def test_what_a_killed_process_of_the_same_number_left_is_not_in_the_way(place):
     (place.parent / f".state.draft-{os.getpid()}").mkdir()
     (place.parent / f".state.draft-{os.getpid()}" / "old").write_text("")
-    put(place, "one").commit()
+    with pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"):
+        put(place, "one").commit()
     assert names(place) == ["manifest.json", "record.json"]
     (place.parent / f".state.replaced-{os.getpid()}").mkdir()
     (place.parent / f".state.replaced-{os.getpid()}" / "old").write_text("")
-    put(place, "two").commit()
+    with pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"):
+        put(place, "two").commit()
     assert text_of(place) == "two"
     assert names(place.parent) == ["state"]
 
@@ -234,3 +240,151 @@ def test_what_is_deleted_is_whole_or_not_there(place, monkeypatch):
     with pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"):
         settled(place)
     assert names(place.parent) == []
+
+
+WRITER = """
+import pathlib, sys
+from keras_dist.checkpoint.folder import Draft
+draft = Draft(pathlib.Path(sys.argv[1]))
+(draft.folder / "record.json").write_text(sys.argv[2])
+print(draft.folder, flush=True)
+if sys.stdin.readline() == "commit\\n":
+    draft.commit()
+"""
+
+
+@pytest.fixture
+def writer(place):
+    """Starts a process that has begun to write, and goes on or ends when it is told."""
+    started = []
+
+    def write(text):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(place), text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process, pathlib.Path(process.stdout.readline().strip())
+
+    yield write
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place, writer):
+    process, left = writer("one")
+    process.kill()
+    process.communicate()
+    assert left.is_dir()
+    with pytest.warns(CheckpointWarning, match=f"{left.name}: left by a process that was killed; removed"):
+        draft = put(place, "two")
+    assert names(place.parent) == [draft.folder.name]
+    draft.commit()
+    assert text_of(place) == "two"
+
+
+def test_two_processes_that_live_write_to_one_place(place, writer):
+    process, left = writer("one")
+    put(place, "two").commit()
+    assert text_of(place) == "two"
+    assert left.is_dir()
+    put(place, "three").abandon()
+    process.communicate("commit\n")
+    assert process.returncode == 0
+    assert text_of(place) == "one"
+    assert names(place.parent) == ["state"]
+
+
+def test_two_threads_write_to_one_place(place):
+    one, two = put(place, "one"), put(place, "two")
+    assert one.folder != two.folder
+    assert is_draft(one.folder) and is_draft(two.folder)
+    one.commit()
+    three = put(place, "three")
+    two.commit()
+    assert text_of(place) == "two"
+    one.abandon()  # it is over: what has its number now is another one
+    three.commit()
+    assert text_of(place) == "three"
+    assert names(place.parent) == ["state"]
+
+
+def test_what_a_process_that_lives_has_replaced_is_not_put_back(place, monkeypatch):
+    put(place, "one").commit()
+    draft = put(place, "two")
+    rename, between = os.rename, []
+
+    def look_between(source, target):
+        if source == draft.folder:
+            between.append(names(place.parent))
+            put(place, "three").abandon()
+            assert names(place.parent) == between[0]
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", look_between)
+    draft.commit()
+    assert between and "state" not in between[0]
+    assert text_of(place) == "two"
+    assert names(place.parent) == ["state"]
+
+
+def test_what_was_replaced_goes_back_before_a_new_one_is_written(place):
+    put(place, "one").commit()
+    place.rename(place.with_name(".state.replaced-17"))
+    (place.parent / ".state.draft-17").mkdir()
+    with pytest.warns(CheckpointWarning) as warned:
+        draft = put(place, "two")
+    assert sorted("used again" in str(one.message) for one in warned) == [False, True]
+    assert text_of(place) == "one"
+    draft.abandon()
+    assert names(place.parent) == ["state"]
+
+
+def test_what_readers_have_found_beside_its_place_is_not_removed(place):
+    put(place, "new").commit()
+    place.rename(place.with_name("new"))
+    put(place, "old").commit()
+    place.rename(place.with_name(".state.replaced-17"))
+    place.with_name("new").rename(place.with_name(".state.draft-17"))
+    with pytest.warns(CheckpointWarning) as warned:
+        assert text_of(present(place)) == "new"
+        put(place, "newest").abandon()
+    assert "it was whole, and is used" in str(warned[1].message)
+    assert text_of(place) == "new"
+    assert names(place.parent) == ["state"]
+
+
+def test_where_folders_have_no_locks_those_of_others_are_left_alone(place, monkeypatch):
+    def none(*arguments):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    (place.parent / ".state.draft-17").mkdir()
+    monkeypatch.setattr(fcntl, "flock", none)
+    for text in ("one", "two"):
+        put(place, text).commit()
+        assert text_of(place) == text
+    assert names(place.parent) == [".state.draft-17", "state"]
+    with pytest.warns(CheckpointWarning, match="removed"):
+        settled(place)  # as who has the lock of the directory
+    assert names(place.parent) == ["state"]
+
+
+def test_a_draft_that_may_not_be_removed_is_not_in_the_way(place, monkeypatch):
+    (place.parent / ".state.draft-17").mkdir()
+
+    def refuse(path, *arguments, **named):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        draft = put(place, "one")
+    draft.commit()
+    assert text_of(place) == "one"
+
+
+def test_descriptors_are_closed(place):
+    before = len(os.listdir("/proc/self/fd"))
+    put(place, "one").commit()
+    put(place, "two").commit()
+    put(place, "three").abandon()
+    assert len(os.listdir("/proc/self/fd")) == before

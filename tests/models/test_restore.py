@@ -11,7 +11,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.models import checkpointing
 from keras_dist.models.checkpointing import join_arrays, names_of, split_arrays
 from tests.layouts import on
@@ -227,6 +227,62 @@ def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets,
         model.restore(stored)
     assert len(parts) >= 8
     assert sorted(name for part in parts for name in part) == sorted(old)
+
+
+class Doing(kd.callbacks.Callback):
+    """Does something when the training begins, or after its first batch."""
+
+    def __init__(self, begin=None, batch=None):
+        super().__init__()
+        self.begin, self.batch = begin, batch
+
+    def on_train_begin(self, logs=None):
+        if self.begin is not None:
+            self.begin()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0 and self.batch is not None:
+            self.batch()
+
+
+@pytest.mark.parametrize("changed", [{"metrics": ["mae"]}, {"metrics": ["mse"]}, {}], ids=["more", "other", "none"])
+def test_other_metrics_are_refused_before_any_array_is_changed(tmp_path, changed):
+    model, again = network(), network()
+    model.compile("adam", loss="mse", metrics=["mae", "mse"] if changed != {"metrics": ["mse"]} else ["mae"])
+    with CheckpointManager(model, tmp_path) as manager:
+        model.fit(X, Y, batch_size=4, verbose=0, callbacks=Doing(batch=manager.save))
+        stored = manager.newest()
+    again.compile("adam", loss="mse", **changed)
+    before = values_of(again)
+    with pytest.raises(ModelError, match="loss and metrics are not those of the interrupted training") as raised:
+        again.fit(
+            X, Y, batch_size=4, verbose=0, callbacks=Doing(begin=lambda: again.restore(stored, continue_training=True))
+        )
+    assert raised.value.given != raised.value.expected
+    assert same(values_of(again), before)
+    assert not any(array.is_deleted() for array in again._born().cell.arrays)
+
+
+def test_who_forgives_arrays_that_cannot_be_read_trains_from_the_begin(tmp_path, monkeypatch):
+    model, again = network(), network()
+    with CheckpointManager(model, tmp_path) as manager:
+        model.fit(X, Y, batch_size=4, verbose=0, callbacks=Doing(batch=manager.save))
+        stored = manager.newest()
+    read = stored.arrays
+
+    def fails(wanted):
+        if not any(name.startswith("training/") for name in wanted):
+            raise CheckpointError("the arrays cannot be read")
+        return read(wanted)
+
+    monkeypatch.setattr(stored, "arrays", fails)
+
+    def forgive():
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            again.restore(stored, continue_training=True)
+
+    again.fit(X, Y, batch_size=4, verbose=0, callbacks=Doing(begin=forgive))
+    assert int(again.state.step) == 4
 
 
 def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """One training at a time: other threads may look, callbacks may train."""
 
+import pathlib
 import threading
 from typing import Any
 
@@ -113,3 +114,78 @@ def test_what_changes_the_steps_is_refused_while_fit_runs(model, method):
     assert isinstance(callback.result, ModelError) and f"{method}: fit is running" in str(callback.result)
     actions[method]()
     assert np.isfinite(model.train_on_batch(X, Y))
+
+
+class TestSaving:
+    """States of a model that other threads train."""
+
+    @pytest.fixture
+    def manager(self, model, tmp_path):
+        with kd.checkpoint.CheckpointManager(model, tmp_path / "states", max_to_keep=None) as manager:
+            yield manager
+
+    def test_from_another_thread_is_refused_while_fit_runs(self, model, manager):
+        saving = During(lambda: in_a_thread(manager.save))
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
+        assert isinstance(saving.result, ModelError) and "fit is running" in str(saving.result)
+        assert saving.result.given and saving.result.expected and saving.result.fix
+        assert manager.steps == []
+        assert in_a_thread(manager.save) == manager.latest_checkpoint
+        assert manager.steps == [5]
+
+    def test_in_the_thread_that_trains_is_right(self, model, manager):
+        saving = During(manager.save)
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
+        assert saving.result == manager.latest_checkpoint
+        assert manager.steps == [1]
+
+    def test_a_nested_training_leaves_the_outer_one_to_its_thread(self, model, manager):
+        def train_and_save():
+            model.fit(X, Y, verbose=0)
+            return in_a_thread(manager.save)
+
+        saving = During(train_and_save)
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
+        assert isinstance(saving.result, ModelError) and "fit is running" in str(saving.result)
+
+    def test_the_model_alone_is_saved_from_any_thread(self, model, tmp_path):
+        saving = During(lambda: in_a_thread(lambda: model.save(tmp_path / "model")))
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
+        assert saving.result is None and (tmp_path / "model").is_dir()
+
+    def test_steps_wait_until_the_arrays_are_copied(self, model, manager, monkeypatch):
+        model.train_on_batch(X, Y)
+        cell, begin, was_free = model._born().cell, kd.checkpoint.Snapshot.begin, []
+
+        def begin_and_look(snapshot, place):
+            was_free.append(in_a_thread(lambda: cell.lock.acquire(blocking=False)))
+            return begin(snapshot, place)
+
+        monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
+        manager.save()
+        assert was_free == [False]
+        assert in_a_thread(lambda: cell.lock.acquire(blocking=False) and (cell.lock.release() or True))
+
+    def test_states_are_whole_while_another_thread_trains(self, model, manager):
+        stop, failures = threading.Event(), []
+
+        def train():
+            while not stop.is_set():
+                try:
+                    model.train_on_batch(X, Y)
+                except Exception as error:
+                    failures.append(error)
+                    return
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            for _ in range(8):
+                manager.save()
+        finally:
+            stop.set()
+            trainer.join()
+        assert not failures
+        for path in manager.checkpoints:
+            stored = kd.checkpoint.Stored(pathlib.Path(path))
+            assert int(stored.arrays_below("step")[""]) == stored.step

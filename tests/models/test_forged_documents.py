@@ -1,0 +1,183 @@
+"""Documents that were changed under a manifest that fits: each is refused by its name, or means something."""
+
+import copy
+import json
+import random
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.checkpoint import CheckpointManager, Stored, examine
+from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
+from keras_dist.checkpoint.manifest import write_manifest
+from keras_dist.errors import CheckpointError, ConfigError, ModelError
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+Y = np.ones((8, 2), np.float32)
+
+ODD = [None, True, -1, 2**80, 1.5, float("nan"), "", "odd", "\ud800", [], [None], [[3]], {}, {"odd": 1}]
+CASES = 25
+"""Of each document, drawn by a fixed seed."""
+
+
+def model_of(metrics=("mae",)):
+    model = kd.Sequential(
+        [kd.Input((3,)), kd.layers.Dense(2, kernel_initializer="zeros", name="d1"), kd.layers.Dropout(0.5, name="drop")]
+    )
+    model.compile(kd.optimizers.SGD(0.1, momentum=0.9), loss="mse", metrics=list(metrics))
+    return model
+
+
+def forged(source, target, document, value):
+    """A copy of a checkpoint with another document, and a manifest that fits."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    (target / "manifest.json").unlink()
+    (target / f"{document}.json").write_text(json.dumps(value))
+    write_manifest(target)
+    return target
+
+
+def places_in(value, place=()):
+    """The ways to all values in nested dicts and lists, the outermost one first."""
+    yield place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in items:
+        yield from places_in(one, (*place, name))
+
+
+def changed(document, place, value):
+    """A document with another value in one place; without one there if the value is `places_in`."""
+    document = copy.deepcopy(document)
+    if not place:
+        return value
+    inner = document
+    for name in place[:-1]:
+        inner = inner[name]
+    if value is places_in:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return document
+
+
+def variants(folder, document):
+    """The document as a whole replaced by odd values; and many that have one in some place."""
+    found = json.loads((folder / f"{document}.json").read_text())
+    yield from ODD
+    places = [*places_in(found)][1:]
+    cases = [(place, value) for place in places for value in [places_in, *ODD]]
+    for place, value in random.Random(0).sample(cases, min(CASES, len(cases))):
+        yield changed(found, place, value)
+
+
+def problems_of(action, folder, document, tmp_path):
+    """What went otherwise than it should, for all variants: what neither works nor is refused by name."""
+    found = []
+    for value in variants(folder, document):
+        path = forged(folder, tmp_path / "step_00000002", document, value)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                action(path)
+        except (CheckpointError, ConfigError) as error:
+            said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            if not any(one in said for one in (f"{document}.json", "format", "does not fit", "holds a", "holds the")):
+                found.append((value, said))
+        except ModelError as error:
+            if "those of the interrupted training" not in str(error):
+                found.append((value, repr(error)))
+        except Exception as error:
+            found.append((value, f"{type(error).__name__}: {error}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model in a folder."""
+    path = tmp_path_factory.mktemp("saved") / "model"
+    model = model_of()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    model.save(path)
+    return path
+
+
+class Saving(kd.callbacks.Callback):
+    """Keeps the state after the second batch."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory = directory
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            with CheckpointManager(self.model, self.directory) as manager:
+                self.path = manager.save()
+
+
+class Resuming(kd.callbacks.Callback):
+    """Goes on with a state."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_train_begin(self, logs=None):
+        self.model.restore(Stored(self.path), continue_training=True)
+
+
+def fit(model, *callbacks):
+    return model.fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=list(callbacks))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A state in the middle of a training."""
+    directory = tmp_path_factory.mktemp("trained")
+    saving = Saving(directory)
+    fit(model_of(), saving)
+    return directory / "step_00000002"
+
+
+@pytest.mark.parametrize("document", ["record", "model", "config", "compile", "policy"])
+def test_models(saved, tmp_path, document):
+    assert problems_of(kd.models.load_model, saved, document, tmp_path) == []
+
+
+@pytest.mark.parametrize("document", ["record", "model", "training"])
+def test_states_of_trainings(trained, tmp_path, document):
+    model = model_of()
+    fit(model, Resuming(trained))
+    assert problems_of(lambda path: fit(model, Resuming(path)), trained, document, tmp_path) == []
+
+
+@pytest.mark.parametrize("document", ["record", "training"])
+def test_the_doctor(trained, tmp_path, document):
+    def look(path):
+        found = examine(path)
+        (state,) = found.states
+        render_diagnosis(found).encode()
+        render_restoring(state.name, state.restored_on({"data": 8})).encode()
+        if not state.is_good:
+            raise CheckpointError("; ".join(state.problems))
+
+    assert problems_of(look, trained, document, tmp_path) == []
+
+
+def test_folders_of_weights(tmp_path):
+    model = model_of()
+    model.save_weights(tmp_path / "w.orbax")
+
+    def load(path):
+        shutil.rmtree(tmp_path / "f.orbax", ignore_errors=True)
+        path.rename(tmp_path / "f.orbax")
+        model.load_weights(tmp_path / "f.orbax", strict=False)
+
+    assert problems_of(load, tmp_path / "w.orbax", "record", tmp_path) == []
+    record = json.loads((tmp_path / "w.orbax" / "record.json").read_text())
+    record["arrays"]["variables/d1/kernel"]["dtype"] = "key<fry>"
+    with pytest.raises(CheckpointError, match=r"record\.json"):
+        load(forged(tmp_path / "w.orbax", tmp_path / "keys", "record", record))
