@@ -25,7 +25,9 @@ class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, every so many batches, or whenever a value got better.
 
     The path tells what is saved: one that ends in `.safetensors` or `.orbax` the weights, by `Model.save_weights`; any
-    other is the folder of the whole model, by `Model.save`. `BackupAndRestore` goes on with a training that was killed.
+    other is the folder of the whole model, by `Model.save`. One callback for the latest model and one for the best
+    (`save_best_only`), each with a path of its own, keep both. `BackupAndRestore` goes on with a training that was
+    killed.
 
     Args:
         filepath: in it `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
