@@ -34,7 +34,7 @@ class BackupAndRestore(Callback):
             whenever an exception or a signal ends it.
         keep: how many states are kept; None for all.
         asynchronous: whether steps go on while a state is being written. A save that fails ends the training at the
-            next step.
+            next step; in a job of several processes at the next save, so that all end at the same step.
 
     Raises:
         ModelError: an argument cannot be used.
@@ -156,7 +156,7 @@ class BackupAndRestore(Callback):
             manager.delete()
             return
         try:
-            manager.close(wait=not isinstance(error, KeyboardInterrupt))
+            manager.close(wait=not isinstance(error, KeyboardInterrupt), error=error)
         except CheckpointError as failure:
             if error is None:
                 raise

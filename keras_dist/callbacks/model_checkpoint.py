@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from keras_dist.callbacks.callback import Logs, Mode
-from keras_dist.callbacks.first_process import is_first_process, print_message
+from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.ranges import check_number
 
@@ -142,8 +143,7 @@ class ModelCheckpoint(MonitorCallback):
             is_wanted, reason = True, f"saving model to {path}"
         self._say(epoch, reason)
         if is_wanted:
-            if is_first_process():
-                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
             if path.endswith(_SUFFIXES):
                 self.model.save_weights(path)
             else:

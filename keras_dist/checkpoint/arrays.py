@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.distribution import cluster
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
@@ -43,16 +42,17 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvou
     from etils import epath  # noqa: PLC0415
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
 
+    job = job or Rendezvous()
     on_cpus = _are_on_cpus(arrays)
     # orbax refuses arrays without elements; reading makes them from their shapes
-    raw = {name: _raw(value, on_cpus) for name, value in arrays.items() if value.size}
+    raw = {name: _raw(value, on_cpus, job) for name, value in arrays.items() if value.size}
     if not raw:
         return lambda: None
     # the handler alone: where it writes, and when all have written, is for `Draft` and `Rendezvous` to know.
     # Compressed, arrays of floats are a tenth smaller, and written and read in four times the time
     handler = orbax.PyTreeCheckpointHandler(use_compression=False)
     arguments = orbax.args.PyTreeSave(raw, ocdbt_target_data_file_size=_FILE_BYTES)
-    job, place = job or Rendezvous(), epath.Path(folder.absolute() / FOLDER)
+    place = epath.Path(folder.absolute() / FOLDER)
     futures: list[Any] = []
 
     def begin() -> None:
@@ -140,12 +140,12 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
-def _raw(value: Any, is_copied: bool) -> Any:
+def _raw(value: Any, is_copied: bool, job: Rendezvous) -> Any:
     """What is written for an array: of PRNG keys their data."""
     if not _is_on_device(value):
         return np.array(value)
     value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
-    if value.is_fully_addressable and cluster.num_processes() > 1:  # on devices of this process alone
+    if value.is_fully_addressable and job.processes > 1:  # on devices of this process alone
         return np.array(value)
     return place_copy(value, value.sharding) if is_copied else value
 

@@ -10,10 +10,9 @@ import re
 import shutil
 import warnings
 
-from keras_dist.checkpoint.manifest import NAME, damage_of, write_manifest
-from keras_dist.distribution import cluster
+from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
@@ -44,7 +43,7 @@ class Draft:
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
         self._job, self._lock, self._is_over = job or Rendezvous(), None, True
-        place = place.resolve()  # the program may go elsewhere before it is written; links stay, and point to the new
+        place = _resolved(place)  # the program may go elsewhere before it is written; links stay, and point to the new
         places = self._job.each(lambda: str(place))
         if len({*places}) > 1:
             raise CheckpointError(
@@ -88,13 +87,7 @@ class Draft:
                     expected="a folder, or nothing",
                     fix="choose another path, or move the file away",
                 )
-        if place.is_dir() and any(place.iterdir()) and not (place / NAME).exists():
-            raise CheckpointError(
-                f"{str(place)!r} is a folder of other things",
-                given="a folder with files, which a checkpoint would replace",
-                expected="an earlier checkpoint, an empty folder, or nothing",
-                fix="choose another path",
-            )
+        _check_holds_no_other(place)
         settled(place, is_only_writer=False)
         self._number, folder, self._lock = _new_folder(place)
         self._is_over = False
@@ -109,7 +102,7 @@ class Draft:
         if not self.folder.is_dir():
             raise CheckpointError(
                 f"{str(self.folder)!r} is not there",
-                given=f"a folder that process 0 has made, and process {cluster.process_id()} does not see",
+                given=f"a folder that process 0 has made, and process {self._job.process} does not see",
                 expected="a place that all processes see",
                 fix="write to a folder that the machines of the job share",
             )
@@ -123,6 +116,7 @@ class Draft:
         self._release()
 
     def _exchange(self) -> None:
+        _check_holds_no_other(self.place)  # they may have come meanwhile
         replaced = self.place.with_name(f".{self.place.name}.replaced-{self._number}")
         if replaced.exists():  # by a process of this number, which was killed before it had removed it
             shutil.rmtree(replaced)
@@ -147,6 +141,40 @@ class Draft:
         self._is_over = True
         if self._lock is not None:
             _unlock(self._lock)
+
+
+def _resolved(place: pathlib.Path) -> pathlib.Path:
+    try:
+        return place.resolve()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{str(place)!r} leads nowhere",
+            given=f"{type(error).__name__}: {error}",
+            expected="a path whose links end somewhere",
+            fix="choose another path",
+        ) from error
+
+
+def _check_holds_no_other(place: pathlib.Path) -> None:
+    """Nothing, if a folder holds an earlier checkpoint and nothing else, or is not there.
+
+    Raises:
+        CheckpointError: it holds other things, which a checkpoint in its place would delete.
+    """
+    if not place.is_dir():
+        return
+    listed = listed_in(place) if (place / NAME).is_file() else None
+    own = {NAME, *(pathlib.PurePosixPath(name).parts[0] for name in listed or ())}
+    others = sorted(path.name for path in place.iterdir() if path.name not in own)
+    if listed is not None and not listed:  # it is damaged, and cannot tell
+        others = [name for name in others if name != "arrays" and not name.endswith(".json")]
+    if others:
+        raise CheckpointError(
+            f"{str(place)!r} is a folder of other things",
+            given=f"a folder with {shorten(others)}, which a checkpoint would delete",
+            expected="an earlier checkpoint alone, an empty folder, or nothing",
+            fix="choose another path, or move these away",
+        )
 
 
 def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:

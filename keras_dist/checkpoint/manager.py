@@ -18,7 +18,6 @@ from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
 from keras_dist.checkpoint.lock import Lock
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
-from keras_dist.distribution import cluster
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 
@@ -116,15 +115,15 @@ class CheckpointManager:
         self._asynchronous = asynchronous
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
-        self._job, self._job_behind = Rendezvous(), Rendezvous()
+        self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
         self._lock: Lock | None = None
         self._job.first(self._begin)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(error=error)
 
     @property
     def steps(self) -> list[int]:
@@ -180,7 +179,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: it has.
         """
-        if self._writer is not None and self._writer.is_over and cluster.num_processes() == 1:
+        if self._writer is not None and self._writer.is_over and self._job.processes == 1:
             self.wait_until_finished()
 
     def wait_until_finished(self) -> None:
@@ -264,16 +263,19 @@ class CheckpointManager:
             self.close()
         self._job.first(self._remove_empty)
 
-    def close(self, wait: bool = True) -> None:
+    def close(self, wait: bool = True, *, error: BaseException | None = None) -> None:
         """Wait for the save in the background, and let others write to the directory.
 
         Args:
             wait: if not, that save goes on by itself, and others may write when it is over.
+            error: why this process of a job goes on alone, if it does: the others wait for it no longer.
 
         Raises:
             CheckpointError: the save failed.
         """
         try:
+            if error is not None:
+                self._job.give_up(error)
             if wait:
                 self.wait_until_finished()
         finally:

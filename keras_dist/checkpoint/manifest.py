@@ -16,7 +16,6 @@ from typing import Any
 
 import google_crc32c
 
-from keras_dist.distribution import cluster
 from keras_dist.distribution.rendezvous import Rendezvous
 
 NAME = "manifest.json"
@@ -35,7 +34,7 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     """
     job = job or Rendezvous()
     names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)])
-    mine = names[cluster.process_id() :: cluster.num_processes()]
+    mine = names[job.process :: job.processes]
     parts = job.each(lambda: _noted(folder, mine))
     files = {name: noted for part in parts for name, noted in part.items()}
     job.first(lambda: (folder / NAME).write_bytes(_rendered({name: files[name] for name in names})))

@@ -60,7 +60,7 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
-        job = Rendezvous()
+        job = Rendezvous("a save")
         draft = Draft(place, job)
 
         def write_documents() -> None:
@@ -147,7 +147,7 @@ class Stored:
             checked[0] = cls(folder)
             return str(checked[0].folder)
 
-        place = Rendezvous().first(check)
+        place = Rendezvous("a load").first(check)
         return checked[0] if checked else cls(pathlib.Path(place), is_checked=True)
 
     @property

@@ -106,7 +106,7 @@ class Checkpointing:
         """
         path = model_path("save", filepath)
         if not overwrite:
-            Rendezvous().first(lambda: _check_free(path))
+            Rendezvous("a save").first(lambda: _check_free(path))
         session = self._born()
         documents = self._written_down()
         with self.at_rest():  # a training in another thread consumes the arrays
@@ -153,18 +153,27 @@ class Checkpointing:
         session = self._born()
         cell = session.cell
         wanted = _wanted(session)
-        _check_fit(self.name, wanted, stored, with_slots)
-        seed, fits = noted_of(stored)
-        progress = _progress_of(stored) if continue_training else None
-        if progress is not None:
-            session.trainer.check_continues(progress)
+        job = Rendezvous("a restore")
+        looked: list[tuple[tuple[int, int], Progress | None]] = []
+
+        def look() -> None:
+            _check_fit(self.name, wanted, stored, with_slots)
+            progress = _progress_of(stored) if continue_training else None
+            if progress is not None:
+                session.trainer.check_continues(progress)
+            looked.append((noted_of(stored), progress))
+
+        job.each(look)
+        ((seed, fits), progress), *_ = looked
         with cell.lock:
             arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
             for number, part in enumerate(_parts(wanted)):
                 if number:  # what cannot be read at all shows before anything is gone
                     for name in part:
                         arrays[places[name]].delete()
-                found = stored.arrays({name: wanted[name] for name in part})
+                found: dict[str, Any] = {}
+                part_wanted = {name: wanted[name] for name in part}
+                job.each(lambda found=found, part=part_wanted: found.update(stored.arrays(part)))
                 for name in part:
                     arrays[places[name]] = found.pop(name)
                 _environment.release_freed_memory()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from keras_dist import _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.models.session import Session
 
 SUFFIX = ".orbax"
@@ -68,7 +69,9 @@ class StoredWeights:
             )
             for name in names
         }
-        return {name.removeprefix(_PREFIX): array for name, array in self._stored.arrays(wanted).items()}
+        found: dict[str, Any] = {}
+        Rendezvous("a load").each(lambda: found.update(self._stored.arrays(wanted)))
+        return {name.removeprefix(_PREFIX): array for name, array in found.items()}
 
 
 def write_weights(path: pathlib.Path, names: Sequence[str], session: Session) -> None:

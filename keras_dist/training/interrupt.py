@@ -75,6 +75,7 @@ class _Notes:
             return False
         if not self._presses:
             self._presses, self._signal = 1, signal.SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX hears the first one alone; the second is not to wait
         return True
 
     def _raise(self) -> None:
@@ -97,7 +98,8 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
 
     Args:
         leave: called before the function raises. With it SIGTERM is treated likewise, and a second SIGTERM ends the
-            process at once. In a job of several processes all call it after the same step.
+            process at once. In a job of several processes all call it after the same step; a second SIGTERM counts
+            from then on.
     """
     if not _is_main_thread():
         yield lambda: None

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from keras_dist.checkpoint import Stored
 from keras_dist.checkpoint.folder import Draft, discard, is_draft, present, settled
 from keras_dist.checkpoint.manifest import damage_of
 from keras_dist.errors import CheckpointError, CheckpointWarning
+from tests.checkpoint.conftest import snapshot_of
 
 
 def put(place, text):
@@ -56,8 +59,9 @@ def test_abandon_leaves_nothing(place):
 
 
 def test_what_was_there_is_replaced_as_a_whole(place):
-    put(place, "one").commit()
-    (place / "extra").write_text("")
+    first = put(place, "one")
+    (first.folder / "extra").write_text("")
+    first.commit()
     draft = put(place, "two")
     assert text_of(place) == "one"
     draft.commit()
@@ -388,3 +392,36 @@ def test_descriptors_are_closed(place):
     put(place, "two").commit()
     put(place, "three").abandon()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("other", ["notes.txt", "states/step_00000001/record.json", ".lock"])
+@pytest.mark.parametrize("comes", ["before", "while it is written"])
+def test_what_lies_in_a_folder_is_not_deleted_with_an_earlier_checkpoint(tmp_path, other, comes):
+    place = tmp_path / "model"
+    snapshot_of({"a": np.zeros(3)}).begin(place)()
+    snapshot_of({"a": np.zeros(3)}).begin(place)()  # nothing else is there
+    snapshot = snapshot_of({"a": np.ones(3)})
+    finish = snapshot.begin(place) if comes == "while it is written" else lambda: snapshot.begin(place)()
+    (place / other).parent.mkdir(parents=True, exist_ok=True)
+    (place / other).write_text("mine")
+    with pytest.raises(CheckpointError, match="is a folder of other things") as raised:
+        finish()
+    assert other.split("/")[0] in raised.value.given
+    assert (place / other).read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".model")] == []
+    assert Stored(place).arrays_below("")["a"].tolist() == [0, 0, 0]
+
+
+def test_a_damaged_checkpoint_can_be_replaced(tmp_path):
+    place = tmp_path / "model"
+    snapshot_of({"a": np.zeros(3)}).begin(place)()
+    (place / "manifest.json").write_text("{")
+    snapshot_of({"a": np.ones(3)}).begin(place)()
+    assert Stored(place).arrays_below("")["a"].tolist() == [1, 1, 1]
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="leads nowhere"):
+        Draft(tmp_path / "a")

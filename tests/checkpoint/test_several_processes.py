@@ -12,7 +12,7 @@ import pathlib
 import warnings
 import keras_dist as kd
 from keras_dist import checkpoint, layers
-from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.errors import CheckpointError, CheckpointWarning, ClusterError
 
 folder = pathlib.Path(sys.argv[4])
 draws = np.random.default_rng(0)
@@ -145,6 +145,37 @@ with warnings.catch_warnings(record=True) as told:
         assert manager.restore_or_initialize().endswith("step_00000003")
 assert sum("is passed over" in str(one.message) for one in told) == (process == 0)
 check_same(values_of(model), before)
+
+# what one cannot read none takes over
+read = arrays.read_arrays
+if process == 1:
+    snapshot.read_arrays = lambda *args: (_ for _ in ()).throw(CheckpointError("the disk is gone"))
+now = values_of(model)
+with checkpoint.CheckpointManager(model, folder / "states") as manager, warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    check_raises(CheckpointError, "the disk is gone", manager.restore_or_initialize)
+snapshot.read_arrays = read
+check_same(values_of(model), now)
+
+# who goes on alone is told of, and is not waited for
+if process == 0:
+    (folder / "a file").write_text("")
+check_raises(OSError, "a file", lambda: model.fit(
+    X, Y, 8, verbose=0, callbacks=[kd.callbacks.ModelCheckpoint(folder / "a file" / "model")]
+))
+manager = checkpoint.CheckpointManager(model, folder / "given up")
+if process == 0:
+    check_raises(ClusterError, "it has given up: ValueError('of process 1')", lambda: manager.save())
+    manager.close()
+else:
+    def leaves():
+        with manager:
+            raise ValueError("of process 1")
+    check_raises(ValueError, "of process 1", leaves)
+if process == 0:
+    check_raises(ClusterError, "not at the same point", lambda: model.save(folder / "one"))
+else:
+    check_raises(ClusterError, "not at the same point", lambda: kd.models.load_model(folder / "one"))
 
 # places
 check_raises(CheckpointError, "different places", lambda: model.save(folder / str(process)))

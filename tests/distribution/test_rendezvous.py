@@ -1,5 +1,6 @@
 """What processes tell each other; threads stand for them here, and a dict for JAX's service."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,10 +32,28 @@ class Service:
                 raise RuntimeError("DEADLINE_EXCEEDED: it is not there")
             return self.values[key]
 
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            self.values[key] = value
+
+    def key_value_dir_get(self, key):
+        with self.changed:
+            return [(name, value) for name, value in self.values.items() if name.startswith(key)]
+
     def key_value_delete(self, key):
         with self.changed:
             for name in [name for name in self.values if name.startswith(key)]:
                 del self.values[name]
+
+
+class Numbers:
+    """Those of each process, which are one after another."""
+
+    def __init__(self, here):
+        self.here, self.numbers = here, [itertools.count(7) for _ in range(PROCESSES)]
+
+    def __next__(self):
+        return next(self.numbers[self.here.process])
 
 
 @pytest.fixture
@@ -50,12 +69,12 @@ def run(monkeypatch, service):
     monkeypatch.setattr(cluster, "process_id", lambda: here.process)
 
     def run(function, absent=()):
-        monkeypatch.setattr(rendezvous, "_numbers", iter([7] * PROCESSES))  # as the first one of each process
+        monkeypatch.setattr(rendezvous, "_numbers", Numbers(here))
 
         def of_process(process):
             here.process = process
             try:
-                return function(Rendezvous(service), process)
+                return function(Rendezvous("a test", service), process)
             except Exception as error:
                 return error
 
@@ -137,7 +156,34 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
     assert [type(error) for error in found] == [ClusterError] * 2
-    assert all("process 1 of the job does not come" in str(error) for error in found)
+    assert all("process 1 of the job does not come: a test" in str(error) for error in found)
+
+
+@pytest.mark.parametrize("how", ["it says so", "it is interrupted"])
+def test_who_gives_up_is_not_waited_for(run, how):
+    def leave(job, process):
+        if process != 1:
+            return job.each(lambda: process)
+        if how == "it says so":
+            return job.give_up(ValueError("no more"))
+        with pytest.raises(KeyboardInterrupt):
+            job.each(lambda: _raise(KeyboardInterrupt("no more")))
+
+    first, gone, last = run(leave)
+    assert gone is None
+    for error in (first, last):
+        assert isinstance(error, ClusterError)
+        assert "process 1 of the job does not come: a test" in str(error)
+        assert "it has given up" in error.given and "no more" in error.given
+
+
+def test_processes_that_speak_of_different_things_are_told(run, service):
+    def meet(job, process):
+        return Rendezvous("a save" if process else "a load", service).each(lambda: process)
+
+    for error in run(meet):
+        assert isinstance(error, ClusterError)
+        assert "process 0: 'a load', process 1: 'a save', process 2: 'a save'" in error.given
 
 
 def test_other_failures_of_the_service_are_not_hidden(run, service, monkeypatch):
