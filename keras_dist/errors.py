@@ -43,23 +43,8 @@ class KerasDistError(Exception):
         return "\n".join(lines)
 
 
-class DeviceError(KerasDistError, ValueError, RuntimeError):
-    """A device does not exist, or the devices can no longer be configured."""
-
-
-class ClusterError(KerasDistError, ValueError):
-    """The description of the processes of a job does not add up."""
-
-
-class MeshError(KerasDistError, ValueError):
-    """A `DeviceMesh` cannot be made of what was given."""
-
-
-class LayoutError(KerasDistError, ValueError):
-    """A layout or a layout rule cannot be applied.
-
-    ``problems`` holds one entry for each thing found when a whole plan was checked, else it is empty.
-    """
+class _ErrorOfProblems(KerasDistError):
+    """An error that lists the single things that are wrong, in ``problems``."""
 
     def __init__(
         self,
@@ -72,6 +57,25 @@ class LayoutError(KerasDistError, ValueError):
     ) -> None:
         super().__init__(summary, given=given, expected=expected, fix=fix)
         self.problems = problems
+
+
+class DeviceError(KerasDistError, ValueError, RuntimeError):
+    """A device does not exist, or the devices can no longer be configured."""
+
+
+class ClusterError(KerasDistError, ValueError):
+    """The description of the processes of a job does not add up."""
+
+
+class MeshError(KerasDistError, ValueError):
+    """A `DeviceMesh` cannot be made of what was given."""
+
+
+class LayoutError(_ErrorOfProblems, ValueError):
+    """A layout or a layout rule cannot be applied.
+
+    ``problems`` holds one entry for each thing found when a whole plan was checked, else it is empty.
+    """
 
 
 class DistributionError(KerasDistError, ValueError):
@@ -94,23 +98,11 @@ class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 
 
-class CheckpointError(KerasDistError, ValueError):
+class CheckpointError(_ErrorOfProblems, ValueError):
     """A checkpoint cannot be written or read: its place is busy, it is damaged, or it is one of another model.
 
     ``problems`` names each file or variable that is wrong.
     """
-
-    def __init__(
-        self,
-        summary: str,
-        *,
-        given: str = "",
-        expected: str = "",
-        fix: str = "",
-        problems: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(summary, given=given, expected=expected, fix=fix)
-        self.problems = problems
 
 
 class MissingExtraError(KerasDistError, ImportError):

@@ -7,7 +7,7 @@ import grain
 import jax
 import numpy as np
 
-import keras_dist as kd
+from keras_dist.data import PyDataset
 
 
 def cut(arrays: Any, size: int) -> list[Any]:
@@ -104,7 +104,7 @@ class Refilled:
             jax.tree.map(lambda place: place.fill(99), buffer)
 
 
-class Batches(kd.data.PyDataset):
+class Batches(PyDataset):
     """A `PyDataset` that remembers what it was asked for."""
 
     def __init__(self, arrays: Any, size: int, **options: Any) -> None:
@@ -125,7 +125,7 @@ class Batches(kd.data.PyDataset):
         self.log.append("end")
 
 
-class Endless(kd.data.PyDataset):
+class Endless(PyDataset):
     """A `PyDataset` without a length."""
 
     def __init__(self, arrays: Any, size: int) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 
+from keras_dist.callbacks.arguments import check_frequency
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
@@ -70,14 +71,7 @@ class BackupAndRestore(Callback):
         asynchronous: bool = True,
     ) -> None:
         super().__init__()
-        is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
-        if save_freq != "epoch" and not is_count:
-            raise ModelError(
-                "BackupAndRestore: `save_freq` cannot be used",
-                given=f"save_freq={shorten(save_freq)}",
-                expected="'epoch', or a number of batches >= 1",
-                fix="for example save_freq=100",
-            )
+        check_frequency("BackupAndRestore", save_freq)
         if not isinstance(backup_dir, str | os.PathLike) or not os.fspath(backup_dir):
             raise ModelError(
                 "BackupAndRestore: `backup_dir` is no path",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist.callbacks.arguments import check_frequency
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
@@ -84,10 +85,11 @@ class ModelCheckpoint(MonitorCallback):
         if initial_value_threshold not in (None, math.inf, -math.inf):
             check_number("initial_value_threshold", initial_value_threshold)
         self.filepath = _checked_path(filepath, save_weights_only)
+        check_frequency("ModelCheckpoint", save_freq)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
-        self.save_freq = _checked_frequency(save_freq)
+        self.save_freq = save_freq
         self.best = initial_value_threshold
         self._epoch = self._last_batch = -1
         self._batches_since_save = 0
@@ -197,15 +199,3 @@ def _checked_path(filepath: Any, save_weights_only: bool) -> str:
         expected=f"a path that ends in {_ENDINGS}, for weights" + ("" if save_weights_only else "; or a folder"),
         fix='for example ModelCheckpoint("model.weights.safetensors", save_weights_only=True)',
     )
-
-
-def _checked_frequency(save_freq: Any) -> int | str:
-    is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
-    if save_freq != "epoch" and not is_count:
-        raise ModelError(
-            "ModelCheckpoint: `save_freq` cannot be used",
-            given=f"save_freq={shorten(save_freq)}",
-            expected="'epoch', or a number of batches >= 1",
-            fix="correct `save_freq`, or leave it out",
-        )
-    return save_freq

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, constraints, initializers, random, regularizers
+from keras_dist import _jax, regularizers
 from keras_dist._operators import value_of
 from keras_dist._signatures import takes_keyword
-from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, row_watch, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
+from keras_dist.layers.building import Building
 from keras_dist.layers.call_arguments import (
     call_parameters,
     check_complete,
     check_numbers,
-    shapes_of,
     takes_any,
     tensor_arguments,
     training_of,
@@ -32,8 +32,8 @@ from keras_dist.layers.call_arguments import (
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.owner import Owner
 from keras_dist.layers.precision import Precision, policy_of
-from keras_dist.layers.variable import Variable, drawn
-from keras_dist.layers.weights import own_variables, walk
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weights import own_variables
 from keras_dist.saving import Configurable
 
 
@@ -55,7 +55,7 @@ class _Outside:
     )
 
 
-class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
+class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -163,9 +163,6 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
         for layer in self._owners():
             layer._trainable, layer._trainable_was_set = bool(value), True
 
-    def build(self, input_shape: Any) -> None:
-        """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
-
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The output for the inputs.
 
@@ -192,124 +189,6 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
             self.forget_losses()
         with call_context.entered(kwargs.get("training")) as context:
             return self._run(args, kwargs, context)
-
-    def describe_weight(
-        self,
-        name: str,
-        initializer: Any,
-        regularizer: Any = None,
-        constraint: Any = None,
-        layout: Any = None,
-    ) -> None:
-        """Note how the weight `name` is to be created: as `kernel_initializer`, `kernel_layout` and so on.
-
-        Args:
-            name: the name that `add_weight` is going to be given.
-            initializer: a name, a config or a function.
-            regularizer: likewise, or None.
-            constraint: likewise, or None.
-            layout: a `TensorLayout`, axes, or None.
-
-        Raises:
-            UnknownNameError: a name is not known.
-            ModelError: one is neither a name nor a function.
-        """
-        self.identify(f"{name}_initializer", initializers.get, initializer)
-        self.identify(f"{name}_regularizer", regularizers.get, regularizer)
-        self.identify(f"{name}_constraint", constraints.get, constraint)
-        setattr(self, f"{name}_layout", layout)
-
-    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Any) -> None:
-        """Set the attribute `argument` to what `identifier` means.
-
-        Args:
-            argument: the name of the constructor's argument.
-            get: gives the object that an identifier means, such as `activations.get`.
-            identifier: a name, a config, an object, or None.
-
-        Raises:
-            KerasDistError: it means nothing; names the layer and the argument.
-        """
-        try:
-            setattr(self, argument, get(identifier))
-        except KerasDistError as error:
-            error.add_note(f"for `{argument}` of layer {self.name!r}")
-            raise
-
-    def add_weight(
-        self,
-        shape: Any = None,
-        initializer: Any = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        autocast: bool = True,
-        regularizer: Any = None,
-        constraint: Any = None,
-        aggregation: str = "none",
-        overwrite_with_gradient: bool = False,
-        name: str | None = None,
-        *,
-        layout: Any = None,
-    ) -> Variable:
-        """A new weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
-
-        Args:
-            shape: its dims; a scalar by default.
-            initializer: gives its first value; by default what `describe_weight` noted for `name`, else
-                `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
-            dtype: its element type; by default that of the layer.
-            trainable: whether gradients train it.
-            autocast: whether `call` reads it in the element type that the layer computes in.
-            regularizer: a function of its value that is added to the loss.
-            constraint: a function of its value, applied after each update.
-            aggregation: as in Keras; not used, since arrays are global.
-            overwrite_with_gradient: as in Keras; not used.
-            name: by default the attribute's.
-            layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
-
-        Raises:
-            ModelError: the shape is none, the initializer gives another one, or a layer's `call` runs.
-        """
-        del overwrite_with_gradient
-        label = name or "weight"
-        call_context.refuse_in_call(f"weight {label!r} of layer {self.name!r}")
-        dtype = jnp.dtype(dtype or self.variable_dtype)
-        described = vars(self)
-        if initializer is None:
-            default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
-            initializer = described.get(f"{name}_initializer", default)
-        variable = Variable(
-            drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}"),
-            trainable=trainable,
-            autocast=autocast,
-            aggregation=aggregation,
-            name=name,
-            layout=described.get(f"{name}_layout") if layout is None else layout,
-        )
-        variable.set_metadata(
-            regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
-            constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
-        )
-        self._number(variable)
-        made = getattr(self, "_made", None)
-        if made is not None:
-            made.append((label, variable))
-        return variable
-
-    def add_variable(
-        self,
-        shape: Any,
-        initializer: Any,
-        dtype: Any = None,
-        trainable: bool = True,
-        autocast: bool = True,
-        regularizer: Any = None,
-        constraint: Any = None,
-        name: str | None = None,
-    ) -> Variable:
-        """As `add_weight`."""
-        options = {"regularizer": regularizer, "constraint": constraint, "name": name}
-        return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
     def add_loss(self, loss: Any) -> None:
         """Add a scalar, or each of several, to the loss of the call that is running.
@@ -388,11 +267,6 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
             message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
         raise AttributeError(message)
 
-    def _is_made_by_building(self, name: str) -> bool:
-        """Whether a weight of this name was described, or `build` mentions such an attribute."""
-        builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
-        return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
@@ -434,64 +308,6 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
             context.set_mask(outputs, self.compute_mask(first, previous))
         return outputs
 
-    def _build_once(self, tensors: Mapping[str, Any]) -> None:
-        if self._is_built:
-            return
-        self._check_same_trace()
-        shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
-        names = list(inspect.signature(self.build).parameters)
-        if len(names) == 1:
-            self.build(next(iter(shapes.values()), None))
-        else:
-            self.build(**{name: shapes[name] for name in names if name in shapes})
-        if not self._is_built:  # without a build of its own
-            object.__setattr__(self, "_made", [])
-            self._finish_building()
-
-    def _finish_building(self) -> None:
-        for name, value in list(vars(self).items()):
-            if isinstance(value, random.SeedGenerator):
-                if getattr(self, "_is_passing", False):
-                    call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
-                _ = value.state  # born with the layer, not in the first step that draws
-        self._check_weights_are_kept()
-        self._is_built = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that `build` counts, whoever calls it."""
-        super().__init_subclass__(**kwargs)
-        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
-            cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
-
-    def _number(self, variable: Variable) -> None:
-        """Note the place of a weight among the layer's own, if it has none yet."""
-        if variable.get_metadata("number") is None:
-            taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
-            taken += [other.get_metadata("number") for _, other in getattr(self, "_made", None) or ()]
-            variable.set_metadata("number", 1 + max(taken, default=0))
-
-    def _check_weights_are_kept(self) -> None:
-        kept = {id(variable) for _, variable in walk(self)}
-        lost = [label for label, variable in self._made if id(variable) not in kept]
-        object.__setattr__(self, "_made", None)
-        if lost:
-            raise ModelError(
-                f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",
-                given="the result of add_weight, not assigned",
-                expected="each weight in an attribute of the layer, or in a list or dict that is one",
-                fix="self.kernel = self.add_weight(...)",
-            )
-
-    def _check_same_trace(self) -> None:
-        if not self._pytree__state.trace_state.is_valid():
-            raise ModelError(
-                f"layer {self.name!r} is called inside of a model that it is not part of",
-                given=f"{type(self).__name__} made outside, called in a function or layer of the model",
-                expected="layers that the model knows",
-                fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
-                "tensors",
-            )
-
     def _check_settable(self, name: str, value: Any) -> None:
         """Check that an attribute of a layer in a model may change: the compiled steps know what it was at birth."""
         if isinstance(getattr(type(self), name, None), property):
@@ -528,27 +344,6 @@ class Layer(_Outside, Owner, Precision, Configurable, nnx.Module):
             expected=f"some of {', '.join(dict.fromkeys(known))}",
             fix="correct the name, or leave it out",
         )
-
-
-def _counted(build: Callable[..., None]) -> Callable[..., None]:
-    """`build`, after which the layer is built. What calls `super().build()` is so once, at the end."""
-
-    @functools.wraps(build)
-    def counted(self: Layer, *args: Any, **kwargs: Any) -> None:
-        if getattr(self, "_made", None) is not None:
-            build(self, *args, **kwargs)
-            return
-        object.__setattr__(self, "_made", [])
-        # what a call has made may create no weights, also not in its build
-        around = call_context.caller() if getattr(self, "_is_passing", False) else None
-        try:
-            with call_context.calling(around):
-                build(self, *args, **kwargs)
-                self._finish_building()
-        finally:
-            object.__setattr__(self, "_made", None)
-
-    return counted
 
 
 _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")

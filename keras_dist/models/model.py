@@ -15,19 +15,19 @@ from keras_dist import random
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, ModelError, did_you_mean, shorten
-from keras_dist.layers import InputLayer, Layer, call_context
+from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
 from keras_dist.models.checkpointing import Checkpointing
 from keras_dist.models.configuring import Configuring
+from keras_dist.models.connecting import Connecting
 from keras_dist.models.custom_steps import CustomSteps
 from keras_dist.models.exporting import Exporting
 from keras_dist.models.fitting import Fitting
-from keras_dist.models.naming import layers_in, name_members
-from keras_dist.models.program import Program, in_keras_order, members_of, nodes_between, trace_program
+from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.weights_file import WeightsFile
@@ -55,7 +55,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile, Exporting):
+class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, WeightsFile, Exporting):
     """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
@@ -173,87 +173,6 @@ class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile, Expor
         model = cls()
         model._enter(Session(cell, call or default_call, distribution, seed))
         return model
-
-    # Layers
-
-    @property
-    def layers(self) -> list[Layer]:
-        """Its layers: those of its graph, in order; of a subclass those that its attributes hold."""
-        if self._program is not None:
-            return [*self._input_layers(), *layers_in(self._members)]
-        return layers_in(self)
-
-    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """The layer with this name, or at this place in `layers`.
-
-        Raises:
-            ModelError: there is none, or not exactly one argument is given.
-        """
-        layers = self.layers
-        if (name is None) == (index is None):
-            raise ModelError(
-                "get_layer needs a name or an index",
-                given=f"name={name!r}, index={index!r}",
-                expected="one of them",
-                fix='for example get_layer("d1")',
-            )
-        if index is not None and -len(layers) <= index < len(layers):
-            return layers[index]
-        names = [layer.name for layer in layers]
-        members = vars(self).get("_members", {})
-        if name is not None and name in members:
-            return members[name]
-        if name in names:
-            return layers[names.index(name)]
-        raise ModelError(
-            f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}",
-            given=f"get_layer({name!r})" if index is None else f"get_layer(index={index})",
-            expected=f"one of {names}" if index is None else f"an index below {len(layers)}",
-            fix="model.layers lists them",
-        )
-
-    @property
-    def inputs(self) -> list[KerasTensor]:
-        """The symbolic inputs of a functional model, as a list."""
-        return jax.tree.leaves(self.input)
-
-    @property
-    def outputs(self) -> list[KerasTensor]:
-        """The symbolic outputs of a functional model, as a list."""
-        return jax.tree.leaves(self.output)
-
-    @property
-    def input(self) -> Any:
-        """The symbolic inputs of a functional model, as they were given."""
-        return self._symbolic()[0]
-
-    @property
-    def output(self) -> Any:
-        """The symbolic outputs of a functional model, as they were given."""
-        return self._symbolic()[1]
-
-    @property
-    def input_names(self) -> list[str]:
-        """The names of the inputs of a functional model."""
-        return [tensor.name for tensor in self.inputs]
-
-    @property
-    def output_names(self) -> list[str] | None:
-        """The layers that the outputs of a functional model are of, numbered where one has several; None for others.
-
-        Losses and metrics of outputs that are a dict go by its keys.
-        """
-        return list(self._program.output_names) if self._program is not None else None
-
-    @property
-    def input_shape(self) -> Any:
-        """The shape of the input of a functional model; a list of them where there are several."""
-        return _one_or_all([tensor.shape for tensor in self.inputs])
-
-    @property
-    def output_shape(self) -> Any:
-        """The shape of the output of a functional model; a list of them where there are several."""
-        return _one_or_all([tensor.shape for tensor in self.outputs])
 
     # Calls
 
@@ -440,33 +359,6 @@ class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile, Expor
         # a functional model casts them to what its symbolic inputs are
         return self.autocast and self._program is None
 
-    def _connect(self, inputs: Any, outputs: Any) -> None:
-        """Note the calls between symbolic inputs and outputs."""
-        nodes = nodes_between(inputs, outputs)
-        object.__setattr__(self, "_symbols", (inputs, outputs))
-        members = name_members([*self._input_layers(), *members_of(nodes)])
-        for layer in self._input_layers():
-            layer.output.name = layer.name
-        names = {id(layer): name for name, layer in members.items()}
-        listed = in_keras_order(members_of(nodes), nodes, outputs)
-        self._members = nnx.Dict({names[id(layer)]: layer for layer in listed})
-        self._program = trace_program(inputs, outputs, names)
-
-    def _symbolic(self) -> tuple[Any, Any]:
-        symbols = getattr(self, "_symbols", None)
-        if symbols is None:
-            raise ModelError(
-                f"model {self.name!r} has no symbolic inputs and outputs",
-                given=f"a {type(self).__name__} that was not made of symbolic tensors",
-                expected="Model(inputs, outputs), or a Sequential that starts with Input",
-                fix="call it on Input(shape) and make a Model of the two",
-            )
-        return symbols
-
-    def _input_layers(self) -> list[Layer]:
-        nodes = [tensor.node for tensor in self.inputs]
-        return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
-
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
         session = getattr(self, "_session", None)
         if session is not None:
@@ -541,10 +433,6 @@ class Model(CustomSteps, Fitting, Configuring, Checkpointing, WeightsFile, Expor
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
-
-
-def _one_or_all(shapes: list[Any]) -> Any:
-    return shapes[0] if len(shapes) == 1 else shapes
 
 
 def _tensor_for_batch(value: Any) -> Any:

@@ -28,9 +28,10 @@ from keras_dist.training.compiled import StepOptions
 from keras_dist.training.measures import Measures
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
+from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.step import Forward, TrainStep
-from keras_dist.training.trainer import Recipe, Trainer
+from keras_dist.training.trainer import Trainer
 
 ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 """`call(module, x, training, rngs) -> y_pred`."""

@@ -36,13 +36,12 @@ from keras_dist.training.executions import (
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks, Mode, run_steps
-from keras_dist.training.measures import Measures
 from keras_dist.training.meter import Meter, Timing
-from keras_dist.training.objective import Objective
-from keras_dist.training.optimization import Optimizer, finalize, has_final_values
+from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.pace import FixedPace, Pace
 from keras_dist.training.progress import Progress, nothing_to_continue, of_another_thread, restored
-from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.recipe import Recipe
+from keras_dist.training.step import Forward
 from keras_dist.training.tallies import Tally
 
 Examples = Batching | Streaming
@@ -51,25 +50,6 @@ WORTH_COMPILING = 1000
 MOST_LENGTHS = 8
 """A data set of another length than the first one is kept on the devices for so many batches, and up to so many lengths
 are: each compiles programs of its own, which takes about as long as a thousand dispatches."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Recipe:
-    """How a model is trained: what `compile` was given, resolved.
-
-    Attributes:
-        objective: loss and metrics; None when the train step needs none.
-        optimizers: by name.
-        train_step: the user's own step, or None for gradient descent on the loss.
-        measures: the metric objects, which tell what was measured last.
-        options: how the steps run.
-    """
-
-    objective: Objective | None
-    optimizers: dict[str, Optimizer]
-    train_step: TrainStep | None
-    measures: Measures
-    options: StepOptions
 
 
 class Trainer:

@@ -1,20 +1,18 @@
-"""What data may be: recognised by what it can do, gone through as it wants, checked where it is read."""
+"""What data may be: recognised by what it can do, taken by number, checked where it is read."""
 
 import subprocess
 import sys
 import time
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
 
-from keras_dist.data import recognition
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.batching import Batching
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.openers import Again, Numbered, Once
 from keras_dist.data.recognition import is_data_set
@@ -23,27 +21,8 @@ from keras_dist.datasets import digits
 from keras_dist.errors import DataError
 from keras_dist.models.arguments import batching, split_source, validation_source, weighted_by_class
 from tests import sources
-from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, TFDataset, TFTensor, TorchTensor, cut
-
-source_of: Any = recognition.source_of
-
-X = np.arange(40, dtype="f4").reshape(20, 2)
-Y = np.arange(20, dtype="i4") % 3
-W = np.linspace(0, 1, 20, dtype="f4")
-
-
-def reads(source: Any, multiple_of: int = 1) -> list[Any]:
-    """The real rows of the batches."""
-    return [
-        jax.tree.map(lambda leaf, rows=batch.rows: leaf[:rows], batch.arrays) for batch in source.batches(multiple_of)
-    ]
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert type(one) is np.ndarray and one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+from tests.data.rows import W, X, Y, assert_same, reads, source_of
+from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Examples, TFTensor, TorchTensor
 
 
 class TestRecognition:
@@ -127,230 +106,6 @@ class TestRecognition:
         assert "in batch 1 of validation <list_iterator" in caught.value.__notes__[0]
         assert type(validation_source(Examples((X, Y)))) is LookupSource
         assert type(validation_source([X, Y, W])) is ArraySource
-
-
-class TestStreams:
-    @pytest.mark.parametrize("kind", BATCHED)
-    @pytest.mark.parametrize("multiple_of", [1, 8])
-    def test_batches_as_they_come(self, kind, multiple_of):
-        source = source_of(BATCHED[kind]((X, Y, W), 8))
-        found = list(source.batches(multiple_of))
-        assert [batch.rows for batch in found] == [8, 8, 4]
-        assert_same(
-            [jax.tree.map(lambda leaf, n=batch.rows: leaf[:n], batch.arrays) for batch in found], cut((X, Y, W), 8)
-        )
-        assert len(found[-1].arrays[0]) == (4 if multiple_of == 1 else 8)
-        assert (found[-1].arrays[2][4:] == W[-1]).all()
-
-    @pytest.mark.parametrize(
-        ("batch", "expected"),
-        [
-            (X, (X, None, None)),
-            ((X,), (X, None, None)),
-            ([X, Y], (X, Y, None)),
-            ((X, Y, W), (X, Y, W)),
-            ((X, None, W), (X, None, W)),
-            ({"a": X, "b": [Y, {"c": W}]}, ({"a": X, "b": [Y, {"c": W}]}, None, None)),
-            (((X, Y), {"out": Y}), ((X, Y), {"out": Y}, None)),
-            ((pd.DataFrame(X), pd.Series(Y)), (X, Y, None)),
-            ((scipy.sparse.csr_array(X), Y), (X, Y, None)),
-            ((jax.numpy.asarray(X), TorchTensor(Y)), (X, Y, None)),
-        ],
-        ids=["x", "(x,)", "list", "weights", "no y", "dict", "nested", "pandas", "sparse", "mixed"],
-    )
-    def test_structures(self, batch, expected):
-        assert_same(reads(source_of(iter([batch, batch]))), [expected, expected])
-
-    def test_the_first_batch_is_drawn_alone_and_comes_again(self):
-        drawn = []
-        source = source_of(drawn.append(number) or (X[number : number + 1], Y[:1]) for number in range(3))
-        source.example(8), source.example(1)
-        assert drawn == [0]
-        batches = source.batches(1)
-        next(batches)
-        assert drawn == [0]
-        next(batches)
-        assert drawn == [0, 1]
-        assert [batch.rows for batch in batches] == [1]
-
-    def test_weights_of_classes_draw_nothing_more(self):
-        loader = sources.TorchLoader((X, Y), 8)
-        source = weighted_by_class(source_of(loader), {1: 3.0})
-        assert (loader.passes, loader.drawn) == (0, 0)
-        assert len(source.x) == 8 and (loader.passes, loader.drawn) == (1, 1)
-        weights = np.concatenate([weights for _, _, weights in reads(source)])
-        np.testing.assert_array_equal(weights, np.where(Y == 1, 3, 1).astype("f4"))
-        assert (loader.passes, loader.drawn) == (1, 3)
-
-    @pytest.mark.parametrize(
-        "y", [TorchTensor(Y), TFTensor(Y), pd.Series(Y), np.eye(3)[Y], scipy.sparse.csr_matrix(np.eye(3)[Y])]
-    )
-    def test_weights_of_classes_of_any_targets(self, y):
-        expected = np.where(Y == 1, 3, 1).astype("f4")
-        for x in (iter([(X, y)]), X):
-            source = weighted_by_class(source_of(x) if x is not X else source_of(x, y), {1: 3.0})
-            ((_, _, weights),) = reads(source) if isinstance(source, StreamSource) else [source.whole(1).arrays]
-            np.testing.assert_array_equal(weights, expected)
-
-    def test_weights_twice_are_refused(self):
-        with pytest.raises(DataError, match="`class_weight` and `sample_weight`"):
-            _ = weighted_by_class(source_of(iter([(X, Y, W)])), {1: 3.0}).x
-
-    @pytest.mark.parametrize(
-        ("batch", "message"),
-        [
-            ((X.astype("f8"), Y), "a batch is another than the first"),
-            ((X[:, None], Y), "a batch is another than the first"),
-            ((X,), "a batch is another than the first"),
-            (({"a": X}, Y), "a batch is another than the first"),
-            ((X, Y[:3]), "x and y have different lengths"),
-            ((X[:0], Y[:0]), "is empty"),
-            ((X.astype(object), Y), "x cannot be batched"),
-            ((X, 3), "y is not an array"),
-            ((X, np.int32(3)), "y cannot be batched"),
-            ((X, Y, W, W), "the batch cannot be used"),
-            (None, "x holds no array"),
-        ],
-        ids=["dtype", "rank", "no y", "tree", "lengths", "empty", "object", "number", "scalar", "four", "none"],
-    )
-    def test_a_batch_that_cannot_be_used_is_named(self, batch, message):
-        def batches() -> Any:
-            yield from [(X, Y), (X, Y), batch]
-
-        source = source_of(batches())
-        with pytest.raises(DataError, match=message) as caught:
-            reads(source)
-        assert caught.value.__notes__[0].startswith("in batch 2 of <generator object") and caught.value.fix
-
-    def test_so_is_the_first_of_a_later_pass(self):
-        class Changing:
-            x = X
-
-            def __iter__(self) -> Any:
-                yield self.x, Y
-                self.x = X.astype("f8")
-
-        source = source_of(Changing())
-        reads(source)
-        with pytest.raises(DataError, match="a batch is another than the first") as caught:
-            reads(source)
-        assert "float64" in caught.value.given and "float32" in caught.value.expected
-
-    @pytest.mark.parametrize("workers", [1, 2])
-    @pytest.mark.parametrize("error", [OSError, IndexError, StopIteration, KeyError])
-    def test_what_a_source_raises_says_where(self, error, workers):
-        class Broken(Batches):
-            def __getitem__(self, index: int) -> Any:
-                if index == 1:
-                    raise error("no disk")
-                return super().__getitem__(index)
-
-        source = source_of(Broken((X, Y), 8, workers=workers))
-        batches = source.batches(1)
-        next(batches)
-        with pytest.raises(RuntimeError if error is StopIteration else error) as caught:
-            next(batches)
-        assert any(note.startswith("in batch 1 of <") and "Broken" in note for note in caught.value.__notes__)
-
-    def test_threads_leave_no_batch_out(self):
-        class Hole(Batches):
-            def __getitem__(self, index: int) -> Any:
-                return None if index == 1 else super().__getitem__(index)
-
-        with pytest.raises(DataError, match="x holds no array"):
-            reads(source_of(Hole((X, Y), 8, workers=2)))
-
-    @pytest.mark.parametrize(
-        "x", [iter([]), TFDataset((X[:0], Y[:0]), 8), Batches((X[:0], Y[:0]), 8)], ids=lambda x: type(x).__name__
-    )
-    def test_there_is_at_least_one_batch(self, x):
-        with pytest.raises(DataError, match="there is no batch") as caught:
-            _ = source_of(x).x
-        assert type(x).__name__ in caught.value.given
-
-    def test_a_generator_is_used_once(self):
-        generator = (batch for batch in cut((X, Y), 8))
-        reads(source_of(generator))
-        with pytest.raises(DataError, match="there is no batch") as caught:
-            _ = source_of(generator).x
-        assert "a generator can be used once" in caught.value.fix
-
-
-class TestLengths:
-    @pytest.mark.parametrize("kind", BATCHED)
-    def test_what_is_told(self, kind):
-        passes = source_of(BATCHED[kind]((X, Y), 8)).passes
-        unknown = (*ONCE, "tf.data of unknown length", "refilled", "grain iter", "grain loader")
-        assert passes.batches == (None if kind in unknown else 3)
-        assert not passes.is_endless
-
-    @pytest.mark.parametrize(
-        "x",
-        [
-            TFDataset((X, Y), 8, cardinality=-1),
-            Endless((X, Y), 8),
-            grain.MapDataset.source(Examples((X, Y))).batch(8).repeat(),
-            grain.MapDataset.source(Examples((X, Y))).repeat().batch(8),
-        ],
-        ids=["tf.data", "PyDataset", "grain", "grain batched"],
-    )
-    def test_what_never_ends_needs_steps(self, x):
-        source = source_of(x)
-        with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
-            Streaming(source, None, "steps_per_epoch")
-        assert "never end" in caught.value.given
-        ((_, batches), (_, others)) = ((epoch, list(b)) for epoch, b in Streaming(source, 4).epochs(range(2), 1))
-        assert [len(batches), len(others)] == [4, 4]
-
-    def test_a_length_that_is_not_known_is_none(self):
-        class Unknown(sources.Refilled):
-            def __len__(self) -> int:
-                raise NotImplementedError
-
-        assert source_of(Unknown((X, Y), 8)).passes.batches is None
-
-    def test_an_iterator_for_several_epochs_needs_steps(self):
-        iterator = iter([X])
-        with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
-            next(Streaming(source_of(iterator), None, "steps_per_epoch").epochs(range(3), 1))
-        assert "once, for 3 times" in caught.value.given
-        assert next(iterator) is X, "none is asked for"
-
-
-class TestNumbered:
-    def test_a_method_of_that_name_is_another_thing(self):
-        class Table:
-            def num_batches(self) -> int:
-                return 7
-
-            def __len__(self) -> int:
-                return 3
-
-            def __getitem__(self, index: int) -> Any:
-                return np.float32(index)
-
-        assert isinstance(source_of(Table()), LookupSource)
-
-    def test_batches_are_shuffled_by_the_key(self):
-        def order(key: Any, workers: int = 1) -> list[int]:
-            batches = source_of(Batches((np.arange(50), Y[:1].repeat(50)), 1, workers=workers)).batches(1, key)
-            return [int(batch.arrays[0][0]) for batch in batches]
-
-        assert order(None) == order(None, 2) == list(range(50))
-        assert order((1, 2)) == order((1, 2)) == order((1, 2), 2) != order((1, 3))
-        assert sorted(order((1, 2))) == list(range(50))
-
-    def test_those_of_an_endless_one_are_not(self):
-        batches = source_of(Endless((np.arange(50), Y[:1].repeat(50)), 1)).batches(1, (1,))
-        assert [int(next(batches).arrays[0][0]) for _ in range(60)] == [*range(50), *range(10)]
-
-    def test_how_many_there_are_may_change(self):
-        class Growing(Batches):
-            def on_epoch_end(self) -> None:
-                self.batches.append(self.batches[0])
-
-        epochs = Streaming(source_of(Growing((X, Y), 8))).epochs(range(3), 1)
-        assert [len(list(batches)) for _, batches in epochs] == [3, 4, 5]
 
 
 class TestLookup:

@@ -8,13 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from tests import layouts
-from tests.networks import Noisy
-
-
-def model_on(name, seed=0):
-    with layouts.on(name).scope():
-        return kd.Model.from_nnx(Noisy, seed=seed)
+from tests.models.weights import model_on, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +48,15 @@ def test_another_mesh_reads_it(model, path, mesh):
 
 
 def test_elements_are_in_the_order_of_c_wherever_they_were(model, path, monkeypatch):
-    values = model.get_weights()
+    values = weights_of(model)
     patch_values(monkeypatch, np.asfortranarray)
     model.save_weights(path)
-    np.testing.assert_array_equal(load_file(path)["d1/kernel"], dict(zip_paths(model, values))["d1/kernel"])
+    np.testing.assert_array_equal(load_file(path)["d1/kernel"], values["d1/kernel"])
 
 
 def patch_values(monkeypatch, change):
     numpy = kd.models.ModelVariable.numpy
     monkeypatch.setattr(kd.models.ModelVariable, "numpy", lambda self: change(numpy(self)))
-
-
-def zip_paths(model, values):
-    return zip([weight.path for weight in model.weights], values, strict=True)
 
 
 def test_scalars_and_bfloat16(path):
@@ -119,7 +109,7 @@ def test_only_the_first_process_writes(model, path, monkeypatch):
 
 
 def test_all_that_does_not_fit_is_told_and_nothing_is_set(model, path):
-    values = dict(zip_paths(model, model.get_weights()))
+    values = weights_of(model)
     del values["d2/bias"]
     values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
     save_file(values, path)
@@ -134,20 +124,20 @@ def test_all_that_does_not_fit_is_told_and_nothing_is_set(model, path):
 
 
 def test_what_fits_is_set_if_not_strict(model, path):
-    values = dict(zip_paths(model, model.get_weights()))
+    values = weights_of(model)
     del values["d2/bias"]
     values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
     values["norm/mean"] = np.ones(16, np.complex64)
     save_file(values, path)
     other = model_on("one device", seed=1)
-    before = dict(zip_paths(other, other.get_weights()))
+    before = weights_of(other)
     with pytest.warns(UserWarning, match="fits in part: .* 1 missing in the file: d2/bias") as caught:
         report = other.load_weights(path, strict=False)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert set(report.loaded) == {"d2/kernel", "norm/scale", "norm/bias", "norm/var"}
     assert (report.missing, report.extra) == (("d2/bias",), ("other",))
     assert set(report.misshaped) == {"d1/kernel", "norm/mean"}
-    for name, value in zip_paths(other, other.get_weights()):
+    for name, value in weights_of(other).items():
         np.testing.assert_array_equal(value, (values if name in report.loaded else before)[name])
 
 

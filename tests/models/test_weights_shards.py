@@ -11,17 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from tests import layouts
-from tests.networks import Noisy
+from tests.models.weights import model_on, weights_of
 
 GB = 1024**3
 SMALL = 512 / GB
 """In files of that size there are three."""
-
-
-def model_on(name, seed=0):
-    with layouts.on(name).scope():
-        return kd.Model.from_nnx(Noisy, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +30,6 @@ def path(tmp_path):
 
 def index_of(path):
     return path.with_name("model.safetensors.index.json")
-
-
-def weights_of(model):
-    return dict(zip([weight.path for weight in model.weights], model.get_weights(), strict=True))
 
 
 def assert_equal(found, expected):

@@ -1,8 +1,5 @@
-"""`fit`, `evaluate` and `predict` on data sets: the numbers of arrays, no batch too many, errors that harm nothing."""
+"""`fit`, `evaluate` and `predict` on data sets: the numbers of arrays, and no batch too many."""
 
-import gc
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,58 +10,21 @@ import scipy.sparse
 
 import keras_dist as kd
 from keras_dist.data import ArraySource
+from keras_dist.data.recognition import source_of
 from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts
-from tests.networks import Noisy, Plain, TwoInputs, blobs
+from tests.networks import Plain, TwoInputs
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
+from tests.training.trained import LOSS, Trained, W, X, Y, assert_same
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-X, Y = blobs(43)  # five batches of 8 and one of 3
-W = np.random.default_rng(3).uniform(0, 2, 43).astype("f4")
 MESHES = ["one device", "data=8,model=1", "data=4,model=2", "data=2,model=4"]
-
-
-class Trained:
-    """A model that can begin anew, so that its programs are compiled once."""
-
-    def __init__(self, name: str, factory: Any = Noisy, **options: Any) -> None:
-        with layouts.on(name).scope():
-            self.model = kd.Model.from_nnx(factory, seed=0)
-        self.model.compile("sgd", loss=LOSS, metrics=["accuracy"], **options)
-        self.model.optimizer.learning_rate = 0.1
-        self._initial = jax.tree.map(jax.numpy.copy, self.model.state)
-
-    def fresh(self) -> Any:
-        self.model._session.cell.state = jax.tree.map(jax.numpy.copy, self._initial)
-        return self.model
-
-    def fit(self, x: Any, y: Any = None, **options: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-        model = self.fresh()
-        logs = model.fit(x, y, verbose=0, shuffle=False, **options).history
-        return logs, model.get_weights()
-
-
-@pytest.fixture(scope="module")
-def one_device() -> Trained:
-    return Trained("one device", Plain, steps_per_execution=1)
-
-
-@pytest.fixture
-def model(one_device: Trained) -> Any:
-    return one_device.fresh()
 
 
 @pytest.fixture(scope="module", params=["one device", "data=4,model=2"])
 def noisy(request: pytest.FixtureRequest) -> Trained:
     """With Dropout and statistics of batches."""
     return Trained(request.param, steps_per_execution=1)
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    assert found[0] == expected[0]
-    for one, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 class TestSameNumbers:
@@ -360,114 +320,6 @@ class TestEpochsOfPyDatasets:
         assert model.evaluate(Theirs(workers=2), verbose=0) == model.evaluate(Batches((X, Y), 8), verbose=0)
 
 
-class TestMistakes:
-    """They say where, and the model goes on."""
-
-    @pytest.mark.parametrize("place", ["fit", "evaluate", "predict", "validation"])
-    def test_a_source_that_raises_leaves_the_model_usable(self, one_device, place):
-        def broken() -> Iterator[Any]:
-            yield from cut((X[:16], Y[:16]), 8)
-            raise OSError("no disk")
-
-        model = one_device.fresh()
-        with pytest.raises(OSError, match="no disk") as caught:
-            if place == "validation":
-                model.fit(X, Y, validation_data=broken(), verbose=0)
-            else:
-                getattr(model, place)(broken(), verbose=0)
-        name = "validation " if place == "validation" else ""
-        assert any(f"in batch 2 of {name}<generator object" in note for note in caught.value.__notes__)
-        model.optimizer.learning_rate = 0.1
-        expected = Trained("one device", Plain, steps_per_execution=1)
-        if place == "fit":  # the steps before were taken
-            _, weights = expected.fit(X[:16], Y[:16], batch_size=8)
-            for one, other in zip(model.get_weights(), weights, strict=True):
-                np.testing.assert_array_equal(one, other)
-        assert_same(one_device.fit(X, Y, batch_size=8), expected.fit(X, Y, batch_size=8))
-
-    @pytest.mark.parametrize("workers", [1, 2])
-    def test_threads_end_with_the_run(self, model, workers):
-        class Broken(Batches):
-            def __getitem__(self, index: int) -> Any:
-                if index == 2:
-                    raise OSError("no disk")
-                return super().__getitem__(index)
-
-        class Stop(kd.callbacks.Callback):
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.model.stop_training = True
-
-        before = threading.active_count()
-        for _ in range(3):
-            with pytest.raises(OSError, match="no disk"):
-                model.fit(Broken((X, Y), 8, workers=workers), shuffle=False, verbose=0)
-            model.fit(Batches((X, Y), 8, workers=workers), verbose=0, callbacks=[Stop()])
-            model.fit(Examples((X, Y)), batch_size=8, verbose=0, callbacks=[Stop()])
-        for _ in range(100):
-            gc.collect()
-            if threading.active_count() <= before:
-                break
-            time.sleep(0.05)
-        assert threading.active_count() <= before
-
-    def test_batches_that_change(self, model):
-        for other in ((X.astype("f8"), Y), (X[:, None], Y), ({"a": X}, Y), (X, Y, W)):
-            with pytest.raises(DataError, match="a batch is another than the first") as caught:
-                model.fit(iter([(X, Y), other]), verbose=0)
-            assert "in batch 1 of <list_iterator" in caught.value.__notes__[0]
-        model.fit(X, Y, verbose=0)
-
-    def test_targets_are_missing(self, model):
-        for data in (iter([X]), Batches(X, 8), Examples(X)):
-            with pytest.raises(DataError, match="y is missing"):
-                model.fit(data, verbose=0)
-            with pytest.raises(DataError, match="y is missing"):
-                model.evaluate(Batches(X, 8), verbose=0)
-        with pytest.raises(DataError, match="validation y is missing"):
-            model.fit(X, Y, validation_data=Batches(X, 8), verbose=0)
-
-    def test_a_used_iterator(self, model):
-        data = iter(cut((X, Y), 8))
-        model.fit(data, verbose=0)
-        for method in (model.fit, model.evaluate, model.predict):
-            with pytest.raises(DataError, match="there is no batch"):
-                method(data, verbose=0)
-
-    def test_an_epoch_without_a_batch(self, model):
-        class Same:
-            """`__iter__` gives what was gone through."""
-
-            def __init__(self) -> None:
-                self._iterator = iter(cut((X, Y), 8))
-
-            def __iter__(self) -> Any:
-                return self._iterator
-
-        with pytest.raises(DataError, match="there is no batch left") as caught:
-            model.fit(Same(), epochs=2, verbose=0)
-        assert "Same" in caught.value.given
-
-    def test_an_iterator_that_is_to_serve_twice_is_refused_before_it_is_asked(self, model):
-        batches = iter(cut((X, Y), 8))
-        with pytest.raises(DataError, match="`validation_steps` is missing") as caught:
-            model.fit(X, Y, epochs=2, validation_data=batches, verbose=0)
-        assert "validation <list_iterator" in caught.value.given
-        with pytest.raises(DataError, match="`steps_per_epoch` is missing"):
-            model.fit(batches, epochs=2, verbose=0)
-        assert len(list(batches)) == len(cut((X, Y), 8))
-        validation = iter(cut((X, Y), 8))
-        model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)
-        with pytest.raises(DataError, match="there is no batch"):
-            model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
-
-    def test_what_no_data_set_takes(self, model):
-        for options in ({"y": Y}, {"sample_weight": W}, {"batch_size": 8}, {"validation_split": 0.5}):
-            with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
-                model.fit(Batches((X, Y), 8), verbose=0, **options)
-        with pytest.raises(DataError, match="`validation_batch_size` cannot be given beside batches"):
-            model.fit(X, Y, validation_data=Batches((X, Y), 8), validation_batch_size=4, verbose=0)
-
-
 class TestWeights:
     def test_of_classes(self, one_device):
         weights = {0: 2.0, 2: 0.5}
@@ -531,5 +383,5 @@ def test_examples_by_number_are_no_array_source():
     """What is kept on the devices is in memory: a data set on disk is not read as a whole."""
     source = ArraySource(X, Y)
     assert executions.fits_on_devices(source, layouts.one_device())
-    lookup: Any = kd.data.recognition.source_of(Examples((X, Y)))  # type: ignore[attr-defined]
+    lookup = source_of(Examples((X, Y)))
     assert not executions.fits_on_devices(lookup, layouts.one_device())

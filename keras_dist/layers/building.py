@@ -1,0 +1,234 @@
+"""`Building`: the weights of a layer, described, created once, when it first sees an input, and kept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from keras_dist import constraints, initializers, random, regularizers
+from keras_dist.errors import KerasDistError, ModelError
+from keras_dist.layers import call_context
+from keras_dist.layers.call_arguments import shapes_of
+from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.weights import own_variables, walk
+
+
+class Building:
+    """How a layer comes by its weights. Subclasses are layers."""
+
+    __slots__ = ()
+
+    name: str
+    variable_dtype: str
+    _is_built: bool
+    _made: Any
+    _pytree__state: Any
+
+    def build(self, input_shape: Any) -> None:
+        """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+
+    def describe_weight(
+        self,
+        name: str,
+        initializer: Any,
+        regularizer: Any = None,
+        constraint: Any = None,
+        layout: Any = None,
+    ) -> None:
+        """Note how the weight `name` is to be created: as `kernel_initializer`, `kernel_layout` and so on.
+
+        Args:
+            name: the name that `add_weight` is going to be given.
+            initializer: a name, a config or a function.
+            regularizer: likewise, or None.
+            constraint: likewise, or None.
+            layout: a `TensorLayout`, axes, or None.
+
+        Raises:
+            UnknownNameError: a name is not known.
+            ModelError: one is neither a name nor a function.
+        """
+        self.identify(f"{name}_initializer", initializers.get, initializer)
+        self.identify(f"{name}_regularizer", regularizers.get, regularizer)
+        self.identify(f"{name}_constraint", constraints.get, constraint)
+        setattr(self, f"{name}_layout", layout)
+
+    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Any) -> None:
+        """Set the attribute `argument` to what `identifier` means.
+
+        Args:
+            argument: the name of the constructor's argument.
+            get: gives the object that an identifier means, such as `activations.get`.
+            identifier: a name, a config, an object, or None.
+
+        Raises:
+            KerasDistError: it means nothing; names the layer and the argument.
+        """
+        try:
+            setattr(self, argument, get(identifier))
+        except KerasDistError as error:
+            error.add_note(f"for `{argument}` of layer {self.name!r}")
+            raise
+
+    def add_weight(
+        self,
+        shape: Any = None,
+        initializer: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        regularizer: Any = None,
+        constraint: Any = None,
+        aggregation: str = "none",
+        overwrite_with_gradient: bool = False,
+        name: str | None = None,
+        *,
+        layout: Any = None,
+    ) -> Variable:
+        """A new weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
+
+        Args:
+            shape: its dims; a scalar by default.
+            initializer: gives its first value; by default what `describe_weight` noted for `name`, else
+                `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
+            dtype: its element type; by default that of the layer.
+            trainable: whether gradients train it.
+            autocast: whether `call` reads it in the element type that the layer computes in.
+            regularizer: a function of its value that is added to the loss.
+            constraint: a function of its value, applied after each update.
+            aggregation: as in Keras; not used, since arrays are global.
+            overwrite_with_gradient: as in Keras; not used.
+            name: by default the attribute's.
+            layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
+
+        Raises:
+            ModelError: the shape is none, the initializer gives another one, or a layer's `call` runs.
+        """
+        del overwrite_with_gradient
+        label = name or "weight"
+        call_context.refuse_in_call(f"weight {label!r} of layer {self.name!r}")
+        dtype = jnp.dtype(dtype or self.variable_dtype)
+        described = vars(self)
+        if initializer is None:
+            default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
+            initializer = described.get(f"{name}_initializer", default)
+        variable = Variable(
+            drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}"),
+            trainable=trainable,
+            autocast=autocast,
+            aggregation=aggregation,
+            name=name,
+            layout=described.get(f"{name}_layout") if layout is None else layout,
+        )
+        variable.set_metadata(
+            regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
+            constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
+        )
+        self._number(variable)
+        made = getattr(self, "_made", None)
+        if made is not None:
+            made.append((label, variable))
+        return variable
+
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        regularizer: Any = None,
+        constraint: Any = None,
+        name: str | None = None,
+    ) -> Variable:
+        """As `add_weight`."""
+        options = {"regularizer": regularizer, "constraint": constraint, "name": name}
+        return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """See that `build` counts, whoever calls it."""
+        super().__init_subclass__(**kwargs)
+        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
+            cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
+
+    def _build_once(self, tensors: Mapping[str, Any]) -> None:
+        if self._is_built:
+            return
+        self._check_same_trace()
+        shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
+        names = list(inspect.signature(self.build).parameters)
+        if len(names) == 1:
+            self.build(next(iter(shapes.values()), None))
+        else:
+            self.build(**{name: shapes[name] for name in names if name in shapes})
+        if not self._is_built:  # without a build of its own
+            object.__setattr__(self, "_made", [])
+            self._finish_building()
+
+    def _finish_building(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(value, random.SeedGenerator):
+                if getattr(self, "_is_passing", False):
+                    call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
+                _ = value.state  # born with the layer, not in the first step that draws
+        self._check_weights_are_kept()
+        self._is_built = True
+
+    def _number(self, variable: Variable) -> None:
+        """Note the place of a weight among the layer's own, if it has none yet."""
+        if variable.get_metadata("number") is None:
+            taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
+            taken += [other.get_metadata("number") for _, other in getattr(self, "_made", None) or ()]
+            variable.set_metadata("number", 1 + max(taken, default=0))
+
+    def _check_weights_are_kept(self) -> None:
+        kept = {id(variable) for _, variable in walk(self)}
+        lost = [label for label, variable in self._made if id(variable) not in kept]
+        object.__setattr__(self, "_made", None)
+        if lost:
+            raise ModelError(
+                f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",
+                given="the result of add_weight, not assigned",
+                expected="each weight in an attribute of the layer, or in a list or dict that is one",
+                fix="self.kernel = self.add_weight(...)",
+            )
+
+    def _check_same_trace(self) -> None:
+        if not self._pytree__state.trace_state.is_valid():
+            raise ModelError(
+                f"layer {self.name!r} is called inside of a model that it is not part of",
+                given=f"{type(self).__name__} made outside, called in a function or layer of the model",
+                expected="layers that the model knows",
+                fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
+                "tensors",
+            )
+
+    def _is_made_by_building(self, name: str) -> bool:
+        """Whether a weight of this name was described, or `build` mentions such an attribute."""
+        builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
+        return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
+
+
+def _counted(build: Callable[..., None]) -> Callable[..., None]:
+    """`build`, after which the layer is built. What calls `super().build()` is so once, at the end."""
+
+    @functools.wraps(build)
+    def counted(self: Building, *args: Any, **kwargs: Any) -> None:
+        if getattr(self, "_made", None) is not None:
+            build(self, *args, **kwargs)
+            return
+        object.__setattr__(self, "_made", [])
+        # what a call has made may create no weights, also not in its build
+        around = call_context.caller() if getattr(self, "_is_passing", False) else None
+        try:
+            with call_context.calling(around):
+                build(self, *args, **kwargs)
+                self._finish_building()
+        finally:
+            object.__setattr__(self, "_made", None)
+
+    return counted

@@ -1,0 +1,124 @@
+"""Data sets that raise, change, run out or are given in the wrong place: the errors say where, and harm nothing."""
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import DataError
+from tests.networks import Plain
+from tests.sources import Batches, Examples, cut
+from tests.training.trained import Trained, W, X, Y, assert_same
+
+
+class TestMistakes:
+    """They say where, and the model goes on."""
+
+    @pytest.mark.parametrize("place", ["fit", "evaluate", "predict", "validation"])
+    def test_a_source_that_raises_leaves_the_model_usable(self, one_device, place):
+        def broken() -> Iterator[Any]:
+            yield from cut((X[:16], Y[:16]), 8)
+            raise OSError("no disk")
+
+        model = one_device.fresh()
+        with pytest.raises(OSError, match="no disk") as caught:
+            if place == "validation":
+                model.fit(X, Y, validation_data=broken(), verbose=0)
+            else:
+                getattr(model, place)(broken(), verbose=0)
+        name = "validation " if place == "validation" else ""
+        assert any(f"in batch 2 of {name}<generator object" in note for note in caught.value.__notes__)
+        model.optimizer.learning_rate = 0.1
+        expected = Trained("one device", Plain, steps_per_execution=1)
+        if place == "fit":  # the steps before were taken
+            _, weights = expected.fit(X[:16], Y[:16], batch_size=8)
+            for one, other in zip(model.get_weights(), weights, strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert_same(one_device.fit(X, Y, batch_size=8), expected.fit(X, Y, batch_size=8))
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_threads_end_with_the_run(self, model, workers):
+        class Broken(Batches):
+            def __getitem__(self, index: int) -> Any:
+                if index == 2:
+                    raise OSError("no disk")
+                return super().__getitem__(index)
+
+        class Stop(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_training = True
+
+        before = threading.active_count()
+        for _ in range(3):
+            with pytest.raises(OSError, match="no disk"):
+                model.fit(Broken((X, Y), 8, workers=workers), shuffle=False, verbose=0)
+            model.fit(Batches((X, Y), 8, workers=workers), verbose=0, callbacks=[Stop()])
+            model.fit(Examples((X, Y)), batch_size=8, verbose=0, callbacks=[Stop()])
+        for _ in range(100):
+            gc.collect()
+            if threading.active_count() <= before:
+                break
+            time.sleep(0.05)
+        assert threading.active_count() <= before
+
+    def test_batches_that_change(self, model):
+        for other in ((X.astype("f8"), Y), (X[:, None], Y), ({"a": X}, Y), (X, Y, W)):
+            with pytest.raises(DataError, match="a batch is another than the first") as caught:
+                model.fit(iter([(X, Y), other]), verbose=0)
+            assert "in batch 1 of <list_iterator" in caught.value.__notes__[0]
+        model.fit(X, Y, verbose=0)
+
+    def test_targets_are_missing(self, model):
+        for data in (iter([X]), Batches(X, 8), Examples(X)):
+            with pytest.raises(DataError, match="y is missing"):
+                model.fit(data, verbose=0)
+            with pytest.raises(DataError, match="y is missing"):
+                model.evaluate(Batches(X, 8), verbose=0)
+        with pytest.raises(DataError, match="validation y is missing"):
+            model.fit(X, Y, validation_data=Batches(X, 8), verbose=0)
+
+    def test_a_used_iterator(self, model):
+        data = iter(cut((X, Y), 8))
+        model.fit(data, verbose=0)
+        for method in (model.fit, model.evaluate, model.predict):
+            with pytest.raises(DataError, match="there is no batch"):
+                method(data, verbose=0)
+
+    def test_an_epoch_without_a_batch(self, model):
+        class Same:
+            """`__iter__` gives what was gone through."""
+
+            def __init__(self) -> None:
+                self._iterator = iter(cut((X, Y), 8))
+
+            def __iter__(self) -> Any:
+                return self._iterator
+
+        with pytest.raises(DataError, match="there is no batch left") as caught:
+            model.fit(Same(), epochs=2, verbose=0)
+        assert "Same" in caught.value.given
+
+    def test_an_iterator_that_is_to_serve_twice_is_refused_before_it_is_asked(self, model):
+        batches = iter(cut((X, Y), 8))
+        with pytest.raises(DataError, match="`validation_steps` is missing") as caught:
+            model.fit(X, Y, epochs=2, validation_data=batches, verbose=0)
+        assert "validation <list_iterator" in caught.value.given
+        with pytest.raises(DataError, match="`steps_per_epoch` is missing"):
+            model.fit(batches, epochs=2, verbose=0)
+        assert len(list(batches)) == len(cut((X, Y), 8))
+        validation = iter(cut((X, Y), 8))
+        model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)
+        with pytest.raises(DataError, match="there is no batch"):
+            model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
+
+    def test_what_no_data_set_takes(self, model):
+        for options in ({"y": Y}, {"sample_weight": W}, {"batch_size": 8}, {"validation_split": 0.5}):
+            with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
+                model.fit(Batches((X, Y), 8), verbose=0, **options)
+        with pytest.raises(DataError, match="`validation_batch_size` cannot be given beside batches"):
+            model.fit(X, Y, validation_data=Batches((X, Y), 8), validation_batch_size=4, verbose=0)
