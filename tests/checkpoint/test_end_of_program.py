@@ -27,6 +27,9 @@ def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory, fails):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     if fails:
         assert "the last save failed" in ended.stderr
+    elif (3, 12, 0) <= sys.version_info < (3, 12, 3):  # no thread begins there after the main one (gh-113964)
+        assert ended.stderr == "" or "the last save failed" in ended.stderr
+        assert not (directory / "step_00000000").exists() or not manifest.damage_of(directory / "step_00000000")
     else:
         assert ended.stderr == ""
         assert manifest.damage_of(directory / "step_00000000") == []

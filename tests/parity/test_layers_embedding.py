@@ -66,7 +66,7 @@ EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
     ("ab,bc->ac", 5, (2, 3), "c"),
     ("abc,cd->abd", (4, 5), (2, 4, 3), "bd"),
     ("abc,cde->abde", (4, 2, 5), (2, 4, 3), "e"),
-    ("abcd,cde->abe", (None, 5), (2, 4, 3, 2), "be"),
+    ("abcd,cde->abe", (None, 5), (2, 4, 3, 2), "e"),
     ("abc,bd->adc", (5, None), (2, 4, 3), "d"),
     ("...b,bc->...c", 5, (2, 4, 3), "c"),
     ("...b,bc->...c", (5,), (2, 3), "c"),

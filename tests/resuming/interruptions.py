@@ -33,6 +33,7 @@ EPOCHS = 3
 
 CASES: dict[str, dict[str, Any]] = {
     "nothing": {},
+    "nothing, watched in validation": {"hook": "on_test_batch_end", "call": 1},  # in single steps, with their last bits
     "SIGTERM in a step": {"send": ["SIGTERM"]},
     "SIGINT in a step": {"send": ["SIGINT"]},
     "while compiling": {"send": ["SIGTERM"], "hook": "loss", "call": 1},
