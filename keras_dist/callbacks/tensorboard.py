@@ -118,8 +118,15 @@ class TensorBoard(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write logs and weights."""
-        if not is_first_process():
-            return
+        if is_first_process():
+            self._write_epoch(epoch, logs)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            self._write_weights(epoch)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def _write_epoch(self, epoch: int, logs: Logs | None) -> None:
+        """Write the logs of an epoch."""
         values = dict(logs or {})
         seconds = time.monotonic() - self._epoch_began
         train = {name: value for name, value in values.items() if not name.startswith("val_")}
@@ -130,10 +137,6 @@ class TensorBoard(Callback):
         validation = {name.removeprefix("val_"): value for name, value in values.items() if name not in train}
         self._write(_TRAIN, "epoch_{}", train, epoch)
         self._write(_VALIDATION, "epoch_{}", validation, epoch)
-        if self.histogram_freq and epoch % self.histogram_freq == 0:
-            self._write_weights(epoch)
-        for writer in self._writers.values():
-            writer.flush()
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Start the profile when it is time."""
@@ -177,9 +180,9 @@ class TensorBoard(Callback):
     def _write_weights(self, epoch: int) -> None:
         for weight in self.model.weights:
             if jnp.issubdtype(weight.dtype, jnp.floating):
-                values = weight.numpy().astype(np.float32)
+                values = weight.numpy().astype(np.float32)  # in all processes: each may hold a part
                 finite = values[np.isfinite(values)]
-                if finite.size:
+                if finite.size and is_first_process():
                     self._writer(_TRAIN).add_histogram(f"{weight.path}/histogram", finite, epoch)
 
     def _end_profile(self) -> None:

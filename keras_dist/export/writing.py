@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import pathlib
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -14,11 +12,13 @@ from typing import Any, NoReturn
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled
-from keras_dist.saving.tensor_files import write_tensors
+from keras_dist.saving.drafts import draft_of
+from keras_dist.saving.tensor_files import write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCH = "batch"
@@ -136,7 +136,7 @@ def write(
     input_structure: Structure,
     input_names: Sequence[str],
     output_names: Sequence[str],
-    fetch: Callable[[str], Any],
+    weights: dict[str, np.ndarray],
 ) -> None:
     """Write a program to a folder, which is there at once or not at all.
 
@@ -146,19 +146,17 @@ def write(
         input_structure: where the inputs stand.
         input_names: in the order of the program.
         output_names: likewise.
-        fetch: `fetch(path)` gives a weight.
+        weights: by path, with their elements in C order.
 
     Raises:
         ModelError: a weight has an element type that safetensors does not know.
         OSError: it cannot be written.
     """
     program = lowered.program
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.mkdir()
-    try:
-        weights = lowered.weights
-        sizes = {name: math.prod(spec.shape) * spec.dtype.itemsize for name, spec in weights.items()}
-        write_tensors("export", draft / WEIGHTS, sizes, [list(weights)], fetch)
+    with draft_of(path) as folder:
+        draft = folder / path.name
+        draft.mkdir()
+        write_file("export", draft / WEIGHTS, weights, path / WEIGHTS)
         (draft / PROGRAM).write_bytes(program.serialize())
         outputs = [(aval.shape, aval.dtype) for aval in program.out_avals]
         inputs = list(zip(lowered.shapes, lowered.dtypes, strict=True))
@@ -173,8 +171,6 @@ def write(
             {name: sha256_of(draft / name) for name in (PROGRAM, WEIGHTS)},
         ).write(draft)
         os.rename(draft, path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _namings(shapes: Sequence[Dims]) -> Iterator[Named]:

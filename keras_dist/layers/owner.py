@@ -63,7 +63,7 @@ class Owner:
         return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
 
     def get_weights(self) -> list[np.ndarray]:
-        """The values of `weights`, on the host."""
+        """The values of `weights`, on the host; in a job of several processes all must call."""
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:

@@ -12,14 +12,16 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.callbacks.first_process import is_first_process, print_message
+from keras_dist.callbacks.first_process import print_message
 from keras_dist.data.checks import check_batch_size
 from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
 from keras_dist.models.session import Session
+from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
 FORMAT = "jax_export"
@@ -49,9 +51,10 @@ class Exporting:
     ) -> None:
         """Write what `predict` computes as a program that runs without this model's code, and the weights beside it.
 
-        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Batches may be of any
-        size, as may other dims that the model knows no size of. `kd.export` tells what is in the folder, and
-        `kd.export.load` calls it.
+        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
+        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
+        Batches may be of any size, as may other dims that the model knows no size of. `kd.export` tells what is in the
+        folder, and `kd.export.load` calls it.
 
         Args:
             filepath: a folder; nothing may be there yet, and the folder around it must exist.
@@ -74,7 +77,8 @@ class Exporting:
 
         Source: `keras.Model.export`; `jax.export`.
         """
-        path = _checked_path(filepath)
+        path, job = _checked_path(filepath), Rendezvous()
+        job.first(lambda: _check_free(path))
         if format != FORMAT:
             raise ModelError(
                 f"export: there is no format {shorten(format)}",
@@ -89,23 +93,16 @@ class Exporting:
         structure, arrays = self._signature(input_signature)
         shapes = [_sized(shape, batch_size) for shape, _ in arrays]
         handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
-        if not is_first_process():
-            for handle in handles.values():
-                handle.numpy()
-            return
         with session.cell.lock:
             function, weights = _predict_of(session)
             lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
             names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
             outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
-            write(
-                path,
-                lowered,
-                structure,
-                self.input_names if self._program is not None else [name or "inputs" for name in names],
-                [name or "outputs" for name in Outputs(outputs, self.output_names).names],
-                lambda name: handles[name].numpy(),
-            )
+            input_names = self.input_names if self._program is not None else [name or "inputs" for name in names]
+            output_names = [name or "outputs" for name in Outputs(outputs, self.output_names).names]
+            values: dict[str, np.ndarray] = {}
+            job.each(lambda: values.update(fetched(list(weights), lambda name: handles[name].numpy())))
+            job.first(lambda: write(path, lowered, structure, input_names, output_names, values))
         if verbose:
             print_message(f"Saved artifact at {str(path)!r}.")
 
@@ -189,15 +186,22 @@ def _checked_path(filepath: Any) -> pathlib.Path:
             expected="the path of a folder",
             fix='for example model.export("exported")',
         )
-    path = pathlib.Path(os.path.abspath(os.fspath(filepath)))
+    return pathlib.Path(os.path.abspath(os.fspath(filepath)))
+
+
+def _check_free(path: pathlib.Path) -> None:
+    """Nothing, if the path is free.
+
+    Raises:
+        ModelError: something is there.
+    """
     if os.path.lexists(path):
         raise ModelError(
-            f"export: {str(filepath)!r} exists",
+            f"export: {str(path)!r} exists",
             given="a folder" if path.is_dir() else "a file",
             expected="a path where there is nothing",
             fix="choose another path, or remove what is there",
         )
-    return path
 
 
 def _no_signature(given: Any, expected: str) -> ModelError:

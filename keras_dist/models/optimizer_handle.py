@@ -11,7 +11,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import LearningRateState, Optimizer, ScheduledRateState, checked_rate
-from keras_dist.training.cell import StateCell
+from keras_dist.training.cell import StateCell, host_copy
 
 
 class SlotVariable:
@@ -39,8 +39,8 @@ class SlotVariable:
             return place_copy(jax.tree.leaves(self._cell.state)[self._index], sharding)
 
     def numpy(self) -> np.ndarray:
-        """Its current value on the host."""
-        return np.asarray(self.value)
+        """Its current value on the host; in a job of several processes all must call."""
+        return host_copy(self.value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype)

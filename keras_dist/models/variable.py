@@ -76,7 +76,7 @@ class ModelVariable(Operators):
             return place_copy(self._cell.read(self.path), self.layout.backend_layout)
 
     def numpy(self) -> np.ndarray:
-        """Its current value on the host; of a PRNG key its data."""
+        """Its current value on the host; of a PRNG key its data. In a job of several processes all must call."""
         with self._cell.lock:
             return host_copy(self._cell.read(self.path))
 

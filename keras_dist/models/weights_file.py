@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import math
 import os
 import pathlib
@@ -15,11 +16,20 @@ import jax.numpy as jnp
 
 from keras_dist import _jax
 from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models.session import Session
 from keras_dist.models.weights_folder import SUFFIX as FOLDER_SUFFIX
 from keras_dist.models.weights_folder import StoredWeights, write_weights
-from keras_dist.saving.tensor_files import INDEX_SUFFIX, SUFFIX, TensorReader, grouped, index_path, write_tensors
+from keras_dist.saving.tensor_files import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    TensorReader,
+    TensorWriter,
+    fetched,
+    grouped,
+    index_path,
+)
 
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
@@ -74,7 +84,8 @@ class WeightsFile:
         """Write the weights to a safetensors file, whole, under their paths; to several if they are large.
 
         What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
-        several processes, all must call, and the first one writes. Neither the keys of random streams nor the state of
+        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
+        Neither the keys of random streams nor the state of
         the optimizer are in it.
 
         Args:
@@ -119,26 +130,28 @@ class WeightsFile:
         path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
         max_bytes = _checked_size(max_shard_size)
         is_folder = path.suffix == FOLDER_SUFFIX
-        there = [str(file) for file in ((path,) if is_folder else (path, index_path(path))) if file.exists()]
-        if there and not overwrite:
-            raise ModelError(
-                f"save_weights: {there[0]!r} exists",
-                given="overwrite=False",
-                expected="a path where there is no file",
-                fix="choose another path, or pass overwrite=True",
-            )
+        job = Rendezvous()
+        if not overwrite:
+            job.first(lambda: _check_free((path,) if is_folder else (path, index_path(path))))
         handles = {weight.path: weight for weight in self.weights}
         if is_folder:
             write_weights(path, list(handles), self._born())
             return
         sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
         groups = grouped(sizes, max_bytes)
-        with self._born().cell.lock:  # all are of one step, whoever trains
-            if is_first_process():
-                write_tensors("save_weights", path, sizes, groups, lambda name: handles[name].numpy())
-            else:
-                for name in handles:
-                    handles[name].numpy()
+        # all are of one step, whoever trains
+        with self._born().cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+
+            def write(number: int) -> None:
+                if is_first_process():
+                    writer.write(number, fetched(groups[number], lambda name: handles[name].numpy()))
+                else:
+                    for name in groups[number]:
+                        handles[name].numpy()  # of which this process may hold parts
+
+            for number in range(len(groups)):
+                job.each(functools.partial(write, number))
+            job.first(writer.commit)
 
     def load_weights(
         self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, *, strict: bool = True
@@ -241,6 +254,22 @@ def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib
         "neither written nor read",
         fix=f"for example 'model.weights{SUFFIX}'",
     )
+
+
+def _check_free(files: Sequence[pathlib.Path]) -> None:
+    """Nothing, if none of these files is there.
+
+    Raises:
+        ModelError: one is.
+    """
+    for file in files:
+        if file.exists():
+            raise ModelError(
+                f"save_weights: {str(file)!r} exists",
+                given="overwrite=False",
+                expected="a path where there is no file",
+                fix="choose another path, or pass overwrite=True",
+            )
 
 
 def _checked_size(max_shard_size: Any) -> float | None:

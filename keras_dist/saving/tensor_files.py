@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.drafts import alone_in, draft_of
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -155,40 +156,125 @@ class TensorReader:
         )
 
 
-def write_tensors(caller: str, path: pathlib.Path, sizes: Mapping[str, int], groups: Groups, fetch: Any) -> None:
-    """Write arrays to a file, or to several and an index, whichever number of groups there is.
+class TensorWriter:
+    """Writes arrays to a file, or to several and an index, whichever number of groups there is.
 
-    What is at `path` stays whole until all is written, and goes then: an index is put in its place last.
+    What is at the path stays whole until `commit`, and goes then: an index is put in its place last. Use it in a `with`
+    statement, which removes what was not committed.
 
     Args:
         caller: how errors call what writes.
         path: ends in `.safetensors`.
         sizes: bytes of each array.
-        groups: the names of the arrays of each file; no more than one group is held at once.
-        fetch: `fetch(name)` gives the array.
+        groups: the names of the arrays of each file.
+    """
+
+    def __init__(self, caller: str, path: pathlib.Path, sizes: Mapping[str, int], groups: Groups) -> None:
+        self._caller, self._path, self._sizes, self._groups = caller, path, sizes, groups
+        self._save = uuid.uuid4().hex
+        self._open = contextlib.ExitStack()
+        self._folder: pathlib.Path | None = None
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+
+    def write(self, number: int, arrays: dict[str, np.ndarray]) -> None:
+        """Write the arrays of one group beside the place.
+
+        Raises:
+            ModelError: an array has an element type that the format does not know.
+            OSError: the file cannot be written.
+        """
+        metadata = {_SAVE: self._save} if len(self._groups) > 1 else None
+        write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
+
+    def commit(self) -> None:
+        """Put all files, which are written, in their places, and remove those of the save before.
+
+        Others who write to the same place wait for it: the names of files are taken by one after the other.
+
+        Raises:
+            OSError: that cannot be done; what was there before still is.
+        """
+        index = index_path(self._path)
+        drafts = [self._draft() / str(number) for number in range(len(self._groups))]
+        with alone_in(self._path.parent):
+            outdated = [file for file in _files_of(self._path) if file.exists()]
+            if len(self._groups) == 1:
+                places, outdated = [self._path], [index, *outdated]
+            else:
+                files = _free_files(self._path, len(self._groups))
+                drafts.append(self._draft() / "index")
+                drafts[-1].write_text(self._index_of(files))
+                places, outdated = [*files, index], [self._path, *outdated]
+            _move(drafts, places)
+            for file in outdated:
+                file.unlink(missing_ok=True)
+
+    def _draft(self) -> pathlib.Path:
+        """The folder where the files are until then; processes that write none make none."""
+        if self._folder is None:
+            self._folder = self._open.enter_context(draft_of(self._path))
+        return self._folder
+
+    def _index_of(self, files: Sequence[pathlib.Path]) -> str:
+        """The content of the index of these files."""
+        weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
+        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save}
+        return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
+
+
+def write_file(
+    caller: str,
+    file: pathlib.Path,
+    arrays: dict[str, np.ndarray],
+    place: pathlib.Path,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write arrays to one file.
+
+    Args:
+        caller: how errors call what writes.
+        file: where nothing is yet.
+        arrays: by name, with their elements in C order.
+        place: how errors call the file.
+        metadata: what else is noted in it.
 
     Raises:
         ModelError: an array has an element type that the format does not know.
-        OSError: a file cannot be written.
+        OSError: the file cannot be written.
     """
-    index = index_path(path)
-    outdated = [file for file in _files_of(path) if file.exists()]
-    if len(groups) <= 1:
-        with _drafts(caller, [path]) as write:
-            write(path, _fetched(groups[0] if groups else [], fetch), None)
-        outdated = [index, *outdated]
-    else:
-        files = _free_files(path, len(groups))
-        save = uuid.uuid4().hex
-        weight_map = {name: file.name for file, names in zip(files, groups, strict=True) for name in names}
-        content = {"metadata": {"total_size": sum(sizes.values()), _SAVE: save}, "weight_map": weight_map}
-        with _drafts(caller, [*files, index]) as write:
-            for file, names in zip(files, groups, strict=True):
-                write(file, _fetched(names, fetch), {_SAVE: save})
-            write(index, (json.dumps(content, indent=2) + "\n").encode(), None)
-        outdated = [path, *outdated]
-    for file in outdated:
-        file.unlink(missing_ok=True)
+    file.touch()  # where that cannot be written, Python's error says why
+    mode = file.stat().st_mode
+    try:
+        save_file(arrays, file, metadata)
+    except SafetensorError as error:
+        raise ModelError(
+            f"{caller}: {str(place)!r} cannot be written",
+            given=str(error),
+            expected="element types that safetensors knows, and room on the disk",
+            fix="build the model with another dtype, or free space",
+        ) from error
+    file.chmod(mode)  # safetensors leaves a file that only its owner may read
+
+
+def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
+    """The arrays with their elements in C order: the format wants them so, and takes others without a word."""
+    return {name: np.asarray(fetch(name), order="C") for name in names}
+
+
+def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> None:
+    """Move files to their places, only the last of which may be taken. Where something fails, none is there."""
+    try:
+        for draft, place in zip(drafts, places, strict=True):
+            os.replace(draft, place)
+    finally:
+        if drafts[-1].exists():  # Ctrl-C may come after the last move, too
+            for place in places[:-1]:
+                place.unlink(missing_ok=True)
 
 
 def index_path(path: pathlib.Path) -> pathlib.Path:
@@ -196,51 +282,8 @@ def index_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name.removesuffix(SUFFIX) + INDEX_SUFFIX)
 
 
-def _fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """The arrays with their elements in C order: the format wants them so, and takes others without a word."""
-    return {name: np.asarray(fetch(name), order="C") for name in names}
-
-
-@contextlib.contextmanager
-def _drafts(caller: str, files: Sequence[pathlib.Path]) -> Iterator[Callable[..., None]]:
-    """What writes files beside their places; they move there at the end, the last one last.
-
-    Only the last one may exist already. Where something fails, none is there.
-    """
-    drafts = {file: file.with_name(f".{file.name}.{os.getpid()}") for file in files}
-
-    def write(file: pathlib.Path, content: Any, metadata: dict[str, str] | None) -> None:
-        draft = drafts[file]
-        draft.touch()  # where that cannot be written, Python's error says why
-        if isinstance(content, bytes):
-            draft.write_bytes(content)
-            return
-        mode = draft.stat().st_mode
-        try:
-            save_file(content, draft, metadata)
-        except SafetensorError as error:
-            raise ModelError(
-                f"{caller}: {str(file)!r} cannot be written",
-                given=str(error),
-                expected="element types that safetensors knows, and room on the disk",
-                fix="build the model with another dtype, or free space",
-            ) from error
-        draft.chmod(mode)  # safetensors leaves a file that only its owner may read
-
-    are_written = False
-    try:
-        yield write
-        are_written = True
-        for file, draft in drafts.items():
-            os.replace(draft, file)
-    finally:
-        is_done = are_written and not drafts[files[-1]].exists()  # Ctrl-C may come after the last move, too
-        for file in (*drafts.values(), *(() if is_done else files[:-1])):
-            file.unlink(missing_ok=True)
-
-
 def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files that the index of a path names, as far as `write_tensors` named them."""
+    """The files that the index of a path names, as far as a `TensorWriter` named them."""
     index = index_path(path)
     try:
         named = _mapping(_mapping(json.loads(index.read_bytes())).get("weight_map")).values()

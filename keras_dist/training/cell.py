@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from keras_dist import _jax
 from keras_dist.distribution.mesh import DeviceMesh
@@ -233,5 +234,11 @@ class StateCell:
 
 
 def host_copy(array: jax.Array) -> np.ndarray:
-    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype."""
-    return np.array(jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array)
+    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype.
+
+    What other processes hold parts of is gathered: all of them must call.
+    """
+    data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
+    if data.is_fully_addressable or data.is_fully_replicated:
+        return np.array(data)
+    return np.array(multihost_utils.process_allgather(data, tiled=True))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from keras_dist.saving.tensor_files import grouped, write_tensors
+from keras_dist.saving.tensor_files import TensorWriter, fetched, grouped
 
 SIZES = {"a": 40, "b": 40, "c": 200, "d": 40, "e": 60}
 
@@ -44,7 +44,11 @@ def test_arrays_of_one_file_are_held_at_once(tmp_path):
         nonlocal held
         held -= size
 
-    write_tensors("save", tmp_path / "x.safetensors", SIZES, grouped(SIZES, 100), fetch)
+    groups = grouped(SIZES, 100)
+    with TensorWriter("save", tmp_path / "x.safetensors", SIZES, groups) as writer:
+        for number, names in enumerate(groups):
+            writer.write(number, fetched(names, fetch))
+        writer.commit()
     assert (most, held) == (200, 0)
     with safe_open(tmp_path / "x-00003-of-00003.safetensors", framework="np") as file:
         assert sorted(file.keys()) == ["d", "e"]

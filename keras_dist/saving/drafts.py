@@ -1,0 +1,95 @@
+"""`draft_of`: a folder beside a place, for files that are written there and then moved to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+
+from keras_dist.errors import CheckpointWarning
+
+
+@contextlib.contextmanager
+def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder of its own for each writer of a place, who alone can read it; in the end it is removed.
+
+    Whoever is killed leaves it, and the next writer of the place removes it. Those that are still being written are
+    told by a lock that the system drops with its process. Where the system has no locks of folders, they are left.
+
+    Args:
+        place: of a file or a folder; on the same disk as the draft.
+
+    Raises:
+        OSError: the folder around the place is not there, or may not be written.
+    """
+    _remove_left(place)
+    folder, lock = _new_folder(place)
+    try:
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            _unlock(lock)
+
+
+@contextlib.contextmanager
+def alone_in(folder: pathlib.Path) -> Iterator[None]:
+    """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
+    with contextlib.ExitStack() as locks:
+        with contextlib.suppress(OSError):
+            locks.callback(_unlock, _locked(folder, fcntl.LOCK_EX))
+        yield
+
+
+def _new_folder(place: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+    """A draft, and what holds its lock; None where there are no locks."""
+    while True:
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{place.name}.saving-", dir=place.parent))
+        try:
+            lock = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            continue  # it has just been taken for one that was left
+        except OSError:
+            return folder, None
+        if os.fstat(lock).st_nlink and folder.exists():
+            return folder, lock
+        _unlock(lock)
+
+
+def _remove_left(place: pathlib.Path) -> None:
+    """Remove the drafts of a place that nobody is writing."""
+    pattern = re.compile(re.escape(f".{place.name}.saving-") + "[a-z0-9_]{8}")
+    with contextlib.suppress(OSError):  # whether one may write there is found out when the draft is made
+        for folder in sorted(path for path in place.parent.iterdir() if pattern.fullmatch(path.name)):
+            with contextlib.suppress(OSError):  # it is being written, or gone
+                lock = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    shutil.rmtree(folder)
+                    warnings.warn(f"{folder}: left by a process that was killed; removed", CheckpointWarning, 4)
+                finally:
+                    _unlock(lock)
+
+
+def _locked(folder: pathlib.Path, how: int) -> int:
+    """The system's lock of a folder, as the descriptor that holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, how)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
