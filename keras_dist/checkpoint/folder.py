@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -13,6 +12,7 @@ import warnings
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.saving.drafts import lock_folder, unlock_folder
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
@@ -122,7 +122,7 @@ class Draft:
             shutil.rmtree(replaced)
         with contextlib.ExitStack() as locks:
             with contextlib.suppress(OSError):  # so that nobody takes it for one that was left
-                locks.callback(_unlock, _locked(self.place))
+                locks.callback(unlock_folder, lock_folder(self.place))
             os.rename(self.place, replaced)
             try:
                 os.rename(self.folder, self.place)
@@ -139,8 +139,7 @@ class Draft:
 
     def _release(self) -> None:
         self._is_over = True
-        if self._lock is not None:
-            _unlock(self._lock)
+        unlock_folder(self._lock)
 
 
 def _resolved(place: pathlib.Path) -> pathlib.Path:
@@ -185,7 +184,7 @@ def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:
         folder = place.with_name(f".{place.name}.draft-{number}")
         try:
             folder.mkdir()
-            lock = _locked(folder)
+            lock = lock_folder(folder)
         except (FileExistsError, FileNotFoundError, BlockingIOError):
             continue  # another draft of this process; or one that has just been made was taken for one that was left
         except OSError:
@@ -194,30 +193,8 @@ def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:
             return number, folder, None
         if folder.is_dir() and os.path.samestat(os.fstat(lock), folder.stat()):
             return number, folder, lock
-        _unlock(lock)
+        unlock_folder(lock)
     raise FileExistsError(f"{place}: there are {_MOST_DRAFTS} drafts of it already")
-
-
-def _locked(folder: pathlib.Path) -> int:
-    """The system's lock of a folder, as the descriptor that holds it.
-
-    Raises:
-        BlockingIOError: another one has it.
-        OSError: there is no such folder, it may not be read, or it cannot be locked.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
@@ -236,7 +213,7 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
         left = []
         for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
             try:
-                locks.callback(_unlock, _locked(path))
+                locks.callback(unlock_folder, lock_folder(path))
             except OSError:
                 if not is_only_writer:
                     continue

@@ -36,7 +36,7 @@ def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
         try:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
-            _unlock(lock)
+            unlock_folder(lock)
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def alone_in(folder: pathlib.Path) -> Iterator[None]:
     """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
-            locks.callback(_unlock, _locked(folder, fcntl.LOCK_EX))
+            locks.callback(unlock_folder, lock_folder(folder, fcntl.LOCK_EX))
         yield
 
 
@@ -53,14 +53,14 @@ def _new_folder(place: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     while True:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{place.name}.saving-", dir=place.parent))
         try:
-            lock = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = lock_folder(folder)
         except (FileNotFoundError, BlockingIOError):
             continue  # it has just been taken for one that was left
         except OSError:
             return folder, None
         if os.fstat(lock).st_nlink and folder.exists():
             return folder, lock
-        _unlock(lock)
+        unlock_folder(lock)
 
 
 def _remove_left(place: pathlib.Path) -> None:
@@ -69,16 +69,25 @@ def _remove_left(place: pathlib.Path) -> None:
     with contextlib.suppress(OSError):  # whether one may write there is found out when the draft is made
         for folder in sorted(path for path in place.parent.iterdir() if pattern.fullmatch(path.name)):
             with contextlib.suppress(OSError):  # it is being written, or gone
-                lock = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = lock_folder(folder)
                 try:
                     shutil.rmtree(folder)
                     warnings.warn(f"{folder}: left by a process that was killed; removed", CheckpointWarning, 4)
                 finally:
-                    _unlock(lock)
+                    unlock_folder(lock)
 
 
-def _locked(folder: pathlib.Path, how: int) -> int:
-    """The system's lock of a folder, as the descriptor that holds it."""
+def lock_folder(folder: pathlib.Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
+    """The system's lock of a folder, as the descriptor that holds it.
+
+    Args:
+        folder: which.
+        how: an operation of `flock`; by default nobody else may have it, and it is not waited for.
+
+    Raises:
+        BlockingIOError: another one has it.
+        OSError: there is no such folder, it may not be read, or it cannot be locked.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, how)
@@ -88,7 +97,8 @@ def _locked(folder: pathlib.Path, how: int) -> int:
     return descriptor
 
 
-def _unlock(descriptor: int | None) -> None:
+def unlock_folder(descriptor: int | None) -> None:
+    """Give back a lock, if there is one."""
     if descriptor is not None:
         with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
             fcntl.flock(descriptor, fcntl.LOCK_UN)

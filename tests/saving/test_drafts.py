@@ -1,5 +1,6 @@
 """Drafts of files and folders: one for each writer, and what is left of those that were killed."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -55,26 +56,26 @@ def test_what_was_left_by_the_killed_the_next_writer_removes(place):
 
 
 def test_one_that_is_taken_for_left_while_it_is_made(place, monkeypatch):
-    locked, taken = drafts._locked, []
+    locked, taken = drafts.lock_folder, []
 
-    def comes_late(folder, how):
+    def comes_late(folder, how=fcntl.LOCK_EX | fcntl.LOCK_NB):
         if not taken:
             taken.append(folder)
             folder.rmdir()
         return locked(folder, how)
 
-    monkeypatch.setattr(drafts, "_locked", comes_late)
+    monkeypatch.setattr(drafts, "lock_folder", comes_late)
     with draft_of(place) as folder:
         assert folder.is_dir() and folder != taken[0]
 
 
 def test_where_folders_have_no_locks_nothing_is_removed(place, monkeypatch):
-    def refuses(folder, how):
+    def refuses(folder, how=None):
         raise OSError(95, "Operation not supported")
 
     left = place.with_name(".model.safetensors.saving-abcdefgh")
     left.mkdir()
-    monkeypatch.setattr(drafts, "_locked", refuses)
+    monkeypatch.setattr(drafts, "lock_folder", refuses)
     with draft_of(place) as folder, alone_in(place.parent):
         assert folder.is_dir()
     assert list(place.parent.iterdir()) == [left]
