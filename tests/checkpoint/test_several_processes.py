@@ -230,6 +230,11 @@ check_same(found, results(*train("whole")))
 
 
 SIGNALLED = """
+import signal
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
+
+
 class Tell(Callback):
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
