@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from keras_dist import _jax
 from keras_dist.distribution.placement import place_copy
@@ -39,7 +40,6 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvou
     Returns:
         What waits until all are written, once, in any thread. It raises what went wrong.
     """
-    from etils import epath  # noqa: PLC0415
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
 
     job = job or Rendezvous()
@@ -94,7 +94,6 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     Raises:
         CheckpointError: they cannot be read.
     """
-    from etils import epath  # noqa: PLC0415
     from orbax import checkpoint as orbax  # noqa: PLC0415
 
     raw = {name: _raw_like(like) for name, like in wanted.items() if math.prod(like.shape)}

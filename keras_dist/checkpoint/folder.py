@@ -16,7 +16,6 @@ from keras_dist.saving.drafts import lock_folder, unlock_folder
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
-
 _MOST_DRAFTS = 1000
 """Of one place by one process at a time."""
 

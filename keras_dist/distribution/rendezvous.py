@@ -6,7 +6,7 @@ import itertools
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from keras_dist import _jax
 from keras_dist.distribution import cluster
@@ -88,7 +88,7 @@ class Rendezvous:
 
     def first(self, action: Callable[[], T]) -> T:
         """Do something in the first process; the others wait for it, and have its value. See `each`."""
-        return self.each(lambda: action() if self.process == 0 else None)[0]  # type: ignore[return-value]
+        return cast(T, self.each(lambda: action() if self.process == 0 else None)[0])
 
     def give_up(self, reason: BaseException) -> None:
         """Come no more, and let those that wait know.

@@ -77,7 +77,7 @@ class Exporting:
 
         Source: `keras.Model.export`; `jax.export`.
         """
-        path, job = _checked_path(filepath), Rendezvous()
+        path, job = _checked_path(filepath), Rendezvous("an export")
         job.first(lambda: _check_free(path))
         if format != FORMAT:
             raise ModelError(

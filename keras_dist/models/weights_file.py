@@ -130,7 +130,7 @@ class WeightsFile:
         path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
         max_bytes = _checked_size(max_shard_size)
         is_folder = path.suffix == FOLDER_SUFFIX
-        job = Rendezvous()
+        job = Rendezvous("a save of weights")
         if not overwrite:
             job.first(lambda: _check_free((path,) if is_folder else (path, index_path(path))))
         handles = {weight.path: weight for weight in self.weights}
