@@ -14,6 +14,7 @@ import sys
 from typing import TextIO
 
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.regular_files import read_regular
 
 NAME = ".lock"
 
@@ -113,7 +114,7 @@ def _is_at(path: pathlib.Path, file: TextIO) -> bool:
 def holder_of(directory: pathlib.Path) -> Holder | None:
     """Who holds the lock of a directory, or was killed while it did; None if nobody. The lock is not touched."""
     try:
-        owner = (directory / NAME).read_text(encoding="utf-8")
+        owner = read_regular(directory / NAME).decode()
     except (OSError, ValueError):
         return None
     return Holder(_described(owner), _is_alive(owner))

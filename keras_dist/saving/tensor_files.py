@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import alone_in, draft_of
+from keras_dist.saving.regular_files import open_regular, read_regular
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -110,7 +111,7 @@ class TensorReader:
             ModelError: it is no index, or names files elsewhere.
         """
         try:
-            index = json.loads(self.path.read_bytes())
+            index = json.loads(read_regular(self.path, follow_links=True))
         except (ValueError, RecursionError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         weight_map = _mapping(index).get("weight_map")
@@ -139,6 +140,7 @@ class TensorReader:
 
     @contextlib.contextmanager
     def _opened(self, file: pathlib.Path) -> Iterator[Any]:
+        open_regular(file, follow_links=True).close()  # Hugging Face's cache has links; pipes have no end
         try:
             with safe_open(file, framework="np") as opened:
                 yield opened
@@ -286,7 +288,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
     """The files that the index of a path names, as far as a `TensorWriter` named them."""
     index = index_path(path)
     try:
-        named = _mapping(_mapping(json.loads(index.read_bytes())).get("weight_map")).values()
+        named = _mapping(_mapping(json.loads(read_regular(index, follow_links=True))).get("weight_map")).values()
     except (OSError, ValueError, RecursionError):
         return []
     pattern = re.compile(re.escape(_stem(path)) + r"(\.\d+)?-\d{5,}-of-\d{5,}" + re.escape(SUFFIX))
