@@ -207,7 +207,8 @@ def _packed(about: str, value: Any, error: Exception | None) -> bytes:
 def _described(error: Exception) -> dict[str, Any]:
     """An error as plain data."""
     kind = type(error)
-    args, fields = list(error.args), {}
+    args = list(error.args)
+    fields: dict[str, Any] = {}
     if isinstance(error, KerasDistError):
         fields = {name: str(getattr(error, name)) for name in _FIELDS}
         if "problems" in vars(error):

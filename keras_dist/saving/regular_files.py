@@ -6,13 +6,13 @@ import errno
 import os
 import pathlib
 import stat
-from typing import BinaryIO
+from io import FileIO
 
 MOST_BYTES = 2**28
 """Of a document, which is read at once."""
 
 
-def open_regular(path: pathlib.Path, follow_links: bool = False) -> BinaryIO:
+def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
 
     Args:
@@ -26,7 +26,7 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> BinaryIO:
         raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no regular file", str(path))
     wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return FileIO(descriptor, "rb")
 
 
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
