@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal
 
+from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -175,7 +176,7 @@ def _check_dim(
 
 def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], names: Sequence[str]) -> Problem:
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    shadowed = [path for path in candidates if re.fullmatch(rule, path)]
+    shadowed = [path for path in candidates if pattern(rule).fullmatch(path)]
     if shadowed:
         winner = layout_map.matching_rules(shadowed[0])[0]
         return Problem(
@@ -186,7 +187,7 @@ def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], name
             "a path that no exact rule decides",
             f"remove it: {winner!r} is exact and wins for {shadowed[0]!r}",
         )
-    inside = [path for path in candidates if re.search(rule, path)]
+    inside = [path for path in candidates if pattern(rule).search(path)]
     if inside:
         return Problem(
             "substring",
@@ -207,11 +208,11 @@ def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], name
 def _widened(rule: str, path: str) -> str:
     """`, or '.*kernel'`: the rule with whatever stands around it in `path`, where that is a regular expression."""
     core = rule.removeprefix("^").removesuffix("$")
-    found = re.search(rule, path)
-    before, after = (".*" if found and found.start() else ""), (".*" if found and found.end() < len(path) else "")
+    start, end = pattern(rule).search(path) or (0, len(path))
+    before, after = (".*" if start else ""), (".*" if end < len(path) else "")
     widened = f"{before}(?:{core}){after}" if "|" in core else f"{before}{core}{after}"
     try:
-        return f", or {widened!r}" if re.fullmatch(widened, path) else ""
+        return f", or {widened!r}" if pattern(widened).fullmatch(path) else ""
     except re.error:
         return ""
 

@@ -155,9 +155,7 @@ def test_no_weight_is_made_that_was_not_saved(tmp_path, monkeypatch, nested):
     config = (tmp_path / "model" / "config.json").read_text()
     path = forged(tmp_path / "model", tmp_path / "forged", "config", json.loads(config.replace(": 2,", ": 30000000,")))
     monkeypatch.setattr(LayoutPlan, "compile_init", lambda *args: pytest.fail("weights were born"))
-    with pytest.raises(
-        CheckpointError, match=r"for d1/kernel an array of shape \(3, 30000000\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"for d1/kernel an array of shape \(3, 30000000\)"):
         kd.models.load_model(path)
 
 
