@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
@@ -151,6 +152,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
+        check_not_forked()
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
         seed = random.current_seed() if seed is None else random.check_seed(seed)
@@ -360,6 +362,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         return self.autocast and self._program is None
 
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
+        check_not_forked()
         session = getattr(self, "_session", None)
         if session is not None:
             return session
@@ -382,6 +385,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             self._give_birth(tensors)
 
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
+        check_not_forked()
         self._check_initialised()
         session = give_birth(self, (args, kwargs), random.current_seed())
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)
@@ -400,6 +404,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         object.__setattr__(self, "_session", session)
 
     def _choose(self, choices: Choices) -> None:
+        check_not_forked()
         object.__setattr__(self, "_choices", choices)
         session = getattr(self, "_session", None)
         if session is not None:
