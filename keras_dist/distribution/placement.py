@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-from keras_dist.distribution.devices import check_not_forked
-
 
 def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """A copy of `value` with `sharding`, in memory of its own.
@@ -20,11 +18,7 @@ def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     Args:
         value: an array, or a Python number.
         sharding: where the copy goes.
-
-    Raises:
-        DeviceError: the process was forked after JAX had started.
     """
-    check_not_forked()
     return _copier(sharding)(jax.device_put(value, sharding))
 
 

@@ -26,7 +26,7 @@ def train():
 def in_child(*actions):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)
+        signal.alarm(100)
         for action in actions:
             try:
                 action()
