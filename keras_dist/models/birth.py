@@ -14,7 +14,7 @@ from flax import nnx
 
 from keras_dist import _paths, random
 from keras_dist._signatures import keywords_taken
-from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.plan import Row
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context, stand_ins
@@ -35,18 +35,12 @@ _check: contextvars.ContextVar[Check] = contextvars.ContextVar("check_of_births"
 
 @contextlib.contextmanager
 def births_checked(check: Check) -> Iterator[None]:
-    """Call `check(specs)` before the weights of any model are born in this context, those inside of others included."""
+    """Call `check(specs)` before weights of models of layers are born in this context, also inside of other models."""
     before = _check.set(check)
     try:
         yield
     finally:
         _check.reset(before)
-
-
-def born(plan: LayoutPlan, graph: ModuleGraph, init: Callable[[], Any]) -> StateCell:
-    """The arrays of a module that was traced, sharded as planned."""
-    _check.get()(graph.specs)
-    return StateCell(graph, plan, plan.init(init))
 
 
 def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int) -> Session:
@@ -95,7 +89,8 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
     distribution = current_distribution()
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    cell = born(plan, graph, init)
+    _check.get()(graph.specs)
+    cell = StateCell(graph, plan, plan.init(init))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:
         indices = {parts: index for index, parts in enumerate(graph.parts)}

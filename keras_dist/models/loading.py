@@ -52,7 +52,8 @@ def load_model(
 
     Raises:
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
-            round; or its variables are not those that the config or the factory describe, which are not made then.
+            round; or its variables are not those that the factory makes, or that the config describes, which are not
+            made then.
         ConfigError: it mentions what is not known, or a lambda in `safe_mode`.
         LayoutError: the layout rules cannot be applied to it.
 
@@ -75,7 +76,7 @@ def load_model(
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
         _policy(stored),
-        births_checked(functools.partial(check_shapes, stored)),
+        births_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
     ):
         if factory is not None:
             model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])

@@ -21,7 +21,7 @@ from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
-from keras_dist.models.birth import born, give_birth
+from keras_dist.models.birth import give_birth
 from keras_dist.models.checkpointing import Checkpointing
 from keras_dist.models.configuring import Configuring
 from keras_dist.models.connecting import Connecting
@@ -164,7 +164,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         elif callable(factory_or_module):
             graph, init = trace_factory(factory_or_module, seed, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
-            cell = born(plan, graph, init)
+            cell = StateCell(graph, plan, plan.init(init))
         else:
             raise ModelError(
                 "from_nnx: neither a module nor a factory",
