@@ -32,8 +32,9 @@ This file is written by `python -m tests.parity.keras_names`; the tests fail whe
 
 **Arrays.** Weights are born sharded, under the distribution that is set when they are made, and a model keeps it.
 Until then layers are descriptions; afterwards `layer.kernel` and `model.weights` are handles on the model's arrays.
-Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend and
-every step is compiled: there is no `run_eagerly` and no `jit_compile`, and `jax.numpy` takes the place of `keras.ops`.
+Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend, and
+`jax.numpy` takes the place of `keras.ops`. Steps are compiled, unless `compile` gets `run_eagerly=True` or
+`jit_compile=False`: they run operation by operation then.
 
 **Names.** `dense`, `dense_1` are numbered within each model, so that the same code gives the same paths however often
 it runs. Paths are made of the attributes that lead to a weight, and leave out the model: `dense_1/kernel`.
