@@ -25,7 +25,7 @@ def test_the_error_names_the_replacement(package, name, words):
 
 
 def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
-    with pytest.raises(AttributeError, match="^module 'keras_dist.layers' has no attribute 'Foo'$"):
+    with pytest.raises(AttributeError, match=r"^module 'keras_dist\.layers' has no attribute 'Foo'$"):
         kd.layers.Foo  # noqa: B018
     assert not hasattr(kd, "__wrapped__")
 
