@@ -21,10 +21,12 @@ from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
+from keras_dist.models.checkpointing import FROM_KERAS, KERAS_FILES
 from keras_dist.models.session import Session
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, WeightNames
 from keras_dist.models.weights_folder import SUFFIX as FOLDER_SUFFIX
 from keras_dist.models.weights_folder import StoredWeights, write_weights
+from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -147,7 +149,8 @@ class WeightsFile:
         sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
         groups = grouped(sizes, max_bytes)
         # all are of one step, whoever trains
-        with self._born().cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+        session = self._born()
+        with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
 
             def write(number: int) -> None:
                 if is_first_process():
@@ -352,12 +355,13 @@ def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib
     """
     if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
         return pathlib.Path(filepath)
+    is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
     raise ModelError(
         f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
         given=f"filepath={shorten(filepath)}",
         expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; Keras's '.weights.h5' and '.keras' are "
         "neither written nor read",
-        fix=f"for example 'model.weights{SUFFIX}'",
+        fix=FROM_KERAS if is_of_keras else f"for example 'model.weights{SUFFIX}'",
     )
 
 

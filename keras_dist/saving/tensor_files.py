@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from keras_dist import _jax
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.drafts import alone_in, draft_of
+from keras_dist.saving.drafts import alone_in, draft_of, writing_to
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -364,13 +364,14 @@ def write_file(
     mode = file.stat().st_mode
     checksums = {name: _checksum_of(array) for name, array in arrays.items()}
     try:
-        save_file(arrays, file, {**(metadata or {}), _CHECKSUMS: json.dumps(checksums)})
+        with writing_to(place):
+            save_file(arrays, file, {**(metadata or {}), _CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
         raise ModelError(
             f"{caller}: {str(place)!r} cannot be written",
             given=str(error),
-            expected="element types that safetensors knows, and room on the disk",
-            fix="build the model with another dtype, or free space",
+            expected="element types that safetensors knows",
+            fix="build the model with another dtype",
         ) from error
     file.chmod(mode)  # safetensors leaves a file that only its owner may read
     return checksums

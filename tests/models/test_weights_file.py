@@ -14,7 +14,6 @@ import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests.models.weights import model_on, weights_of
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no checksums")  # files of safetensors alone
 
 
