@@ -44,7 +44,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         >>> load(file, environ={"KERAS_DIST_MESH": "data=8,model=1"}).mesh.shape
         {'data': 8, 'model': 1}
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all check types
         raise ConfigError(
             "`path` is no path of a config file",
             given=f"path={shorten(path)} of type {type(path).__name__}",

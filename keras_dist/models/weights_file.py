@@ -95,7 +95,7 @@ class WeightsFile:
         What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.
         Neither the keys of random streams nor the state of
-        the optimizer are in it.
+        the optimizer are in it. Each weight has a checksum in the header of its file, which `load_weights` compares.
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
