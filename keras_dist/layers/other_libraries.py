@@ -78,7 +78,9 @@ def check_is_no_function(value: Any) -> None:
         ModelError: it is; the error says what to do.
     """
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
-    if not is_pair and (not inspect.isroutine(value) or takes(value, rngs=None) or not takes(value, None, None)):
+    is_function = callable(value) and not isinstance(value, type)
+    # one that asks for `rngs` alone is a factory, and one that asks for it among others is meant to be one
+    if not is_pair and not (is_function and takes(value, None, None) and not _asks_for_rngs(value)):
         return
     raise ModelError(
         "from_nnx: what was given is "
@@ -87,3 +89,11 @@ def check_is_no_function(value: Any) -> None:
         expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
         fix=_FUNCTIONS,
     )
+
+
+def _asks_for_rngs(function: Any) -> bool:
+    try:
+        parameter = inspect.signature(function).parameters.get("rngs")
+    except (TypeError, ValueError):
+        return False
+    return takes(function, rngs=None) or (parameter is not None and parameter.default is parameter.empty)

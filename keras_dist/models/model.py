@@ -156,7 +156,8 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
         check_is_ours("from_nnx: what was given", factory_or_module)
-        check_is_no_function(factory_or_module)
+        if not isinstance(factory_or_module, nnx.Module):
+            check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
         distribution = current_distribution()
         if isinstance(factory_or_module, nnx.Module):

@@ -66,7 +66,7 @@ class LoadReport:
             "missing in the file": self.missing,
             "not in the model": self.extra,
             "of another shape": self.misshaped,
-            "without a weight": self.unused,
+            "rules that match no weight": self.unused,
         }
         return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names) or "empty"
 

@@ -2,6 +2,7 @@
 
 import os
 
+import jax
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -58,6 +59,8 @@ CASES = {
     "Keras's model, cloned": (kd.models.clone_model, lambda: keras.Sequential(), "is a model of keras", "json"),
     "Keras's tensor": (lambda x: kd.Model(x, x), lambda: keras.Input((3,)), "is a symbolic tensor of keras", "Input"),
     "a function": (kd.Model.from_nnx, lambda: apply, "is a function of weights and inputs", "plan(jax.eval_shape"),
+    "a compiled function": (kd.Model.from_nnx, lambda: jax.jit(apply), "is a function of weights", "plan("),
+    "Linen's apply": (kd.Model.from_nnx, lambda: Net().apply, "is a function of weights", "plan(jax.eval_shape"),
     "two functions": (kd.Model.from_nnx, lambda: (np.ones, apply), "is a pair of functions", "plan(jax.eval_shape"),
 }
 
