@@ -77,21 +77,23 @@ def check_is_no_function(value: Any) -> None:
     Raises:
         ModelError: it is; the error says what to do.
     """
-    is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
-    is_function = callable(value) and not isinstance(value, type)
-    # one that asks for `rngs` alone is a factory, and one that asks for it among others is meant to be one
-    if not is_pair and not (is_function and takes(value, None, None) and not _asks_for_rngs(value)):
-        return
-    raise ModelError(
-        "from_nnx: what was given is "
-        + ("a pair of functions, init and apply" if is_pair else "a function of weights and inputs"),
-        given=shorten(value),
-        expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
-        fix=_FUNCTIONS,
-    )
+    if isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
+        what = "a pair of functions, init and apply"
+    elif callable(value) and not isinstance(value, type | tuple) and not _asks_for_rngs(value):
+        what = "a function of weights and inputs" if takes(value, None, None) else ""
+    else:
+        what = ""
+    if what:
+        raise ModelError(
+            f"from_nnx: what was given is {what}",
+            given=shorten(value),
+            expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
+            fix=_FUNCTIONS,
+        )
 
 
 def _asks_for_rngs(function: Any) -> bool:
+    """Whether it asks for `rngs` alone, as a factory does, or among others, so that it is meant to be one."""
     try:
         parameter = inspect.signature(function).parameters.get("rngs")
     except (TypeError, ValueError):
