@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from keras_dist.errors import ModelError
 from keras_dist.saving.tensor_files import TensorReader, TensorWriter, fetched, grouped
 
 SIZES = {"a": 40, "b": 40, "c": 200, "d": 40, "e": 60}
@@ -64,5 +65,5 @@ def test_pipes_and_devices_have_no_end_and_are_not_read(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         index.write_text(json.dumps({"weight_map": {"w": name}}))
         for path in (tmp_path / name, index, tmp_path / "y.safetensors.index.json"):
-            with pytest.raises(OSError, match="no regular file"):
+            with pytest.raises(ModelError, match="no regular file"):
                 TensorReader("load", path)
