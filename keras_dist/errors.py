@@ -78,6 +78,10 @@ class LayoutError(_ErrorOfProblems, ValueError):
     """
 
 
+class RuleTimeoutError(KerasDistError, ValueError, TimeoutError):
+    """A regular expression takes too long to match."""
+
+
 class DistributionError(KerasDistError, ValueError):
     """A `Distribution` is incomplete, or is not the one a model was built under."""
 

@@ -218,7 +218,8 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
 def _widened(rule: str, path: str) -> str:
     """`, or '.*kernel'`: the rule with whatever stands around it in `path`, where that is a regular expression."""
     core = rule.removeprefix("^").removesuffix("$")
-    start, end = pattern(rule).search(path) or (0, len(path))
+    found = pattern(rule).search(path)
+    start, end = (0, len(path)) if found is None else found.span()
     before, after = (".*" if start else ""), (".*" if end < len(path) else "")
     widened = f"{before}(?:{core}){after}" if "|" in core else f"{before}{core}{after}"
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.tensor_files import TensorReader
 from keras_dist.training.graph import compile_rule
@@ -187,7 +188,7 @@ def _rule_for(argument: str, rules: Mapping[str, Any], path: str) -> str | None:
 
 
 def _expanded(rule: str, path: str, name: str) -> str:
-    match = None if rule == path else re.fullmatch(rule, path)
+    match = None if rule == path else pattern(rule).fullmatch(path)
     try:
         return name if match is None else match.expand(name)
     except (re.error, IndexError) as error:
