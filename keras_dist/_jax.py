@@ -12,6 +12,7 @@ import jax.extend.core
 import numpy as np
 from flax import errors as flax_errors
 from flax import nnx
+from flax.core import spmd
 from flax.nnx import reprlib
 from jax._src import distributed, dtypes, xla_bridge
 from jax.interpreters import mlir, partial_eval
@@ -145,6 +146,25 @@ def variable_role(variable: Any) -> str:
     if isinstance(variable, nnx.Param):
         return "parameter"
     return "rng" if isinstance(variable, nnx.RngState) else "statistic"
+
+
+def sharding_metadata(variable: nnx.Variable) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the sharding metadata of an NNX `Variable` say, whatever they are called; None without any.
+
+    Returns:
+        An entry for each dim, as it is written there, and what the names in it stand for by Flax's own logical rules.
+    """
+    metadata = variable.get_metadata()
+    sharding = metadata.get("out_sharding")  # also of what was given as `sharding` or `sharding_names`
+    sharding = getattr(sharding, "sharding", sharding)  # of a `jax.experimental.layout.Format`
+    sharding = getattr(sharding, "spec", sharding)  # of a `NamedSharding`
+    if not sharding:
+        return None
+    is_sequence = isinstance(sharding, tuple | list | jax.sharding.PartitionSpec)
+    entries = tuple(sharding) if is_sequence else (sharding,)
+    if isinstance(sharding, jax.sharding.PartitionSpec):  # what it leaves out is unsharded
+        entries += (None,) * (getattr(variable.get_raw_value(), "ndim", 0) - len(entries))
+    return entries, dict([*spmd.get_logical_axis_rules(), *(metadata.get("sharding_rules") or ())])
 
 
 def is_nnx_state(tree: Any) -> bool:
