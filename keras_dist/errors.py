@@ -122,7 +122,7 @@ class CheckpointWarning(UserWarning):
 
 
 class LayoutWarning(UserWarning):
-    """Layout rules had no effect. One warning for each plan lists all of them."""
+    """Layouts had no effect: rules of a plan, all in one warning, or a distribution that does not count or is not there."""
 
 
 def shorten(value: object) -> str:

@@ -175,7 +175,7 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         warnings.warn(
             f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
             LayoutWarning,
-            stacklevel=_frames_inside(),
+            stacklevel=frames_inside(),
         )
 
 
@@ -261,7 +261,7 @@ def _widened(rule: str, path: str) -> str:
         return ""
 
 
-def _frames_inside() -> int:
+def frames_inside() -> int:
     """How many frames up from the caller the user's code is, for a warning that points there."""
     package = os.path.dirname(os.path.dirname(__file__))
     frame, level = sys._getframe(1), 1

@@ -93,16 +93,14 @@ def leaf_parts(tree: Any) -> list[_paths.Parts]:
 
 
 def leaf_owners(tree: Any) -> list[Any]:
-    """For each array of `tree` its NNX Variable; a raw array is its own."""
+    """For each array of `tree` the variable that holds it; a raw array is its own."""
     nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
 def _own_layout(path: str, owner: Any) -> OwnLayout | None:
     """What a layer was given for a variable, as a `TensorLayout` or as axes, or what its sharding metadata say."""
-    if not _jax.is_variable(owner):
-        return None
-    layout, metadata = owner.get_metadata().get("layout"), _jax.sharding_metadata(owner)
+    layout, metadata = _jax.metadata_of(owner).get("layout"), _jax.sharding_metadata(owner)
     label = f"{path.rpartition('/')[2]}'s own "
     if layout is not None:
         layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)

@@ -219,7 +219,7 @@ def _is_module(node: Any) -> bool:
 
 def _noted(owner: Any, name: str) -> Any:
     """What a layer has noted about a variable; None for raw arrays and other people's variables."""
-    return owner.get_metadata().get(name) if _jax.is_variable(owner) else None
+    return _jax.metadata_of(owner).get(name)
 
 
 def _trained(
