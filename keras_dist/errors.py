@@ -122,7 +122,7 @@ class CheckpointWarning(UserWarning):
 
 
 class LayoutWarning(UserWarning):
-    """Layouts had no effect: rules of a plan, all in one warning, or a distribution that does not count or is not there."""
+    """Something is not sharded: rules of a plan had no effect, all in one warning, or no distribution counts."""
 
 
 def shorten(value: object) -> str:

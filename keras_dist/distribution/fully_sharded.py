@@ -19,8 +19,8 @@ from keras_dist.errors import DistributionError
 class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
-    The dims that the rules shard, or else the model itself (see `ModelParallel`), stay as they are; `axis` takes one of the others (FSDP x tensor parallel). XLA
-    gathers a weight where it is used and scatters its gradient.
+    The dims that the rules shard, or else the model itself (see `ModelParallel`), stay as they are; `axis` takes one of
+    the others (FSDP x tensor parallel). XLA gathers a weight where it is used and scatters its gradient.
 
     Args:
         device_mesh: the devices.

@@ -99,17 +99,17 @@ def check_layout(
     ]
 
 
-def check_names(unknown: Mapping[str, VariableSpec], mesh: DeviceMesh, strategy: str) -> list[Problem]:
+def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
     """The problem of all names in sharding metadata that are no axes of `mesh`, in one; none without such names.
 
     Args:
-        unknown: for each name the first variable that has it.
+        unknown: for each name the path of the first variable that has it, and what the model says of that.
         mesh: the devices.
         strategy: the name of the class that takes `axis_names`.
     """
     if not unknown:
         return []
-    said = {spec.path: f"{spec.path!r} of shape {spec.shape}: {spec.own.reason}" for spec in unknown.values() if spec.own}
+    said = dict(unknown.values())
     return [
         Problem(
             "axis",

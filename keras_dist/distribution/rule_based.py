@@ -95,8 +95,8 @@ class RuleBased(Distribution):
     def _decided(self, variable: Any) -> TensorLayout | None:
         """What decides the layout of a variable, with its reason; None when nothing does.
 
-        In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model itself
-        says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
+        In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
+        itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
 
         Raises:
             LayoutError: several rules match, or what the model says cannot be read.

@@ -167,7 +167,7 @@ class Distribution:
         _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
         errors: list[lint.Problem] = []
         layouts: list[tuple[TensorLayout, TensorLayout]] = []
-        unknown: dict[str, VariableSpec] = {}
+        unknown: dict[str, tuple[str, str]] = {}
         for spec in specs:
             if spec.role in PLANNED_BY_RULE:
                 layouts.append(self._decide(spec, errors, unknown))
@@ -210,7 +210,7 @@ class Distribution:
         return f"<{type(self).__name__} device_mesh={self.device_mesh}>"
 
     def _decide(
-        self, spec: VariableSpec, errors: list[lint.Problem], unknown: dict[str, VariableSpec]
+        self, spec: VariableSpec, errors: list[lint.Problem], unknown: dict[str, tuple[str, str]]
     ) -> tuple[TensorLayout, TensorLayout]:
         own, is_own = spec.own, False
         replicated = TensorLayout.replicated(len(spec.shape), self.device_mesh)
@@ -225,8 +225,9 @@ class Distribution:
         if own is not None:
             is_own = (layout.reason or "").startswith(own.reason)
             names = own.unknown_names(self.device_mesh, self.axis_names) if is_own else []
-            unknown.update({name: spec for name in names if name not in unknown})
             if names:
+                said = f"{spec.path!r} of shape {spec.shape}: {own.reason}"
+                unknown.update({name: (spec.path, said) for name in names if name not in unknown})
                 return replicated, replicated
         found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh, is_own=is_own)
         found = found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots")

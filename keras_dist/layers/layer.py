@@ -337,7 +337,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         if distribution is not None and distribution.device_mesh.size > 1 and self.weights:
             warnings.warn(
                 f"layer {self.name!r} is called outside of a model: its weights lie whole on one device, not as the "
-                "current distribution says, until a model takes them over. Make it a part of a model before it is called",
+                "current distribution says, until a model takes them over. Make it part of a model before calling it",
                 LayoutWarning,
                 stacklevel=3,
             )

@@ -38,8 +38,10 @@ from keras_dist.training.step import default_call
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:
-    """`__init__`, before which the current distribution is remembered, and after which the weights are born, if the inputs
-    are known: not before all attributes are set."""
+    """`__init__`, after which the weights are born, if the inputs are known: not before all attributes are set.
+
+    The model remembers the distribution that is current before it.
+    """
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -337,9 +337,9 @@ def _tell_of_one_device() -> None:
     names = devices.list_devices()
     if len(names) > 1:
         warnings.warn(
-            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. For all of them call "
-            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; for this one alone, and no "
-            "warning, keras_dist.set_distribution(keras_dist.DataParallel(devices=keras_dist.list_devices()[:1]))",
+            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
+            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
+            f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
             LayoutWarning,
             stacklevel=lint.frames_inside(),
         )
