@@ -111,7 +111,7 @@ class TestModelsAmongTheLayers:
 class TestOneDeviceOfSeveral:
     def test_it_is_told_once_in_a_process(self):
         session._tell_of_one_device.cache_clear()
-        with pytest.warns(LayoutWarning, match="one device, cpu:0, is used of 8. For all of them call") as told:
+        with pytest.warns(LayoutWarning, match="one device, cpu:0, is used of 8. To use all of them call") as told:
             for _ in range(2):
                 sequential().build((None, 8))
         assert len(told) == 1
