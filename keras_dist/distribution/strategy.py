@@ -125,7 +125,7 @@ class Distribution:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Make this the current distribution inside a `with` block."""
+        """Make this the current distribution inside a `with` block; models that are made inside keep it."""
         with scope.override(self):
             yield
 

@@ -10,8 +10,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
-from keras_dist import layers
-from tests.layouts import on
 
 TOKENS = np.arange(8 * 4).reshape(8, 4) % 16
 
@@ -123,19 +121,3 @@ def test_a_ready_module_that_was_made_on_a_mesh_of_its_own():
     kernel = model.variables[1].value
     assert kernel.sharding.shard_shape(kernel.shape) == (2, 2)
     np.testing.assert_array_equal(kernel, module.kernel[...])
-
-
-def test_a_layout_that_a_layer_is_given_is_such_a_rule_too():
-    with on("data=2,model=4", {"d2/kernel": (None, None)}).scope():
-        model = kd.Sequential(
-            [
-                kd.Input((8,)),
-                layers.Dense(8, kernel_layout=(None, "model"), name="d1"),
-                layers.Dense(8, kernel_layout=(None, "model"), name="d2"),
-            ]
-        )
-    rows = [model.layout_plan.row(f"{name}/kernel") for name in ("d1", "d2")]
-    assert [(row.axes, row.rule) for row in rows] == [
-        ((None, "model"), "kernel's own (None, 'model')"),
-        ((None, None), "d2/kernel, overrides kernel's own (None, 'model')"),
-    ]
