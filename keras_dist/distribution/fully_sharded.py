@@ -20,7 +20,8 @@ class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
     The dims that the rules shard, or else the model itself (see `ModelParallel`), stay as they are; `axis` takes one of
-    the others (FSDP x tensor parallel). XLA gathers a weight where it is used and scatters its gradient.
+    the others (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden, and the plan
+    says so. XLA gathers a weight where it is used and scatters its gradient.
 
     Args:
         device_mesh: the devices.
@@ -76,6 +77,8 @@ class FullySharded(RuleBased):
             LayoutError: several rules match, or what the model says cannot be read.
         """
         by_rule = self._decided(variable)
+        if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):
+            by_rule = None  # the plan says that it is overridden
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
         if _nbytes(variable) < self._min_size_bytes:
             return base
@@ -84,6 +87,11 @@ class FullySharded(RuleBased):
             return base
         own = f"sharded over {self._axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
+
+    def _is_for_another_mesh(self, variable: Any) -> bool:
+        """Whether the model's sharding metadata, of the variable or that which it follows, name axes that are not here."""
+        owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
+        return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
 
 
 def _check_min_size(min_size_bytes: Any) -> int:

@@ -75,11 +75,13 @@ def test_what_each_strategy_makes_of_them(mesh: kd.DeviceMesh) -> None:
         distribution.plan(linear((None, "model"))).row("kernel")
         for distribution in (kd.FullySharded(mesh), kd.DataParallel(kd.DeviceMesh("batch=8")), Mine(mesh))
     ]
+    rows.append(kd.FullySharded(mesh).plan(linear((None, "tensor"))).row("kernel"))  # of another mesh
     own = "kernel's own (None, 'model')"
     assert [(row.axes, row.rule) for row in rows] == [
         (("data", "model"), f"{own}, sharded over 'data'"),
         ((None, None), f"DataParallel replicates, overrides {own}"),
         (("model", None), f"Mine, overrides {own}"),
+        (("data", None), "sharded over 'data', overrides kernel's own (None, 'tensor')"),
     ]
 
 
