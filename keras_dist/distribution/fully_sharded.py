@@ -89,7 +89,7 @@ class FullySharded(RuleBased):
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
 
     def _is_for_another_mesh(self, variable: Any) -> bool:
-        """Whether the model's sharding metadata, of the variable or that which it follows, name axes that are not here."""
+        """Whether the sharding metadata of the variable, or of what it follows, name axes that are not here."""
         owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
         return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
 
