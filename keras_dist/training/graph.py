@@ -14,6 +14,7 @@ from keras_dist import _jax, _paths
 from keras_dist._signatures import takes
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.layers.other_libraries import check_is_ours
 
 Trainable = Any
 """Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
@@ -269,9 +270,10 @@ def _check_signature(factory: Callable[..., Any]) -> None:
 
 def _check_module(module: Any, what: str) -> None:
     if not isinstance(module, nnx.Module):
+        check_is_ours(f"from_nnx: {what}", module)
         raise ModelError(
             f"from_nnx: {what} is not a flax.nnx.Module",
             given=f"{type(module).__name__}",
             expected="a flax.nnx.Module",
-            fix="wrap Linen in flax.nnx.bridge.ToNNX; for other code use your distribution's plan() and jax.jit",
+            fix="for other code use your distribution's plan() and jax.jit",
         )
