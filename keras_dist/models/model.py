@@ -13,6 +13,7 @@ from rich.console import Console
 
 from keras_dist import random
 from keras_dist.distribution import scope
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
@@ -161,6 +162,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
+        check_not_forked()
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
         check_is_ours("from_nnx: what was given", factory_or_module)
@@ -374,6 +376,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         return self.autocast and self._program is None
 
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
+        check_not_forked()
         session = getattr(self, "_session", None)
         if session is not None:
             return session
@@ -396,6 +399,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             self._give_birth(tensors)
 
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
+        check_not_forked()
         self._check_initialised()
         chosen = scope.distribution() if self._made_under is None else self._made_under
         session = give_birth(self, (args, kwargs), random.current_seed(), chosen)
@@ -416,6 +420,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         object.__setattr__(self, "_session", session)
 
     def _choose(self, choices: Choices) -> None:
+        check_not_forked()
         object.__setattr__(self, "_choices", choices)
         session = getattr(self, "_session", None)
         if session is not None:
