@@ -13,6 +13,7 @@ import jax.extend.core
 import numpy as np
 from flax import errors as flax_errors
 from flax import nnx
+from flax.core import meta, spmd
 from flax.nnx import reprlib
 from jax._src import distributed, dtypes, xla_bridge
 from jax.interpreters import mlir, partial_eval
@@ -71,8 +72,8 @@ def is_traced(value: Any) -> bool:
 
 
 def is_variable(node: Any) -> bool:
-    """Whether `node` is a Flax NNX `Variable`, which hides its array behind the name `value`."""
-    return isinstance(node, nnx.Variable)
+    """Whether `node` hides its array behind the name `value`: an NNX `Variable`, or a box of Linen's metadata."""
+    return isinstance(node, nnx.Variable | meta.Partitioned)
 
 
 def is_key_dtype(dtype: Any) -> bool:
@@ -157,10 +158,36 @@ def without_eager_sharding() -> Any:
 
 
 def variable_role(variable: Any) -> str:
-    """The role of an NNX `Variable`: parameter, rng or statistic."""
-    if isinstance(variable, nnx.Param):
+    """The role of an NNX `Variable`: parameter, rng or statistic; parameter for a box of Linen's."""
+    if isinstance(variable, nnx.Param | meta.Partitioned):
         return "parameter"
     return "rng" if isinstance(variable, nnx.RngState) else "statistic"
+
+
+def metadata_of(variable: Any) -> dict[str, Any]:
+    """What is noted about an NNX `Variable`, a box of Linen's, or, nothing, about anything else."""
+    if isinstance(variable, meta.Partitioned):
+        return {"out_sharding": variable.names, "sharding_rules": getattr(variable, "rules", None)}
+    return variable.get_metadata() if isinstance(variable, nnx.Variable) else {}
+
+
+def sharding_metadata(variable: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the sharding metadata of a variable say, whatever they are called; None without any.
+
+    Returns:
+        An entry for each dim, as it is written there, and what the names in it stand for by Flax's own logical rules.
+    """
+    metadata = metadata_of(variable)
+    sharding = metadata.get("out_sharding")  # also of what was given as `sharding` or `sharding_names`
+    sharding = getattr(sharding, "sharding", sharding)  # of a `jax.experimental.layout.Format`
+    sharding = getattr(sharding, "spec", sharding)  # of a `NamedSharding`
+    if not sharding:
+        return None
+    is_sequence = isinstance(sharding, tuple | list | jax.sharding.PartitionSpec)
+    entries = tuple(sharding) if is_sequence else (sharding,)
+    if isinstance(sharding, jax.sharding.PartitionSpec):  # what it leaves out is unsharded
+        entries += (None,) * (getattr(variable.get_raw_value(), "ndim", 0) - len(entries))
+    return entries, dict([*spmd.get_logical_axis_rules(), *(metadata.get("sharding_rules") or ())])
 
 
 def is_nnx_state(tree: Any) -> bool:

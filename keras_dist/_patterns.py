@@ -1,7 +1,7 @@
 """Regular expressions with a time limit: rules may come from others, in a config file, and some never end.
 
-Python's `re` cannot be stopped: it tries exponentially many ways to match `(a+)+b`. The package `regex` means the same by
-a rule, and takes a limit.
+Python's `re` cannot be stopped: it tries exponentially many ways to match `(a+)+b`. The package `regex` gives rules the
+same meaning, and takes a limit.
 """
 
 from __future__ import annotations

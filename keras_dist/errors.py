@@ -133,7 +133,7 @@ class CheckpointWarning(UserWarning):
 
 
 class LayoutWarning(UserWarning):
-    """Layout rules had no effect. One warning for each plan lists all of them."""
+    """Something is not sharded: rules of a plan had no effect, all in one warning, or no distribution counts."""
 
 
 def shorten(value: object) -> str:

@@ -18,6 +18,9 @@ DEFAULT_BATCH_DIM_NAME = "batch"
 class DataParallel(Distribution):
     """Every device holds the whole model and a part of the batch.
 
+    Variables are replicated whatever their sharding metadata say, and the plan says so; a layout that a layer was given
+    as an argument (`kernel_layout=`) counts.
+
     Args:
         device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
         devices: the devices as a list, instead of a mesh; by default all devices of the job.
@@ -79,10 +82,13 @@ class DataParallel(Distribution):
         return self._shard_batch(data_shape)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout assigned to the variable, else replicated."""
+        """The layout assigned to the variable or given to its layer, else replicated."""
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
             return assigned
+        own = getattr(variable, "own", None)
+        if own is not None and own.layout is not None:
+            return own.resolve(self.device_mesh)
         return TensorLayout.replicated(len(variable.shape), self.device_mesh)
 
     def get_slot_layout(self, variable: Any) -> TensorLayout:

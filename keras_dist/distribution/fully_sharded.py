@@ -10,6 +10,7 @@ from keras_dist import _jax
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, check_mesh, resolve_axes
 from keras_dist.errors import DistributionError
@@ -18,8 +19,9 @@ from keras_dist.errors import DistributionError
 class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
-    The dims that the rules shard stay as they are; `axis` takes one of the others (FSDP x tensor parallel). XLA
-    gathers a weight where it is used and scatters its gradient.
+    The dims that the rules shard, or else the model itself (see `ModelParallel`), stay as they are; `axis` takes one of
+    the others (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden, and the plan
+    says so. XLA gathers a weight where it is used and scatters its gradient.
 
     Args:
         device_mesh: the devices.
@@ -30,9 +32,11 @@ class FullySharded(RuleBased):
         auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
             else each is given its own, in batches of its own, which make the global ones together.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
+        axis_names: axes of the mesh by the names that the model has for dims, `{"embed": "data", "layers": None}`: one,
+            a tuple, or None for unsharded.
 
     Raises:
-        DistributionError: no such axis, or the layout map is of another mesh.
+        DistributionError: no such axis, `axis_names` leads to none, or the layout map is of another mesh.
 
     Example:
         >>> import jax, keras_dist as kd
@@ -53,12 +57,13 @@ class FullySharded(RuleBased):
         auto_shard_dataset: bool = True,
         *,
         strict: bool = False,
+        axis_names: AxisNames | None = None,
     ) -> None:
         first = check_mesh(device_mesh).axis_names[0]
         self._axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         self._min_size_bytes = _check_min_size(min_size_bytes)
         rules = _check_same_mesh(layout_map, device_mesh)
-        super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict)
+        super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict, axis_names)
 
     @property
     def axis(self) -> str | tuple[str, ...]:
@@ -69,9 +74,11 @@ class FullySharded(RuleBased):
         """The layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
 
         Raises:
-            LayoutError: several rules match.
+            LayoutError: several rules match, or what the model says cannot be read.
         """
-        by_rule = self._layout_map.layout_of(variable)
+        by_rule = self._decided(variable)
+        if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):
+            by_rule = None  # the plan says that it is overridden
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
         if _nbytes(variable) < self._min_size_bytes:
             return base
@@ -80,6 +87,11 @@ class FullySharded(RuleBased):
             return base
         own = f"sharded over {self._axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
+
+    def _is_for_another_mesh(self, variable: Any) -> bool:
+        """Whether the sharding metadata of the variable, or of what it follows, name axes that are not here."""
+        owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
+        return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
 
 
 def _check_min_size(min_size_bytes: Any) -> int:

@@ -120,32 +120,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self._layout_map.items())
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
 
-    def layout_of(self, variable: Any) -> TensorLayout | None:
-        """The layout that was assigned to `variable`, that a rule gives it, or that it shares with a parameter.
-
-        A statistic without a rule follows the same-shaped parameter beside it: BatchNorm's `mean` its `scale`.
-
-        Args:
-            variable: anything with `path` and `shape`; a `VariableSpec`'s `aliases` and `beside` are used too.
-
-        Returns:
-            The layout, carrying its reason, or None when nothing decides.
-
-        Raises:
-            LayoutError: several rules match.
-        """
-        assigned = getattr(variable, "_layout", None)
-        if assigned is not None:
-            return assigned.because("assigned to the variable")
-        rule = self.match(variable.path, getattr(variable, "aliases", ()))
-        if rule is not None:
-            return self._layout_map[rule].because(rule)
-        for parameter in getattr(variable, "beside", ()):
-            layout = self.layout_of(parameter)
-            if layout is not None:
-                return layout.because(f"follows {parameter.path}")
-        return None
-
     def copy(self) -> LayoutMap:
         """A map of its own with the same rules."""
         same = LayoutMap(self._device_mesh)

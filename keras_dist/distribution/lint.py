@@ -47,9 +47,24 @@ class Problem:
 
 
 def check_layout(
-    path: str, shape: Sequence[int], layout: TensorLayout, mesh: DeviceMesh, what: str = "rule"
+    path: str,
+    shape: Sequence[int],
+    layout: TensorLayout,
+    mesh: DeviceMesh,
+    what: str = "rule",
+    *,
+    is_own: bool = False,
 ) -> list[Problem]:
-    """The reasons for which `layout` cannot be applied to an array of `shape` on `mesh`."""
+    """The reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
+
+    Args:
+        path: of the array.
+        shape: its dims.
+        layout: where they are to lie, with its reason.
+        mesh: the devices.
+        what: what the layout comes from.
+        is_own: whether the model itself says it.
+    """
     given = f"shape {tuple(shape)}, layout {layout.axes}, {what} {layout.reason!r}, mesh {mesh.describe()}"
     if layout.device_mesh is not None and layout.device_mesh != mesh:
         return [
@@ -70,7 +85,13 @@ def check_layout(
                 f"the layout of {path!r} has the wrong rank",
                 given,
                 f"{len(shape)} entries, one for each dim",
-                f"write a rule with {len(shape)} entries for this path, or narrow the rule so that it misses it",
+                f"write a rule with {len(shape)} entries for this path, "
+                + (
+                    "which overrides it, or name each dim (nnx.vmap and nnx.scan name the one that they add by "
+                    "transform_metadata={nnx.PARTITION_NAME: ...})"
+                    if is_own
+                    else "or narrow the rule so that it misses it"
+                ),
             )
         ]
     return [
@@ -78,6 +99,30 @@ def check_layout(
         for dim, axis in enumerate(layout.axes)
         if axis is not None
         for problem in _check_dim(path, shape, dim, axis, layout, mesh, given)
+    ]
+
+
+def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
+    """The problem of all names in sharding metadata that are no axes of `mesh`, in one; none without such names.
+
+    Args:
+        unknown: for each name the path of the first variable that has it, and what the model says of that.
+        mesh: the devices.
+        strategy: the name of the class that takes `axis_names`.
+    """
+    if not unknown:
+        return []
+    said = dict(unknown.values())
+    return [
+        Problem(
+            "axis",
+            next(iter(said)),
+            f"the model's sharding metadata name axes that the mesh does not have: {', '.join(map(repr, unknown))}",
+            f"{'; '.join(said.values())}; mesh {mesh.describe()}",
+            f"axes of mesh {mesh.describe()}, or an entry of `axis_names` for each name",
+            f"{strategy}(..., axis_names={dict.fromkeys(unknown)}), with an axis of the mesh, or a tuple of them, for "
+            "None where dims are to be sharded; or write rules for these variables, which override what the model says",
+        )
     ]
 
 
@@ -133,7 +178,7 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         warnings.warn(
             f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
             LayoutWarning,
-            stacklevel=_frames_inside(),
+            stacklevel=frames_inside(),
         )
 
 
@@ -228,7 +273,7 @@ def _widened(rule: str, path: str) -> str:
         return ""
 
 
-def _frames_inside() -> int:
+def frames_inside() -> int:
     """How many frames up from the caller the user's code is, for a warning that points there.
 
     Frames of Flax between ours count as ours: its metaclass calls the constructors of modules.

@@ -7,6 +7,7 @@ from typing import Any
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName
 from keras_dist.errors import DistributionError, shorten
@@ -45,7 +46,9 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
 class ModelParallel(RuleBased):
     """Variables sharded by rules, and the batch over one axis, or several, of the same mesh.
 
-    A variable that no rule matches is replicated, and the plan says so.
+    Where no rule matches, what the model itself says counts: `kernel_layout=` of a layer, or the sharding metadata of
+    Flax's variables, whose names are axes of the mesh or in `axis_names`. A variable of which neither says anything is
+    replicated, and the plan says so.
 
     Args:
         layout_map: rules from variable paths to layouts; carries the mesh.
@@ -53,11 +56,13 @@ class ModelParallel(RuleBased):
         auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
             else each is given its own, in batches of its own, which make the global ones together.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
+        axis_names: axes of the mesh by the names that the model has for dims, `{"embed": "data", "layers": None}`: one,
+            a tuple, or None for unsharded.
         device_mesh: not needed; older code names the layout map's mesh once more.
 
     Raises:
         DistributionError: `layout_map` is missing, is not a `LayoutMap` or has no mesh; or `batch_dim_name` is not an
-            axis; or the processes cannot be divided among the model replicas.
+            axis, or `axis_names` leads to none; or the processes cannot be divided among the model replicas.
 
     Example:
         >>> import keras_dist as kd
@@ -66,7 +71,8 @@ class ModelParallel(RuleBased):
         >>> kd.ModelParallel(rules, batch_dim_name="data").num_model_replicas
         2
 
-    Differs from Keras: arguments may be positional, unknown ones are refused; `strict`; several batch axes.
+    Differs from Keras: arguments may be positional, unknown ones are refused; `strict`; `axis_names`; several
+    batch axes.
 
     Source: `keras.distribution.ModelParallel`.
     """
@@ -78,6 +84,7 @@ class ModelParallel(RuleBased):
         auto_shard_dataset: bool = True,
         *,
         strict: bool = False,
+        axis_names: AxisNames | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
@@ -88,13 +95,13 @@ class ModelParallel(RuleBased):
                 expected="the mesh of the layout map",
                 fix="leave `device_mesh` out: the layout map carries it",
             )
-        super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict)
+        super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict, axis_names)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout that was assigned to the variable, that a rule gives it, else replicated.
+        """The layout that a rule gives the variable, else that which the model itself says, else replicated.
 
         Raises:
-            LayoutError: several rules match.
+            LayoutError: several rules match, or what the model says cannot be read.
         """
-        layout = self._layout_map.layout_of(variable)
+        layout = self._decided(variable)
         return TensorLayout.replicated(len(variable.shape), self.device_mesh) if layout is None else layout

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.distribution.strategy import BatchDimName, Distribution
+from keras_dist.distribution.own_layout import AxisNames
+from keras_dist.distribution.strategy import BatchDimName, Distribution, resolve_axes
 from keras_dist.errors import DistributionError
 
 
 class RuleBased(Distribution):
-    """A strategy whose layouts come from a `LayoutMap`. Abstract.
+    """A strategy whose layouts come from a `LayoutMap`, and else from the model itself. Abstract.
 
     Args:
         device_mesh: the mesh of `layout_map`.
@@ -23,9 +24,11 @@ class RuleBased(Distribution):
         auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
             else each is given its own, in batches of its own, which make the global ones together.
         strict: whether a rule without effect is an error.
+        axis_names: axes of the mesh by the names that models have for dims.
 
     Raises:
-        DistributionError: `batch_dim_name` is not an axis, or the processes cannot be divided among the replicas.
+        DistributionError: `batch_dim_name` is not an axis, `axis_names` leads to none, or the processes cannot be
+            divided among the replicas.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class RuleBased(Distribution):
         batch_dim_name: BatchDimName,
         auto_shard_dataset: bool,
         strict: bool,
+        axis_names: AxisNames | None,
     ) -> None:
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self._layout_map = layout_map
+        self._axis_names = _check_axis_names(axis_names, device_mesh)
         self._strict = strict
         replicas = self.num_model_replicas
         if self._is_multi_process and self.num_processes > replicas and self.num_processes % replicas != 0:
@@ -53,6 +58,11 @@ class RuleBased(Distribution):
     def layout_map(self) -> LayoutMap:
         """The layout rules."""
         return self._layout_map
+
+    @property
+    def axis_names(self) -> AxisNames:
+        """Axes of the mesh by the names that models have for dims."""
+        return self._axis_names
 
     @property
     def strict(self) -> bool:
@@ -81,3 +91,41 @@ class RuleBased(Distribution):
         same = copy.copy(self)
         same._layout_map = self._layout_map.copy()
         return same
+
+    def _decided(self, variable: Any) -> TensorLayout | None:
+        """What decides the layout of a variable, with its reason; None when nothing does.
+
+        In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
+        itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
+
+        Raises:
+            LayoutError: several rules match, or what the model says cannot be read.
+        """
+        assigned = getattr(variable, "_layout", None)
+        if assigned is not None:
+            return assigned.because("assigned to the variable")
+        rule = self._layout_map.match(variable.path, getattr(variable, "aliases", ()))
+        if rule is not None:
+            return self._layout_map.rule_layout(rule).because(rule)
+        own = getattr(variable, "own", None)
+        if own is not None:
+            return own.resolve(self.device_mesh, self._axis_names)
+        for parameter in getattr(variable, "beside", ()):
+            layout = self._decided(parameter)
+            if layout is not None:
+                return layout.because(f"follows {parameter.path}")
+        return None
+
+
+def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:
+    if axis_names is not None and not isinstance(axis_names, Mapping):
+        raise DistributionError(
+            "`axis_names` is not a dict",
+            given=f"axis_names={axis_names!r}",
+            expected="for each name that the model has for dims an axis of the mesh, a tuple of axes, or None",
+            fix=f'for example axis_names={{"embed": {mesh.axis_names[0]!r}, "layers": None}}',
+        )
+    return {
+        name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
+        for name, axes in (axis_names or {}).items()
+    }

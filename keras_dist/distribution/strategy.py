@@ -15,6 +15,7 @@ from keras_dist.distribution.dataset import shard_dataset
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.replica_groups import ReplicaGroup, all_replica_groups, replica_group
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
@@ -124,7 +125,7 @@ class Distribution:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Make this the current distribution inside a `with` block."""
+        """Make this the current distribution inside a `with` block; models that are made inside keep it."""
         with scope.override(self):
             yield
 
@@ -166,17 +167,24 @@ class Distribution:
         _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
         errors: list[lint.Problem] = []
         layouts: list[tuple[TensorLayout, TensorLayout]] = []
+        unknown: dict[str, tuple[str, str]] = {}
         for spec in specs:
             if spec.role in PLANNED_BY_RULE:
-                layouts.append(self._decide(spec, errors))
+                layouts.append(self._decide(spec, errors, unknown))
             else:
                 replicated = TensorLayout.replicated(len(spec.shape), self.device_mesh).because(spec.role)
                 layouts.append((replicated, replicated))
+        errors += lint.check_names(unknown, self.device_mesh, type(self).__name__)
         rules = self.layout_map
         without_effect = lint.check_rules(rules, specs) if rules is not None else []
         lint.report(errors, without_effect, self.device_mesh, strict=self.strict)
         snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
         return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot)
+
+    @property
+    def axis_names(self) -> AxisNames:
+        """Axes of the mesh by the names that models have for dims; empty for a strategy without rules."""
+        return {}
 
     @property
     def strict(self) -> bool:
@@ -201,20 +209,34 @@ class Distribution:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} device_mesh={self.device_mesh}>"
 
-    def _decide(self, spec: VariableSpec, errors: list[lint.Problem]) -> tuple[TensorLayout, TensorLayout]:
+    def _decide(
+        self, spec: VariableSpec, errors: list[lint.Problem], unknown: dict[str, tuple[str, str]]
+    ) -> tuple[TensorLayout, TensorLayout]:
+        own, is_own = spec.own, False
         replicated = TensorLayout.replicated(len(spec.shape), self.device_mesh)
         try:
             layout, slot_layout = self.get_variable_layout(spec), self.get_slot_layout(spec)
         except LayoutError as error:
             given = f"{spec.path!r} of shape {spec.shape}, mesh {self.device_mesh.describe()}; {error.given}"
+            given += "" if own is None else f"; {own.reason}"
             errors.append(lint.Problem("ambiguous", spec.path, error.summary, given, error.expected, error.fix))
             return replicated, replicated
         layout, slot_layout = (self._layout_or_replicated(spec, decided) for decided in (layout, slot_layout))
-        found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh)
+        if own is not None:
+            is_own = (layout.reason or "").startswith(own.reason)
+            names = own.unknown_names(self.device_mesh, self.axis_names) if is_own else []
+            if names:
+                said = f"{spec.path!r} of shape {spec.shape}: {own.reason}"
+                unknown.update({name: (spec.path, said) for name in names if name not in unknown})
+                return replicated, replicated
+        found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh, is_own=is_own)
         found = found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots")
         errors.extend(found)
         if found:
             return replicated, replicated
+        if own is not None and not is_own:
+            decided = layout.reason or type(self).__name__ + ("" if any(layout.axes) else " replicates")
+            layout = layout.because(f"{decided}, overrides {own.reason}")
         return layout.on(self.device_mesh), slot_layout.on(self.device_mesh)
 
     def _layout_or_replicated(self, spec: VariableSpec, layout: Any) -> TensorLayout:

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist import _jax, _paths
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
 
 Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient"]
@@ -31,6 +32,7 @@ class VariableSpec:
         role: parameter, statistic, rng or counter.
         aliases: other names that lead to the same array.
         beside: for a statistic, the same-shaped parameters of the same module.
+        own: what the model itself says of where it lies.
     """
 
     path: str
@@ -39,7 +41,7 @@ class VariableSpec:
     role: Role
     aliases: tuple[str, ...] = ()
     beside: tuple[VariableSpec, ...] = ()
-    _layout: TensorLayout | None = None
+    own: OwnLayout | None = None
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +63,11 @@ def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[l
     variables = _variables_by_prefix(tree)
     collections = _linen_collections(tree)
     specs: list[VariableSpec] = []
-    for (key_path, leaf), path in zip(leaves, leaf_paths(tree), strict=True):
+    for (key_path, leaf), path, owner in zip(leaves, leaf_paths(tree), leaf_owners(tree), strict=True):
         shape, dtype = shape_and_dtype(leaf, path)
         collection = str(_paths.parts_of(key_path[:1])[0]) if collections else ""
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, _jax.is_nnx_state(tree))
-        specs.append(VariableSpec(path, shape, dtype, role))
+        specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner)))
     _refuse_equal_paths(specs)
     specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied, collections)
     return _with_neighbours(specs), treedef
@@ -88,6 +90,24 @@ def leaf_parts(tree: Any) -> list[_paths.Parts]:
         shorter = [parts[1:] if parts[0] == "params" else parts for parts in names]
         return shorter if len(set(shorter)) == len(shorter) else names
     return names
+
+
+def leaf_owners(tree: Any) -> list[Any]:
+    """For each array of `tree` the variable that holds it; a raw array is its own."""
+    nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
+    return [node for node in nodes for _ in jax.tree.leaves(node)]
+
+
+def _own_layout(path: str, owner: Any) -> OwnLayout | None:
+    """What a layer was given for a variable, as a `TensorLayout` or as axes, or what its sharding metadata say."""
+    layout, metadata = _jax.metadata_of(owner).get("layout"), _jax.sharding_metadata(owner)
+    label = f"{path.rpartition('/')[2]}'s own "
+    if layout is not None:
+        layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)
+        return OwnLayout(f"{label}{layout.axes}", layout=layout)
+    if metadata is not None:
+        return OwnLayout(f"{label}{metadata[0]}", *metadata)
+    return None
 
 
 def _variables_by_prefix(tree: Any) -> dict[tuple[Any, ...], Any]:

@@ -106,7 +106,7 @@ class PReLU(Layer):
         alpha_constraint: a function of `alpha`, applied after each update.
         shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
             of images.
-        alpha_layout: where the dims of `alpha` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        alpha_layout: where the dims of `alpha` lie: a `TensorLayout`, or axes; layout rules win over it.
         **kwargs: as of `Layer`.
 
     Raises:

@@ -43,7 +43,7 @@ class BatchNormalization(Layer):
         renorm_clipping: limits of the correction: a dict with some of `rmin`, `rmax`, `dmax`.
         renorm_momentum: as `momentum`, of `renorm_mean` and `renorm_stddev`.
         synchronized: as in Keras; not used, since the statistics are always those of the whole batch.
-        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; wins over the layout rules.
+        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; layout rules win over it.
         gamma_layout: likewise.
         moving_mean_layout: likewise; also of `renorm_mean`.
         moving_variance_layout: likewise; also of `moving_stddev` and `renorm_stddev`.

@@ -103,7 +103,7 @@ class Building:
             aggregation: as in Keras; not used, since arrays are global.
             overwrite_with_gradient: as in Keras; not used.
             name: by default the attribute's.
-            layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
+            layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
 
         Raises:
             ModelError: the shape is none, the initializer gives another one, or a layer's `call` runs.

@@ -33,7 +33,7 @@ class BaseConvolution(SpatialLayer):
         bias_initializer: gives the first value of `bias` (channels of the output,).
         bias_regularizer: a function of `bias` that is added to the loss.
         bias_constraint: a function of `bias`, applied after each update.
-        bias_layout: where the dim of `bias` lies: a `TensorLayout`, or axes; wins over the layout rules.
+        bias_layout: where the dim of `bias` lies: a `TensorLayout`, or axes; layout rules win over it.
         **kwargs: as of `Layer`.
 
     Attributes:
@@ -157,7 +157,7 @@ class Convolution(BaseConvolution):
         activity_regularizer: a function of the output that is added to the loss.
         kernel_constraint: a function of `kernel`, applied after each update.
         bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
 

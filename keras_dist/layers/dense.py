@@ -26,7 +26,7 @@ class Dense(Layer):
         activity_regularizer: a function of the output that is added to the loss.
         kernel_constraint: a function of `kernel`, applied after each update.
         bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
 

@@ -30,7 +30,7 @@ class DepthwiseConvolution(BaseConvolution):
         activity_regularizer: a function of the output that is added to the loss.
         depthwise_constraint: a function of `kernel`, applied after each update.
         bias_constraint: likewise.
-        depthwise_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        depthwise_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
 

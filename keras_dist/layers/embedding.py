@@ -25,7 +25,7 @@ class Embedding(Layer):
         embeddings_constraint: a function of `embeddings`, applied after each update.
         mask_zero: whether 0 stands for padding: the output has a mask then.
         weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -105,7 +105,7 @@ class ReversibleEmbedding(Embedding):
         mask_zero: whether 0 stands for padding: the vectors have a mask then.
         reverse_dtype: element type of the arithmetic of the way back; by default that of the layer.
         logit_soft_cap: a positive number that limits what the way back gives: `cap * tanh(x / cap)`; None for no limit.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
         reverse_embeddings_layout: likewise.
         **kwargs: as of `Embedding`.
 

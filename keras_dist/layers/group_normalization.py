@@ -28,7 +28,7 @@ class GroupNormalization(Layer):
         gamma_regularizer: likewise.
         beta_constraint: a function of `beta`, applied after each update.
         gamma_constraint: likewise.
-        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; wins over the layout rules.
+        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; layout rules win over it.
         gamma_layout: likewise.
         **kwargs: as of `Layer`.
 

@@ -36,7 +36,7 @@ class GroupedQueryAttention(ProjectedAttention):
         use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
         seed: fixes what is dropped.
         kernel_layout: where the dims of the kernels of `query`, `key`, `value` and `gate` lie: a `TensorLayout`, or
-            axes; wins over the layout rules.
+            axes; layout rules win over it.
         bias_layout: likewise of their biases.
         output_kernel_layout: likewise of `attention_output/kernel`.
         output_bias_layout: likewise of `attention_output/bias`.

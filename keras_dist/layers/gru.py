@@ -35,7 +35,7 @@ class GRUCell(RecurrentCell):
         reset_after: whether the reset gate multiplies what the state gives, not the state.
         seed: fixes what is dropped.
         implementation: 1 to drop for each gate apart; so does `recurrent_dropout`.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
@@ -164,7 +164,7 @@ class GRU(RecurrentLayer):
         reset_after: as of `GRUCell`.
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
         implementation: as of `GRUCell`.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `RNN`.

@@ -16,7 +16,8 @@ from flax import nnx
 from keras_dist import _jax, regularizers
 from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.distribution import scope
+from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, row_watch, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
 from keras_dist.layers.building import Building
@@ -49,6 +50,7 @@ class _Outside:
         "_home",
         "_is_passing",
         "_made",
+        "_made_under",
         "_nodes",
         "_session",
         "_symbols",
@@ -185,10 +187,14 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         home = _home(self)
         if home is not None:
             return home.call(args, kwargs)
-        if call_context.current() is None:
+        is_alone, was_built = call_context.current() is None, self._is_built
+        if is_alone:
             self.forget_losses()
         with call_context.entered(kwargs.get("training")) as context:
-            return self._run(args, kwargs, context)
+            outputs = self._run(args, kwargs, context)
+        if is_alone and not was_built:
+            self._tell_of_one_device()
+        return outputs
 
     def add_loss(self, loss: Any) -> None:
         """Add a scalar, or each of several, to the loss of the call that is running.
@@ -323,6 +329,17 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
                 if weight
                 else "change it before, make the model anew, or keep it in a weight, which can be assigned to: "
                 f"self.{name} = self.add_weight(shape=(), trainable=False)",
+            )
+
+    def _tell_of_one_device(self) -> None:
+        """Warn that the weights that a call outside of models has made do not lie as the current distribution says."""
+        distribution = scope.distribution()
+        if distribution is not None and distribution.device_mesh.size > 1 and self.weights:
+            warnings.warn(
+                f"layer {self.name!r} is called outside of a model: its weights lie whole on one device, not as the "
+                "current distribution says, until a model takes them over. Make it part of a model before calling it",
+                LayoutWarning,
+                stacklevel=3,
             )
 
     def _check_initialised(self) -> None:

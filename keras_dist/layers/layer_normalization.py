@@ -26,7 +26,7 @@ class LayerNormalization(Layer):
         gamma_regularizer: likewise.
         beta_constraint: a function of `beta`, applied after each update.
         gamma_constraint: likewise.
-        beta_layout: where the dims of `beta` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        beta_layout: where the dims of `beta` lie: a `TensorLayout`, or axes; layout rules win over it.
         gamma_layout: likewise.
         rms_scaling: only False: deprecated in Keras, which divides by the deviation, not by the root mean square.
         **kwargs: as of `Layer`.

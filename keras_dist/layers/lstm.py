@@ -34,7 +34,7 @@ class LSTMCell(RecurrentCell):
         recurrent_dropout: likewise of the states.
         seed: fixes what is dropped.
         implementation: 1 to drop for each gate apart; so does `recurrent_dropout`.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
@@ -157,7 +157,7 @@ class LSTM(RecurrentLayer):
         unroll: likewise.
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
         implementation: as of `LSTMCell`.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `RNN`.

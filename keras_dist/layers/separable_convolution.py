@@ -37,8 +37,7 @@ class SeparableConvolution(BaseConvolution):
         depthwise_constraint: a function of `depthwise_kernel`, applied after each update.
         pointwise_constraint: likewise.
         bias_constraint: likewise.
-        depthwise_layout: where the dims of `depthwise_kernel` lie: a `TensorLayout`, or axes; wins over the layout
-            rules.
+        depthwise_layout: where the dims of `depthwise_kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         pointwise_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `Layer`.

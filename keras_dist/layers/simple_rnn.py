@@ -28,7 +28,7 @@ class SimpleRNNCell(RecurrentCell):
         dropout: which fraction of the inputs is dropped in training, the same in all steps.
         recurrent_dropout: likewise of the states.
         seed: fixes what is dropped.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `Layer`.
@@ -127,7 +127,7 @@ class SimpleRNN(RecurrentLayer):
         stateful: likewise.
         unroll: likewise.
         seed: fixes what is dropped.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; wins over the layout rules.
+        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
         recurrent_kernel_layout: likewise.
         bias_layout: likewise.
         **kwargs: as of `RNN`.

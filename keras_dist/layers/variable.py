@@ -30,7 +30,7 @@ class Variable(Operators, nnx.Variable):
         aggregation: as in Keras; not used, since arrays are global.
         synchronization: as in Keras; not used.
         name: its name; by default the attribute's.
-        layout: where its dims lie: a `TensorLayout`, or the axes; wins over the layout rules.
+        layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
 
     Raises:
         ModelError: the initializer gives another shape, or it is made while a layer's `call` runs.

@@ -15,15 +15,16 @@ from flax import nnx
 from keras_dist import _paths, random
 from keras_dist._signatures import keywords_taken
 from keras_dist.distribution.plan import Row
+from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import ModelError
+from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer, call_context, stand_ins
 from keras_dist.layers.blueprint import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.home import settle
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
-from keras_dist.models.session import Session, current_distribution
+from keras_dist.models.session import Session, describe, distribution_now
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
@@ -43,18 +44,24 @@ def births_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int) -> Session:
-    """Create the weights of a model, on the current distribution.
+def give_birth(
+    model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+) -> Session:
+    """Create the weights of a model.
 
     Args:
         model: the root of the layers.
         arguments: positional ones and those by name, as the model takes them, with symbolic tensors for arrays.
         seed: fixes the initial values.
+        chosen: the distribution; None for the first device.
 
     Raises:
+        DistributionError: a model among the layers was made under another distribution.
         LayoutError: the layout rules cannot be applied.
         ModelError: a layer does not take its input.
     """
+    distribution = distribution_now(chosen)
+    _check_inner_models(model, distribution, chosen)
     known: dict[_paths.Parts, Any] = {}
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
@@ -87,7 +94,6 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    distribution = current_distribution()
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     cell = StateCell(graph, plan, plan.init(init))
@@ -101,6 +107,25 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
+
+
+def _check_inner_models(model: Layer, distribution: Distribution, chosen: Distribution | None) -> None:
+    """Check that the models among the layers are to live where the outer one does, or have weights of their own.
+
+    Raises:
+        DistributionError: one was made under another distribution.
+    """
+    for path, inner in layers_below(model):
+        asked = getattr(inner, "_made_under", None)
+        has_weights = getattr(inner, "_session", None) is not None
+        if inner is model or asked is None or asked == distribution or (has_weights and chosen is not None):
+            continue
+        raise DistributionError(
+            f"model {inner.name!r} was made under another distribution than model {model.name!r}, whose layer it is",
+            given=f"{path!r} of {describe(asked)}",
+            expected=describe(distribution) if chosen is not None else "no distribution, as for the outer model",
+            fix="make both under one distribution: with distribution.scope(): ...",
+        )
 
 
 def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence[KerasTensor]) -> None:

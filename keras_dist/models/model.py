@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
+from keras_dist.distribution import scope
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
@@ -30,7 +31,7 @@ from keras_dist.models.custom_steps import CustomSteps
 from keras_dist.models.exporting import Exporting
 from keras_dist.models.fitting import Fitting
 from keras_dist.models.program import Program
-from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
+from keras_dist.models.session import Choices, ModuleCall, Session, distribution_now, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.weights_file import WeightsFile
 from keras_dist.training.cell import StateCell
@@ -39,7 +40,10 @@ from keras_dist.training.step import default_call
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:
-    """`__init__`, after which the weights are born, if the inputs are known: not before all attributes are set."""
+    """`__init__`, after which the weights are born, if the inputs are known: not before all attributes are set.
+
+    The model remembers the distribution that is current before it.
+    """
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -47,6 +51,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, **kwargs)
             return
         object.__setattr__(self, "_in_constructor", True)
+        object.__setattr__(self, "_made_under", scope.distribution())
         try:
             init(self, *args, **kwargs)
         finally:
@@ -58,7 +63,10 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, WeightsFile, Exporting):
-    """Layers that are trained together, on the mesh of the distribution under which their weights were born.
+    """Layers that are trained together, on the mesh of the distribution that was current when the model was made.
+
+    One that was made without a distribution takes that which is current when its weights are born, and without any the
+    first device. Models among the layers live where the outermost one does.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
     a `Sequential`; or of any `flax.nnx` module, `Model.from_nnx(factory)`.
@@ -161,7 +169,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         if not isinstance(factory_or_module, nnx.Module):
             check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
-        distribution = current_distribution()
+        distribution = distribution_now(scope.distribution())
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
@@ -328,7 +336,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution the model was built under, or was moved to, as it was then."""
+        """The distribution of the model, as it was when its weights were born or moved."""
         return self._born().distribution
 
     @property
@@ -358,6 +366,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
                 fix="for example model.redistribute(DataParallel())",
             )
         self._born().redistribute(distribution)
+        object.__setattr__(self, "_made_under", distribution)
 
     # How it comes to be
 
@@ -392,7 +401,9 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
         check_not_forked()
         self._check_initialised()
-        session = give_birth(self, (args, kwargs), random.current_seed())
+        chosen = scope.distribution() if self._made_under is None else self._made_under
+        session = give_birth(self, (args, kwargs), random.current_seed(), chosen)
+        object.__setattr__(self, "_made_under", chosen)
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)
         self._enter(session)
         choices = getattr(self, "_choices", None)

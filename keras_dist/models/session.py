@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,13 +13,13 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax
-from keras_dist.distribution import devices, scope
+from keras_dist.distribution import devices, lint, scope
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, ModelError
+from keras_dist.errors import DistributionError, LayoutWarning, ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
@@ -316,16 +317,32 @@ class Session:
         if current is not None and current != self.distribution:
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",
-                given=f"current {_describe(current)}",
-                expected=_describe(self.distribution),
+                given=f"current {describe(current)}",
+                expected=describe(self.distribution),
                 fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
                 "set_distribution(None) or model.distribution.scope() leaves it where it is",
             )
 
 
-def current_distribution() -> Distribution:
-    """A snapshot of the current distribution; without any, the first device."""
-    return (scope.distribution() or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+def distribution_now(chosen: Distribution | None) -> Distribution:
+    """A snapshot of a distribution; without any, the first device, of which a warning tells once in a process."""
+    if chosen is None:
+        _tell_of_one_device()
+        chosen = DataParallel(devices=devices.list_devices()[:1])
+    return chosen.snapshot()
+
+
+@functools.cache
+def _tell_of_one_device() -> None:
+    names = devices.list_devices()
+    if len(names) > 1:
+        warnings.warn(
+            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
+            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
+            f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
+            LayoutWarning,
+            stacklevel=lint.frames_inside(),
+        )
 
 
 def not_compiled(method: str) -> ModelError:
@@ -352,6 +369,7 @@ def added_losses(module: Any) -> dict[str, list[Any]]:
     return {path: list(terms) for path, terms in found.items() if terms}
 
 
-def _describe(distribution: Distribution) -> str:
+def describe(distribution: Distribution) -> str:
+    """A distribution with its rules, for errors."""
     rules = distribution.layout_map
     return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"

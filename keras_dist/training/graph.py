@@ -13,8 +13,7 @@ from flax import nnx, traverse_util
 from keras_dist import _jax, _paths
 from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
-from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
+from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.layers.other_libraries import check_is_ours
 
@@ -116,7 +115,7 @@ class ModuleGraph:
             )
         gained = [
             _paths.join(parts)
-            for parts, owner in zip(found, _owners(state), strict=True)
+            for parts, owner in zip(found, leaf_owners(state), strict=True)
             if parts not in known and not isinstance(owner, nnx.Intermediate)
         ]
         if gained:
@@ -197,8 +196,7 @@ def compile_rule(rule: str, argument: str) -> Pattern:
 def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> ModuleGraph:
     specs, treedef = describe_variables(state, _jax.tied_paths(module))
     parts = leaf_parts(state)
-    owners = _owners(state)
-    specs = [_with_layout(spec, _noted(owner, "layout")) for spec, owner in zip(specs, owners, strict=True)]
+    owners = leaf_owners(state)
     order = _jax.attribute_order(module)
     return ModuleGraph(
         graphdef,
@@ -220,21 +218,7 @@ def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
 
 def _noted(owner: Any, name: str) -> Any:
     """What a layer has noted about a variable; None for raw arrays and other people's variables."""
-    return owner.get_metadata().get(name) if _jax.is_variable(owner) else None
-
-
-def _with_layout(spec: VariableSpec, layout: Any) -> VariableSpec:
-    """`spec` with the layout that a layer was given for it, as a `TensorLayout` or as axes."""
-    if layout is None:
-        return spec
-    layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)
-    return dataclasses.replace(spec, _layout=layout)
-
-
-def _owners(state: Any) -> list[Any]:
-    """For each array of `state` its Variable; a raw array is its own."""
-    nodes = jax.tree.leaves(state, is_leaf=_jax.is_variable)
-    return [node for node in nodes for _ in jax.tree.leaves(node)]
+    return _jax.metadata_of(owner).get(name)
 
 
 def _trained(

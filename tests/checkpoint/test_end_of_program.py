@@ -12,6 +12,7 @@ import numpy as np
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, manifest
 
+kd.set_distribution(kd.DataParallel())
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", loss="mse")
 manager = CheckpointManager(model, {directory!r}, asynchronous=True)

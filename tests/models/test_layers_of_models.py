@@ -26,11 +26,15 @@ class TestLayersOfAModel:
                 d1(np.ones((1, 4))), np.ones((1, 4)) @ d1.get_weights()[0] + d1.get_weights()[1], atol=1e-5
             )
 
-    def test_an_explicit_layout_wins_over_the_rules(self):
-        layer = layers.Dense(8, name="d1", kernel_layout=kd.TensorLayout(("model", None)))
-        with on("data=2,model=4", {"d1/kernel": (None, "model")}).scope():
-            model = kd.Sequential([kd.Input((4,)), layer])
-        assert model.layout_plan.row("d1/kernel").axes == ("model", None)
+    def test_a_layout_of_its_own_counts_where_no_rule_does(self):
+        dense = [layers.Dense(8, name=name, kernel_layout=kd.TensorLayout(("model", None))) for name in ("d1", "d2")]
+        with on("data=2,model=4", {"d2/kernel": (None, "model")}).scope():
+            model = kd.Sequential([kd.Input((4,)), *dense])
+        rows = [model.layout_plan.row(f"{layer.name}/kernel") for layer in dense]
+        assert [(row.axes, row.rule) for row in rows] == [
+            (("model", None), "kernel's own ('model', None)"),
+            ((None, "model"), "d2/kernel, overrides kernel's own ('model', None)"),
+        ]
 
     def test_frozen_layers_stay_as_they_are_and_thaw_with_the_next_compile(self):
         model = sequential()

@@ -97,7 +97,7 @@ from a patched number of processes, so that the base class has none; and our
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
     "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
     "distribution.LayoutMap": "rules without effect warn",
-    "distribution.ModelParallel": "rules without effect raise under `strict=True`",
+    "distribution.ModelParallel": "rules without effect raise under `strict=True`; sharding metadata are rules, too",
     "initializers.VarianceScaling": "one of `input_axes` and `output_axes` alone is refused",
     "keras.optimizers": """\
 What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,

@@ -19,6 +19,7 @@ EXCEPTIONS = [
     ("distribution.DataParallel", "shard_optimizer", EXTRA, "ZeRO-1"),
     ("distribution.DeviceMesh", "axis_names", DEFAULT, "sizes by name bring their names"),
     ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
+    ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     ("layers.*", "lora_*", MISSING, "no LoRA in layers"),
     ("layers.*", "quantization_config", MISSING, "no quantization in layers"),
     ("layers.EinsumDense", "gptq_unpacked_column_size", MISSING, "no quantization in layers"),

@@ -1,0 +1,67 @@
+"""`OwnLayout`: what a model itself says of where a variable lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+
+AxisNames = Mapping[str, str | Sequence[str] | None]
+"""For names that models have for dims (`"embed"`) the mesh axis, several, or None for unsharded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnLayout:
+    """What a model itself says of where a variable lies: a rule that counts where none of the layout map matches.
+
+    Attributes:
+        reason: what the layout table calls it, such as `kernel's own ('embed', 'mlp')`.
+        entries: an entry for each dim, as the model writes them: names that need not be axes of a mesh.
+        axis_names: what the model itself says of these names.
+        layout: what a layer was given as an argument, such as `kernel_layout`; None for sharding metadata of Flax.
+    """
+
+    reason: str
+    entries: tuple[Any, ...] = ()
+    axis_names: AxisNames = dataclasses.field(default_factory=dict)
+    layout: TensorLayout | None = None
+
+    def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
+        """The names in sharding metadata that lead to no axis of the mesh."""
+        if self.layout is not None:
+            return []
+        names = {**self.axis_names, **axis_names}
+        used = [name for entry in self.entries for name in _names_in(entry)]
+        return [name for name in used if not set(axis_tuple(names.get(name, name))) <= set(mesh.axis_names)]
+
+    def resolve(self, mesh: DeviceMesh, axis_names: AxisNames | None = None) -> TensorLayout:
+        """The layout; without a mesh, where it names axes that `mesh` does not have.
+
+        Args:
+            mesh: the devices.
+            axis_names: axes by the names in sharding metadata; these come before what the model says of the names.
+
+        Raises:
+            LayoutError: an entry is no name, or two dims lie along one axis.
+        """
+        layout = self.layout
+        if layout is None:
+            names = {**self.axis_names, **(axis_names or {})}
+            layout = TensorLayout([_mapped(entry, names) for entry in self.entries])
+        if {name for axis in layout.axes for name in axis_tuple(axis)} <= set(mesh.axis_names):
+            layout = layout.on(mesh)
+        return layout.because(self.reason)
+
+
+def _names_in(entry: Any) -> tuple[Any, ...]:
+    return tuple(entry) if isinstance(entry, tuple | list) else (entry,) if isinstance(entry, str) else ()
+
+
+def _mapped(entry: Any, axis_names: Mapping[str, Any]) -> Any:
+    """An entry of a layout with axes in the place of names; what is no entry as it is."""
+    if not isinstance(entry, str | tuple | list):
+        return entry
+    return tuple(axis for name in _names_in(entry) for axis in axis_tuple(axis_names.get(name, name)))
