@@ -90,6 +90,8 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._replicated = _replicated(plan.mesh)
+        several = plan.mesh.backend_mesh.is_multi_process
+        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self._replicated) if several else None
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
@@ -124,7 +126,10 @@ class CompiledSteps:
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
         """The outputs for the batch, with its padding, and perhaps more of it."""
-        return self._prepared("predict", step, execution, self._compile_predict, state)()
+        outputs = self._prepared("predict", step, execution, self._compile_predict, state)()
+        # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
+        # the last kernel instead.
+        return self._gather(outputs) if self._gather is not None else outputs
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
@@ -312,8 +317,9 @@ class CompiledSteps:
 
         def predict(arrays: Flat, x: Any) -> Any:
             state = self._state_tree.unflatten(arrays)
-            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
+            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded)
 
+        # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
         return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
@@ -404,7 +410,7 @@ def _accumulate(logs: Logs, found: dict[str, Any], rows: Any) -> Logs:
     return {name: add(state, found[name], rows) for name, state in logs.items()}
 
 
-def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) -> Any:
+def _pad_rows(outputs: Any, rows: int, padded: int) -> Any:
     def pad(path: Any, output: Any) -> Any:
         if jnp.ndim(output) == 0 or output.shape[0] != rows:
             raise ModelError(
@@ -413,10 +419,6 @@ def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) 
                 expected=f"shape ({rows}, ...)",
                 fix="return outputs with the batch along the first dim, or leave the others out with `call=`",
             )
-        output = jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
-        sharding = distribution.get_data_layout(output.shape).backend_layout
-        if distribution.device_mesh.backend_mesh.is_multi_process:
-            sharding = _replicated(distribution.device_mesh)  # each process returns them all, and sees only its devices
-        return jax.lax.with_sharding_constraint(output, sharding)
+        return jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
 
     return jax.tree_util.tree_map_with_path(pad, outputs)
