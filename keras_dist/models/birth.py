@@ -13,6 +13,7 @@ from flax import nnx
 from keras_dist import _paths, random
 from keras_dist._signatures import keywords_taken
 from keras_dist.distribution.plan import Row
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context, stand_ins
@@ -39,6 +40,7 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
         LayoutError: the layout rules cannot be applied.
         ModelError: a layer does not take its input.
     """
+    distribution = current_distribution()
     known: dict[_paths.Parts, Any] = {}
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
@@ -53,7 +55,7 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
             filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]
             args, kwargs = structure.unflatten(filled)
             with random.key_stream(seed), call_context.entered(False, anew=True) as context:
-                copy(*args, **kwargs)
+                traced_in(distribution, None, lambda: copy(*args, **kwargs))
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
@@ -71,7 +73,6 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    distribution = current_distribution()
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell = StateCell(graph, plan, plan.init(init))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}

@@ -44,9 +44,8 @@ class Head(nnx.Module):
     """Layers of one width, and a head that is wider than there are rows."""
 
     def __init__(self, rngs):
-        widths = [WIDTH, WIDTH, WIDTH, WIDTH, 4 * WIDTH]
-        pairs = zip(widths, widths[1:], strict=False)
-        self.layers = nnx.List([nnx.Linear(*pair, use_bias=False, rngs=rngs) for pair in pairs])
+        widths = WIDTH, WIDTH, WIDTH, 4 * WIDTH
+        self.layers = nnx.List([nnx.Linear(WIDTH, width, use_bias=False, rngs=rngs) for width in widths])
 
     def __call__(self, x):
         for layer in self.layers:
