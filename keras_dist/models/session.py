@@ -131,6 +131,7 @@ class Session:
             self.cell.add_slots(optimizers)
         self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
         self._remat = choices.remat
+        self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
     def use_seed(self, seed: int) -> None:

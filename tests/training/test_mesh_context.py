@@ -108,9 +108,9 @@ def test_modules_find_the_mesh_without_jit_in_steps_and_in_layers(plain):
     assert net(mapped, run_eagerly=True).train_on_batch(X[:4], X[:4]) == pytest.approx(loss)
     with scope():
         inputs = kd.Input((WIDTH,))
-        layer = kd.layers.NNXLayer(Net(nnx.Rngs(0), by_abstract_mesh))
-        layer._members.shard = mapped
-        functional = kd.Model(inputs, layer(inputs))
+        module = Net(nnx.Rngs(0))  # made outside of any trace, it finds no mesh
+        module.shard = mapped
+        functional = kd.Model(inputs, kd.layers.NNXLayer(module)(inputs))
     assert functional(X[:8]).shape == (8, WIDTH)
 
 
