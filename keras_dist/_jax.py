@@ -140,8 +140,9 @@ def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
+        if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
         yield
 
 

@@ -42,7 +42,7 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
         said, shards = str(error), batch_shards(distribution)
         given = f"mesh {mesh.describe()}; JAX says: {' '.join(said.split())[:300]}"
         if any(text in said for text in _NEEDS_ROWS_THAT_DIVIDE):
-            given = given if rows is None else f"a batch of {rows} rows on mesh {mesh.describe()}"
+            given = f"a batch of {rows} rows on mesh {mesh.describe()}" if rows is not None and rows % shards else given
             what = "the module splits the batch by itself, with shard_map or a bare PartitionSpec"
             expected = f"a multiple of {shards} rows, and other dims that the axes in its specs divide"
             fix = "drop the last, shorter batch (drop_remainder=True), or choose a batch_size that divides the rows"
