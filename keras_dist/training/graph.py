@@ -60,21 +60,19 @@ class ModuleGraph:
     untrained: tuple[str, ...]
 
     def check_trains(self) -> None:
-        """Nothing, if there is a variable that is trained.
+        """Nothing, if there is a variable that is trained, or layers have some that are frozen on purpose.
 
         Raises:
             ModelError: there is none.
         """
-        if any(self.trained):
+        if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
             return
-        if "Param" not in self.kinds and self.is_foreign:
-            fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
-        else:
-            fix = "set `trainable = True` of layers, or choose with from_nnx(..., trainable=); then compile"
+        fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
+        fix = fix if self.is_foreign else "make the weights with add_weight"
         raise ModelError(
             "nothing is trainable: the loss would stay as it is",
             given=f"variables {self.described_kinds()}" if self.specs else "a model without variables",
-            expected="floating parameters (nnx.Param) that are not frozen",
+            expected="floating parameters",
             fix=fix,
         )
 
@@ -244,6 +242,7 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
     parts = leaf_parts(state)
     owners = _owners(state)
     specs = [_with_layout(spec, _noted(owner, "layout")) for spec, owner in zip(specs, owners, strict=True)]
+    order = _jax.attribute_order(module)
     return ModuleGraph(
         graphdef,
         treedef,
@@ -252,8 +251,8 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
         _trained(specs, parts, owners, trainable),
         tuple(_noted(owner, "regularizer") for owner in owners),
         tuple(_noted(owner, "constraint") for owner in owners),
-        tuple(_paths.join(_paths.visible(path)) for path, node in nnx.iter_graph(module) if _is_module(node)),
-        _jax.attribute_order(module),
+        tuple(_paths.join(_paths.visible(path)) for path in order),
+        order,
         tuple(type(owner).__name__ if _jax.is_variable(owner) else _RAW for owner in owners),
         not isinstance(module, Layer),
         tuple(_raw_floats(module, specs, parts, owners)) if trainable is None else (),
@@ -264,22 +263,22 @@ def _raw_floats(
     module: Any, specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any]
 ) -> Iterator[str]:
     """The paths of raw floating arrays of modules that are no layers."""
-    modules = ((path, node) for path, node in nnx.iter_graph(module) if _is_module(node))
+    raw = [
+        (spec.path, names)
+        for spec, names, owner in zip(specs, parts, owners, strict=True)
+        if not _jax.is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
+    ]
+    modules = ((path, node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)) if raw else ()
     is_layer = {_paths.visible(path): isinstance(node, Layer) for path, node in modules}
-    for spec, names, owner in zip(specs, parts, owners, strict=True):
+    for path, names in raw:
         around = max((length for length in range(len(names)) if names[:length] in is_layer), default=0)
-        is_raw = not _jax.is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
-        if is_raw and not is_layer.get(names[:around], False):
-            yield spec.path
+        if not is_layer.get(names[:around], False):
+            yield path
 
 
 def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
     """An array for each spec, to be made in a trace."""
     return [jax.lax.empty(spec.shape, spec.dtype) for spec in specs]
-
-
-def _is_module(node: Any) -> bool:
-    return isinstance(node, nnx.Module)
 
 
 def _noted(owner: Any, name: str) -> Any:
