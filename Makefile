@@ -29,7 +29,7 @@ notebooks: $(READY) ## run every notebook, and keep what it prints
 	$(BIN)/python -m tests.test_notebooks
 
 test: $(READY) ## run the tests
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 lint: $(READY) ## check style, format and floors
 	$(BIN)/ruff check
