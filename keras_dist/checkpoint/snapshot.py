@@ -23,6 +23,7 @@ from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.drafts import writing_to
 
 FORMAT = 1
 RECORD = "record"
@@ -68,16 +69,18 @@ class Snapshot:
                 (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
 
         try:
-            job.first(write_documents)
-            wait = write_arrays(draft.folder, self.arrays, job)
+            with writing_to(place):
+                job.first(write_documents)
+                wait = write_arrays(draft.folder, self.arrays, job)
         except BaseException:
             draft.abandon()
             raise
 
         def finish() -> None:
             try:
-                wait()
-                draft.commit()
+                with writing_to(place):
+                    wait()
+                    draft.commit()
             except BaseException:
                 draft.abandon()
                 raise

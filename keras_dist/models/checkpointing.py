@@ -35,6 +35,14 @@ _LISTED = 20
 
 _FILES = (".safetensors", ".h5", ".hdf5")
 
+KERAS_FILES = (".keras", ".h5", ".hdf5")
+
+FROM_KERAS = (
+    "read it with Keras, and make the model anew: kd.models.model_from_json(keras_model.to_json()), "
+    "then model.set_weights(keras_model.get_weights())"
+)
+"""What to do with a file that Keras wrote."""
+
 
 class Checkpointing:
     """All of a model's state as a `Snapshot`, and back. Subclasses say when the weights are born."""

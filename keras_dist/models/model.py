@@ -19,6 +19,7 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
+from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
@@ -102,6 +103,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
                 fix="kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
             )
         if (inputs is None) != (outputs is None):
+            check_is_ours("Model: `inputs`: it", inputs)
             raise ModelError(
                 "Model needs `inputs` and `outputs`",
                 given=f"inputs={shorten(inputs)}, outputs={shorten(outputs)}",
@@ -154,6 +156,9 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
+        check_is_ours("from_nnx: what was given", factory_or_module)
+        if not isinstance(factory_or_module, nnx.Module):
+            check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
         distribution = current_distribution()
         if isinstance(factory_or_module, nnx.Module):

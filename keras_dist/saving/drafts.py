@@ -1,4 +1,4 @@
-"""`draft_of`: a folder beside a place, for files that are written there and then moved to it."""
+"""What files have while they are written: `draft_of`, a folder beside their place; `writing_to`, for their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,46 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
-from keras_dist.errors import CheckpointWarning
+from keras_dist.errors import CheckpointWarning, KerasDistError, WriteError, shorten
+
+_SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
+"""How safetensors and tensorstore write down the number of an error of the system."""
+
+
+@contextlib.contextmanager
+def writing_to(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of the system that name no file, as of a full disk, name the place that is written.
+
+    Args:
+        place: what the user has asked for.
+
+    Raises:
+        WriteError: instead of such an error, or of one that a library has made of it.
+    """
+    try:
+        yield
+    except KerasDistError:
+        raise
+    except Exception as error:
+        number = _number_of(error)
+        if number is None:
+            raise
+        told = WriteError(
+            f"{os.fspath(place)!r} was not written: {os.strerror(number)}",
+            given=f"{type(error).__name__}: {shorten(str(error))}",
+            expected="room on the disk, and leave to write there",
+            fix="free space, or choose another place; what was there before is untouched",
+        )
+        told.errno, told.strerror, told.filename = number, os.strerror(number), os.fspath(place)
+        raise told from error
+
+
+def _number_of(error: Exception) -> int | None:
+    """The system's number for an error that does not say which file it is about; None for others."""
+    if isinstance(error, OSError):
+        return None if error.filename is not None else error.errno
+    match = _SYSTEM.search(str(error))
+    return None if match is None else int(match["number"])
 
 
 @contextlib.contextmanager

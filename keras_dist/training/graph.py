@@ -17,6 +17,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.layers import Layer
+from keras_dist.layers.other_libraries import check_is_ours
 
 _RAW = "raw array"
 
@@ -350,9 +351,10 @@ def _check_signature(factory: Callable[..., Any]) -> None:
 
 def _check_module(module: Any, what: str) -> None:
     if not isinstance(module, nnx.Module):
+        check_is_ours(f"from_nnx: {what}", module)
         raise ModelError(
             f"from_nnx: {what} is not a flax.nnx.Module",
             given=f"{type(module).__name__}",
             expected="a flax.nnx.Module",
-            fix="wrap Linen in flax.nnx.bridge.ToNNX; for other code use your distribution's plan() and jax.jit",
+            fix="for other code use your distribution's plan() and jax.jit",
         )
