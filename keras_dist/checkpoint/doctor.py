@@ -26,6 +26,7 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.paths import checked_path
+from keras_dist.saving.regular_files import read_regular
 
 KINDS = ("variables", "optimizers", "training")
 """The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
@@ -293,7 +294,7 @@ def _examined(folder: pathlib.Path) -> SavedState:
 
 
 def _read(folder: pathlib.Path, document: str) -> Any:
-    return json.loads((folder / f"{document}.json").read_bytes())
+    return json.loads(read_regular(folder / f"{document}.json"))
 
 
 def _count(value: Any) -> int:

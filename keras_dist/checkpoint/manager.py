@@ -10,6 +10,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from types import NoneType
 from typing import Protocol, Self
 
 import numpy as np
@@ -203,7 +204,7 @@ class CheckpointManager:
             mine.append(self._newest())
             return mine[0].step if mine[0] is not None else None
 
-        step = self._job.first(look)
+        step = self._job.first(look, (int, NoneType))
         if mine or step is None:
             return mine[0] if mine else None
         return Stored(self._path(step), is_checked=True)

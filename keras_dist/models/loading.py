@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +20,17 @@ from keras_dist.errors import (
     shorten,
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
-from keras_dist.models.checkpointing import COMPILE, CONFIG, FROM_KERAS, KERAS_FILES, POLICY, model_path, noted_of
+from keras_dist.models.birth import births_checked
+from keras_dist.models.checkpointing import (
+    COMPILE,
+    CONFIG,
+    FROM_KERAS,
+    KERAS_FILES,
+    POLICY,
+    check_shapes,
+    model_path,
+    noted_of,
+)
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 
@@ -52,7 +63,8 @@ def load_model(
     Raises:
         ModelError: it is a file, of Keras perhaps.
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
-            round; or its variables are not those that the factory makes.
+            round; or its variables are not those that the factory makes, or that the config describes, which are not
+            made then.
         ConfigError: it mentions what is not known, or a lambda in `safe_mode`.
         LayoutError: the layout rules cannot be applied to it.
 
@@ -76,6 +88,7 @@ def load_model(
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
         _policy(stored),
+        births_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
     ):
         if factory is not None:
             model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])

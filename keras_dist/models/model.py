@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
@@ -154,6 +155,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
+        check_not_forked()
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
         check_is_ours("from_nnx: what was given", factory_or_module)
@@ -366,6 +368,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         return self.autocast and self._program is None
 
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
+        check_not_forked()
         session = getattr(self, "_session", None)
         if session is not None:
             return session
@@ -388,6 +391,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             self._give_birth(tensors)
 
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
+        check_not_forked()
         self._check_initialised()
         session = give_birth(self, (args, kwargs), random.current_seed())
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)
@@ -406,6 +410,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         object.__setattr__(self, "_session", session)
 
     def _choose(self, choices: Choices) -> None:
+        check_not_forked()
         object.__setattr__(self, "_choices", choices)
         session = getattr(self, "_session", None)
         if session is not None:

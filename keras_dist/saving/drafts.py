@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import pathlib
 import re
@@ -54,6 +54,12 @@ def _number_of(error: Exception) -> int | None:
     return None if match is None else int(match["number"])
 
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
+
 @contextlib.contextmanager
 def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder of its own for each writer of a place, who alone can read it; in the end it is removed.
@@ -83,7 +89,7 @@ def alone_in(folder: pathlib.Path) -> Iterator[None]:
     """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
-            locks.callback(unlock_folder, lock_folder(folder, fcntl.LOCK_EX))
+            locks.callback(unlock_folder, lock_folder(folder, waits=True))
         yield
 
 
@@ -116,20 +122,22 @@ def _remove_left(place: pathlib.Path) -> None:
                     unlock_folder(lock)
 
 
-def lock_folder(folder: pathlib.Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
+def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
     """The system's lock of a folder, as the descriptor that holds it.
 
     Args:
         folder: which.
-        how: an operation of `flock`; by default nobody else may have it, and it is not waited for.
+        waits: whether to wait until nobody else has it.
 
     Raises:
         BlockingIOError: another one has it.
-        OSError: there is no such folder, it may not be read, or it cannot be locked.
+        OSError: there is no such folder, it may not be read, or it cannot be locked, as on Windows.
     """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(descriptor)
         raise
@@ -138,7 +146,7 @@ def lock_folder(folder: pathlib.Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) 
 
 def unlock_folder(descriptor: int | None) -> None:
     """Give back a lock, if there is one."""
-    if descriptor is not None:
+    if descriptor is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -12,6 +12,7 @@ import jax
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
+from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
@@ -217,7 +218,7 @@ def split_module(module: Any, trainable: Trainable) -> tuple[ModuleGraph, Any]:
     return _graph_of(module, graphdef, state, trainable), state
 
 
-def compile_rule(rule: str, argument: str) -> re.Pattern[str]:
+def compile_rule(rule: str, argument: str) -> Pattern:
     """`rule` as a regular expression for whole paths.
 
     Args:
@@ -228,7 +229,7 @@ def compile_rule(rule: str, argument: str) -> re.Pattern[str]:
         ModelError: it is not a regular expression.
     """
     try:
-        return re.compile(rule)
+        return pattern(rule)
     except re.error as error:
         raise ModelError(
             f"`{argument}` is not a regular expression: {error}",
