@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
-from jax._src import distributed, dtypes, xla_bridge
+from jax._src import core, distributed, dtypes, xla_bridge
 from jax.interpreters import mlir, partial_eval
 
 from keras_dist import _paths
@@ -141,6 +143,24 @@ def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Cal
     rules: Any = tuple((primitive, rule(function)) for primitive, function in instead.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
     return program.trace(*arguments).lower(_private_parameters=parameters)
+
+
+@contextlib.contextmanager
+def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """Inside, `shard_map`, bare specs and whoever asks JAX for a mesh find this one, in both of the ways to ask.
+
+    Inside of a trace that goes on already, the mesh that is there stays.
+    """
+    inner = not core.trace_state_clean()
+    if inner and not jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
+        if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
+        yield
 
 
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:

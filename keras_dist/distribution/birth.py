@@ -30,7 +30,8 @@ class CompiledInit:
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], plan: Any) -> None:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        with _jax.in_mesh(plan.mesh.backend_mesh):  # for modules whose factory calls them
+            closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = _jax.with_sums(closed)
         plan.check_tree(shape, "the result of the initialiser")
         self._treedef = jax.tree.structure(shape)

@@ -16,6 +16,7 @@ from keras_dist import _paths, random
 from keras_dist._signatures import keywords_taken
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer, call_context, stand_ins
@@ -76,7 +77,7 @@ def give_birth(
             filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]
             args, kwargs = structure.unflatten(filled)
             with random.key_stream(seed), call_context.entered(False, anew=True) as context:
-                copy(*args, **kwargs)
+                traced_in(distribution, None, lambda: copy(*args, **kwargs))
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]

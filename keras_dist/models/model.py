@@ -17,6 +17,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
@@ -175,7 +176,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
             plan = distribution.plan_variables(graph.specs, graph.treedef)
             cell = StateCell(graph, plan, plan.place(state))
         elif callable(factory_or_module):
-            graph, init = trace_factory(factory_or_module, seed, trainable)
+            graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, seed, trainable))
             plan = distribution.plan_variables(graph.specs, graph.treedef)
             cell = StateCell(graph, plan, plan.init(init))
         else:

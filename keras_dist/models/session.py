@@ -19,6 +19,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, LayoutWarning, ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
@@ -131,6 +132,7 @@ class Session:
             self.cell.add_slots(optimizers)
         self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
         self._remat = choices.remat
+        self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
     def use_seed(self, seed: int) -> None:
@@ -195,11 +197,15 @@ class Session:
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
-        with call_context.entered(training, anew=True) as context:
+
+        def call() -> Any:
             if isinstance(module, Layer):
-                outputs = module(*args, **kwargs, training=training)
-            else:
-                outputs = self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
+                return module(*args, **kwargs, training=training)
+            return self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
+
+        rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
+        with call_context.entered(training, anew=True) as context:
+            outputs = traced_in(self.distribution, rows, call)
         return outputs, module, context.losses
 
     def module(self) -> Any:

@@ -55,6 +55,14 @@ class ModelVariable(Operators):
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
+        graph = self._cell.graph
+        if graph.is_foreign:
+            raise ModelError(
+                f"cannot set `trainable` of {self.path!r}",
+                given=f"variable.trainable = {value} in a module with {graph.described_kinds()}",
+                expected="what is trained to be chosen when the model is made: an NNX filter, or a regular expression",
+                fix="Model.from_nnx(factory, trainable=nnx.LoRAParam), or trainable='head/.*'",
+            )
         raise ModelError(
             f"cannot set `trainable` of {self.path!r}",
             given=f"variable.trainable = {value}",

@@ -18,6 +18,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning, shorten
 from keras_dist.layers import row_watch
 from keras_dist.training.convolutions import batch_first
@@ -49,7 +50,7 @@ def rows_multiple(x: Any, distribution: Distribution) -> int:
     """The number that the rows of a batch of inputs like `x` must be a multiple of to be placed evenly."""
     mesh = distribution.device_mesh
     layouts = jax.tree.leaves(data_layouts((x, None, None), distribution))
-    return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), _batch_shards(distribution))
+    return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), batch_shards(distribution))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,8 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._replicated = _replicated(plan.mesh)
+        several = plan.mesh.backend_mesh.is_multi_process
+        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self._replicated) if several else None
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
@@ -124,22 +127,42 @@ class CompiledSteps:
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
         """The outputs for the batch, with its padding, and perhaps more of it."""
-        return self._prepared("predict", step, execution, self._compile_predict, state)()
+        outputs = self._prepared("predict", step, execution, self._compile_predict, state)()
+        # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
+        # the last kernel instead.
+        return self._gather(outputs) if self._gather is not None else outputs
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
-        return _traced_tallies(lambda state, arrays: self._stepped(step, state, arrays, batch.rows)[1], state, batch)
+        return self._traced_tallies(
+            lambda state, arrays: self._stepped(step, state, arrays, batch.rows)[1], state, batch
+        )
 
     def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a test step logs. Traces the step, and runs nothing."""
-        return _traced_tallies(
+        return self._traced_tallies(
             lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution)), state, batch
         )
 
     def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
         program = self._compile_train(step, Single(batch))
-        return self._lowered(program if self._options.jit else jax.jit(program), (state, logs, batch.arrays))
+        program = program if self._options.jit else jax.jit(program)
+        return traced_in(self._distribution, batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
+
+    def _traced_tallies(self, found_in: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
+        tallies: dict[str, Tally] = {}
+
+        def trace(state: TrainState, arrays: Any) -> None:
+            for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
+                tallies[name] = tally_of(name, found)
+
+        try:
+            traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
+        except Exception as error:
+            _note(error, batch)
+            raise
+        return tallies
 
     def _prepared(
         self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
@@ -153,11 +176,13 @@ class CompiledSteps:
                 self._warn_of_shapes(mode, execution)
         else:
             execution, program = shared
-        arguments = _arguments(mode, before, execution)
+        arguments, rows = _arguments(mode, before, execution), _rows_as_traced(execution)
 
         def run() -> Any:
             try:
-                return program(*arguments)
+                if self._options.jit:
+                    return program(*arguments)
+                return traced_in(self._distribution, rows, lambda: program(*arguments))
             except Exception as error:
                 _note(error, execution)
                 raise
@@ -196,7 +221,8 @@ class CompiledSteps:
             program = compile_(step, execution)
             if self._options.jit:
                 with row_watch.entered(new_watch()) as watch:
-                    lowered = self._lowered(program, _arguments(mode, before, execution))
+                    arguments, rows = _arguments(mode, before, execution), _rows_as_traced(execution)
+                    lowered = traced_in(self._distribution, rows, lambda: self._lowered(program, arguments))
                 if is_shared:
                     check_kept_apart(watch)
                 program = lowered.compile()
@@ -312,8 +338,9 @@ class CompiledSteps:
 
         def predict(arrays: Flat, x: Any) -> Any:
             state = self._state_tree.unflatten(arrays)
-            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
+            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded)
 
+        # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
         return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
@@ -334,6 +361,11 @@ def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tupl
     return (*before, execution.operands[0] if mode == "predict" else execution.operands)
 
 
+def _rows_as_traced(execution: Execution) -> int | None:
+    """The rows of the batches that a module sees; None for those that are filled up."""
+    return None if isinstance(execution, Counted) else execution.rows
+
+
 def _note(error: Exception, batch: Batch | Execution) -> None:
     """Let an error of the module, the loss or JAX say on which batch it arose."""
     error.add_note(f"in a step on {batch.describe()}")
@@ -344,27 +376,8 @@ def zero_logs(tallies: Mapping[str, Tally], mesh: DeviceMesh) -> Logs:
     return jax.device_put({name: tally.start() for name, tally in tallies.items()}, _replicated(mesh))
 
 
-def _traced_tallies(found_in: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
-    tallies: dict[str, Tally] = {}
-
-    def trace(state: TrainState, arrays: Any) -> None:
-        for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
-            tallies[name] = tally_of(name, found)
-
-    try:
-        jax.eval_shape(trace, state, batch.arrays)
-    except Exception as error:
-        _note(error, batch)
-        raise
-    return tallies
-
-
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
-
-
-def _batch_shards(distribution: Distribution) -> int:
-    return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])
 
 
 def _counting(arrays: Any, count: Any) -> contextlib.AbstractContextManager[None]:
@@ -381,7 +394,7 @@ def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
     embedding.
     """
     mesh = distribution.device_mesh
-    repeated = _batch_shards(distribution) != mesh.backend_mesh.size
+    repeated = batch_shards(distribution) != mesh.backend_mesh.size
 
     def cut(array: Any) -> Any:
         if rows is None or len(array) == rows:
@@ -404,7 +417,7 @@ def _accumulate(logs: Logs, found: dict[str, Any], rows: Any) -> Logs:
     return {name: add(state, found[name], rows) for name, state in logs.items()}
 
 
-def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) -> Any:
+def _pad_rows(outputs: Any, rows: int, padded: int) -> Any:
     def pad(path: Any, output: Any) -> Any:
         if jnp.ndim(output) == 0 or output.shape[0] != rows:
             raise ModelError(
@@ -413,10 +426,6 @@ def _pad_rows(outputs: Any, rows: int, padded: int, distribution: Distribution) 
                 expected=f"shape ({rows}, ...)",
                 fix="return outputs with the batch along the first dim, or leave the others out with `call=`",
             )
-        output = jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
-        sharding = distribution.get_data_layout(output.shape).backend_layout
-        if distribution.device_mesh.backend_mesh.is_multi_process:
-            sharding = _replicated(distribution.device_mesh)  # each process returns them all, and sees only its devices
-        return jax.lax.with_sharding_constraint(output, sharding)
+        return jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
 
     return jax.tree_util.tree_map_with_path(pad, outputs)

@@ -13,6 +13,7 @@ from flax import nnx
 from keras_dist import random
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import EquivalenceError, ModelError, shorten
 from keras_dist.training.cell import host_copy
 from keras_dist.training.compiled import real_rows, rows_multiple
@@ -140,7 +141,8 @@ def _run(
         arrays = jax.tree.map(
             lambda leaf: jax.device_put(leaf, distribution.get_data_layout(leaf.shape).backend_layout), rows.arrays
         )
-        value, gradients = jax.jit(jax.value_and_grad(loss_of))(*graph.nest(leaves), arrays)
+        program = jax.jit(jax.value_and_grad(loss_of))
+        value, gradients = traced_in(distribution, rows.rows, lambda: program(*graph.nest(leaves), arrays))
     paths = [spec.path for spec in graph.specs]
     gradient_paths = jax.tree.leaves(graph.nest(paths)[0])
     return _Outcome(

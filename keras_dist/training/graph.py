@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,10 @@ from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.layers import Layer
 from keras_dist.layers.other_libraries import check_is_ours
+
+_RAW = "raw array"
 
 Trainable = Any
 """Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
@@ -38,6 +42,9 @@ class ModuleGraph:
         constraints: for each the function that is applied to its value after an update, or None.
         module_paths: paths of all submodules.
         attribute_order: for each submodule the names of its attributes in the order of assignment.
+        kinds: of each variable the name of its class; `raw array` of an array that is no `nnx.Variable`.
+        is_foreign: whether the module is none of layers.
+        untrained: paths of raw floating arrays of foreign modules, where nobody has said what is trained.
     """
 
     graphdef: Any
@@ -49,6 +56,44 @@ class ModuleGraph:
     constraints: tuple[Callable[[Any], Any] | None, ...]
     module_paths: tuple[str, ...]
     attribute_order: Mapping[tuple[Any, ...], list[str]]
+    kinds: tuple[str, ...]
+    is_foreign: bool
+    untrained: tuple[str, ...]
+
+    def check_trains(self) -> None:
+        """Nothing, if there is a variable that is trained, or layers have some that are frozen on purpose.
+
+        Raises:
+            ModelError: there is none.
+        """
+        if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
+            return
+        fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
+        fix = fix if self.is_foreign else "make the weights with add_weight"
+        raise ModelError(
+            "nothing is trainable: the loss would stay as it is",
+            given=f"variables {self.described_kinds()}" if self.specs else "a model without variables",
+            expected="floating parameters",
+            fix=fix,
+        )
+
+    def warn_of_untrained(self) -> None:
+        """Warn of raw arrays, which may have been meant as weights, beside variables that are trained."""
+        if self.untrained and any(self.trained):
+            warnings.warn(
+                f"raw floating arrays are not trained: {', '.join(map(repr, self.untrained[:6]))}\n"
+                f"  given:    {self.described_kinds()}\n"
+                f"  expected: arrays in variables: nnx.Param if trained, else another nnx.Variable\n"
+                f"  fix:      nnx.Param(array) for weights; from_nnx(..., trainable=nnx.Param) where none is meant",
+                stacklevel=5,
+            )
+
+    def described_kinds(self) -> str:
+        """The paths of variables by the names of their classes."""
+        by_kind: dict[str, list[str]] = {}
+        for kind, spec in zip(self.kinds, self.specs, strict=True):
+            by_kind.setdefault(kind, []).append(spec.path)
+        return "; ".join(f"{kind}: {', '.join(map(repr, paths[:6]))}" for kind, paths in by_kind.items())
 
     def nest(self, leaves: Sequence[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """A value for each variable, as the nested dicts `(trainable, rest)`."""
@@ -208,7 +253,27 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
         tuple(_noted(owner, "constraint") for owner in owners),
         tuple(_paths.join(_paths.visible(path)) for path in order),
         order,
+        tuple(type(owner).__name__ if _jax.is_variable(owner) else _RAW for owner in owners),
+        not isinstance(module, Layer),
+        tuple(_raw_floats(module, specs, parts, owners)) if trainable is None else (),
     )
+
+
+def _raw_floats(
+    module: Any, specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any]
+) -> Iterator[str]:
+    """The paths of raw floating arrays of modules that are no layers."""
+    raw = [
+        (spec.path, names)
+        for spec, names, owner in zip(specs, parts, owners, strict=True)
+        if not _jax.is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
+    ]
+    modules = ((path, node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)) if raw else ()
+    is_layer = {_paths.visible(path): isinstance(node, Layer) for path, node in modules}
+    for path, names in raw:
+        around = max((length for length in range(len(names)) if names[:length] in is_layer), default=0)
+        if not is_layer.get(names[:around], False):
+            yield path
 
 
 def _empty(specs: Sequence[VariableSpec]) -> list[Any]:

@@ -310,6 +310,7 @@ class Trainer:
 
     def _check_targets(self, source: Source) -> None:
         if self._recipe is not None and self._recipe.train_step is None:
+            self._cell.graph.check_trains()
             self._check_measurable(source)
 
     def _check_measurable(self, source: Source) -> None:

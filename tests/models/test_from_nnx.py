@@ -71,7 +71,7 @@ PATHS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Using 'Module.sow")
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow", "ignore:raw floating arrays")
 @pytest.mark.parametrize("factory", PATHS, ids=lambda factory: factory.__name__)
 def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factory):
     with kd.FullySharded(kd.DeviceMesh("data=8")).scope():

@@ -54,6 +54,7 @@ def test_a_module_that_lives_where_the_plan_says_already_is_copied_too(name):
     assert bytes_of(nnx.state(module)) == before
 
 
+@pytest.mark.filterwarnings("ignore:raw floating arrays")
 def test_raw_numpy_buffers_of_the_user_are_copied():
     module: Any = Buffered(nnx.Rngs(0))
     buffer = np.linspace(0.5, 1.5, 8, dtype="f4")

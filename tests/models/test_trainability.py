@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
@@ -238,3 +239,57 @@ class TestAfterCompile:
 
         with pytest.warns(UserWarning, match="`trainable` of a layer was set after compile"):
             self.made().fit(X, np.ones((8, 1)), verbose=0, callbacks=Freeze())
+
+
+class Raw(nnx.Module):
+    """A kernel that is a raw array, with or without a bias that is a parameter."""
+
+    def __init__(self, rngs: nnx.Rngs, bias: Any = None) -> None:
+        self.kernel = rngs.normal((2, 1))
+        self.bias = bias
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.kernel + (0 if self.bias is None else self.bias[...])
+
+
+@pytest.mark.parametrize(
+    ("factory", "given"),
+    [
+        (Raw, "raw array: 'kernel'"),
+        (lambda rngs: Raw(rngs, nnx.BatchStat(jnp.zeros(1))), "BatchStat: 'bias'; raw array: 'kernel'"),
+    ],
+)
+def test_what_trains_nothing_is_refused(factory, given):
+    model = kd.Model.from_nnx(factory, seed=0)
+    model.compile("sgd", "mse")
+    for train in (lambda: model.fit(X, X[:, :1], verbose=0), lambda: model.train_on_batch(X, X[:, :1])):
+        with pytest.raises(ModelError, match="nothing is trainable") as caught:
+            train()
+        assert given in caught.value.given and "nnx.Param" in caught.value.fix
+    assert model.evaluate(X, X[:, :1], verbose=0) > 0 and model.predict(X, verbose=0).shape == (8, 1)
+
+
+def test_layers_without_weights_are_not_trained():
+    model = kd.Sequential([kd.Input((1,)), layers.Rescaling(2.0)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="nothing is trainable") as caught:
+        model.fit(X[:, :1], X[:, :1], verbose=0)
+    assert caught.value.given == "a model without variables"
+
+
+def test_raw_arrays_beside_parameters_are_named():
+    def factory(rngs):
+        return Raw(rngs, nnx.Param(jnp.zeros(1)))
+
+    model = kd.Model.from_nnx(factory, seed=0)
+    with pytest.warns(UserWarning, match="raw floating arrays are not trained: 'kernel'") as caught:
+        model.compile("sgd", "mse")
+    assert caught[0].filename == __file__
+    kd.Model.from_nnx(factory, trainable=nnx.Param, seed=0).compile("sgd", "mse")  # says what is trained
+
+
+def test_the_error_of_setting_trainable_tells_what_foreign_modules_have():
+    model = kd.Model.from_nnx(lambda rngs: nnx.BatchNorm(2, rngs=rngs), seed=0)
+    with pytest.raises(ModelError, match="cannot set `trainable` of 'scale'") as caught:
+        next(variable for variable in model.variables if variable.path == "scale").trainable = False
+    assert "Param: 'bias', 'scale'; BatchStat: 'mean', 'var'" in caught.value.given and "trainable=" in caught.value.fix

@@ -12,7 +12,12 @@ _ARRAY = re.compile(r"[a-z]+\d+\[([\d,]*)\]")
 
 def collectives_of(lowered):
     """`(kind, [shapes of its results])` for every collective in the compiled program."""
-    text = lowered.compile().as_text()
+    return collectives_in(lowered.compile())
+
+
+def collectives_in(program):
+    """The same of a program that is compiled."""
+    text = program.as_text()
     return [(match["kind"], _shapes(match["result"])) for match in _OPERATION.finditer(text)]
 
 

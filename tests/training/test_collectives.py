@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from tests.training.collectives import collectives_of, of_kind
+from tests.training.collectives import collectives_in, collectives_of, of_kind
 
 ROWS, WIDTH, HIDDEN = 16, 64, 128
 X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
@@ -38,6 +38,19 @@ class ScaledTwoBlocks(TwoBlocks):
 
     def __call__(self, x):
         return super().__call__(x * self.scale)
+
+
+class Head(nnx.Module):
+    """Layers of one width, and a head that is wider than there are rows."""
+
+    def __init__(self, rngs):
+        widths = WIDTH, WIDTH, WIDTH, 4 * WIDTH
+        self.layers = nnx.List([nnx.Linear(WIDTH, width, use_bias=False, rngs=rngs) for width in widths])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 def megatron(mesh):
@@ -97,6 +110,28 @@ def test_no_step_gathers_a_whole_sharded_weight(mesh, rows):
     found = train_step_collectives(megatron(mesh), TwoBlocks, X[:rows])
     gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
     assert not {(WIDTH, HIDDEN), (HIDDEN, WIDTH)} & set(gathered)
+
+
+@pytest.mark.parametrize("mesh", ["data=1,model=8", "data=2,model=4"])
+def test_predict_evaluate_and_fit_gather_no_weights(mesh):
+    rules = kd.LayoutMap(kd.DeviceMesh(mesh))
+    rules[".*kernel"] = (None, "model")
+    with kd.ModelParallel(rules, "data").scope():
+        model = kd.Model.from_nnx(Head, seed=0)
+    model.compile("sgd", "mse")
+    x, y = X[:8], np.zeros((8, 4 * WIDTH), "float32")
+    for run in (
+        lambda: model.predict(x, 8, 0),
+        lambda: model.evaluate(x, y, 8, 0),
+        lambda: model.fit(x, y, 8, verbose=0),
+    ):
+        run()
+    programs = model._session.trainer._compiled._programs
+    assert {key[0] for key in programs} == {"predict", "test", "train"}
+    found = [collective for program in programs.values() for collective in collectives_in(program)]
+    gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
+    assert gathered
+    assert not {(WIDTH, WIDTH), (WIDTH, 4 * WIDTH)} & set(gathered)
 
 
 def test_zero_1_gathers_each_update_once():

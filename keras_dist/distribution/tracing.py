@@ -1,0 +1,64 @@
+"""Traces under the mesh of a model: what its modules ask JAX's context for, and what JAX refuses there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from keras_dist import _jax
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import KerasDistError, ModelError
+
+T = TypeVar("T")
+
+_NEEDS_ROWS_THAT_DIVIDE = ("requires a non-empty mesh", "context mesh cannot be empty", "not evenly divisible")
+_NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as manual")
+_NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
+
+
+def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T]) -> T:
+    """`trace()`, for which the mesh of the distribution is the one of JAX's context.
+
+    Where the mesh does not divide the rows there is none: modules that ask whether there is one leave such a batch as
+    it is, as rules for activations do, because XLA computes wrong gradients of rows that are split unevenly.
+
+    Args:
+        distribution: that of the model.
+        rows: of the batch; None where it is known to be even.
+        trace: calls the module.
+
+    Raises:
+        ModelError: JAX refuses what the module wants of the mesh.
+    """
+    mesh = distribution.device_mesh
+    try:
+        if rows is not None and rows % batch_shards(distribution):
+            return trace()
+        with _jax.in_mesh(mesh.backend_mesh):
+            return trace()
+    except KerasDistError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        said, shards = str(error), batch_shards(distribution)
+        given = f"mesh {mesh.describe()}; JAX says: {' '.join(said.split())[:300]}"
+        if any(text in said for text in _NEEDS_ROWS_THAT_DIVIDE):
+            given = f"a batch of {rows} rows on mesh {mesh.describe()}" if rows is not None and rows % shards else given
+            what = "the module splits the batch by itself, with shard_map or a bare PartitionSpec"
+            expected = f"a multiple of {shards} rows, and other dims that the axes in its specs divide"
+            fix = "drop the last, shorter batch (drop_remainder=True), or choose a batch_size that divides the rows"
+        elif any(text in said for text in _NAMES_OTHER_AXES):
+            what = "the module names an axis that the mesh does not have"
+            expected = f"specs with the axes {list(mesh.axis_names)}"
+            fix = "name the axes of the DeviceMesh as the module does"
+        elif any(text in said for text in _NEEDS_EXPLICIT_AXES):
+            what = "the module is written for a mesh with Explicit axes"
+            expected = "specs for axes that are Auto, as those of a DeviceMesh are"
+            fix = "use jax.lax.with_sharding_constraint, or leave the specs out and write rules '<path>/output'"
+        else:
+            raise
+        raise ModelError(what, given=given, expected=expected, fix=fix) from error
+
+
+def batch_shards(distribution: Distribution) -> int:
+    """Over how many devices the rows of a batch are split."""
+    return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])

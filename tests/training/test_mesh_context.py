@@ -1,0 +1,136 @@
+"""Modules find the mesh of their model: shard_map, bare specs, and helpers that ask whether there is one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.interpreters import pxla
+from jax.sharding import PartitionSpec as P
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+
+WIDTH = 24
+X = np.random.default_rng(0).normal(size=(10, WIDTH)).astype("float32")
+
+
+def bare(x):
+    return jax.lax.with_sharding_constraint(x, P("data", "model"))
+
+
+def mapped(x):
+    return jax.shard_map(lambda x: jax.lax.pmean(x, "model"), in_specs=P("data"), out_specs=P("data"))(x)
+
+
+def by_thread_resources(x):
+    """As tunix does."""
+    mesh = pxla.thread_resources.env.physical_mesh
+    return (
+        x if mesh.empty else jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(mesh, P("data", "model")))
+    )
+
+
+def by_abstract_mesh(x):
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else bare(x)
+
+
+def by_reshard(x, spec):
+    """As bonsai does."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, spec)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs, shard=lambda x: x):
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.shard = shard
+        self(jnp.zeros((2, WIDTH)))
+
+    def __call__(self, x):
+        return self.shard(jnp.tanh(self.linear(x)))
+
+
+def scope():
+    return kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=2,model=4")), "data").scope()
+
+
+def net(shard=lambda x: x, **options):
+    with scope():
+        model = kd.Model.from_nnx(lambda rngs: Net(rngs, shard), seed=0)
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+def results(model):
+    x = X[:8]
+    losses = model.fit(x, x, 4, 2, verbose=0, shuffle=False).history["loss"]
+    return [losses, model.evaluate(x, x, 4, verbose=0), model.predict(x, 4, verbose=0), np.asarray(model(x))]
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def splits(model):
+    """How often the train step says how to split something."""
+    text = model.lower_train_step(X[:4], X[:4]).as_text()
+    return text.count("sdy.sharding_constraint") + text.count("sdy.manual_computation")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    model = net()
+    return splits(model), results(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*thread_resources:DeprecationWarning")
+@pytest.mark.parametrize("shard", [bare, mapped, by_thread_resources, by_abstract_mesh])
+def test_modules_find_the_mesh(shard, plain):
+    model = net(shard)
+    assert splits(model) > plain[0]
+    assert_close(results(model), plain[1])
+    if shard in (by_thread_resources, by_abstract_mesh):  # a short batch is left as it is
+        np.testing.assert_allclose(model.predict(X[:9], 4, verbose=0)[:8], plain[1][2], rtol=1e-5, atol=1e-6)
+
+
+def test_modules_find_the_mesh_without_jit_in_steps_and_in_layers(plain):
+    def train_step(state, batch, rngs):
+        def loss_of(trainable):
+            return jnp.mean((model.merge(trainable, state.rest)(batch[0]) - batch[1]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(state.trainable)
+        return model.apply_gradients(state, grads), {"loss": loss}
+
+    model = net(mapped, train_step=train_step)
+    loss = model.train_on_batch(X[:4], X[:4])
+    assert net(mapped, run_eagerly=True).train_on_batch(X[:4], X[:4]) == pytest.approx(loss)
+    with scope():
+        inputs = kd.Input((WIDTH,))
+        module = Net(nnx.Rngs(0))  # made outside of any trace, it finds no mesh
+        module.shard = mapped
+        functional = kd.Model(inputs, kd.layers.NNXLayer(module)(inputs))
+    assert functional(X[:8]).shape == (8, WIDTH)
+
+
+@pytest.mark.parametrize("shard", [bare, mapped])
+def test_short_batches_of_modules_that_split_them(shard):
+    model = net(shard)
+    with pytest.raises(ModelError, match="splits the batch by itself") as caught:
+        model.fit(X[:9], X[:9], 4, verbose=0)
+    assert "a batch of 1 rows on mesh {data: 2, model: 4}" in caught.value.given
+    assert "a multiple of 2 rows" in caught.value.expected
+    assert "drop_remainder" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("shard", "what"),
+    [
+        (lambda x: by_reshard(x, P("data", None)), "Explicit axes"),
+        (lambda x: jax.lax.with_sharding_constraint(x, P("fsdp")), "names an axis that the mesh does not have"),
+    ],
+)
+def test_specs_for_other_meshes(shard, what):
+    with pytest.raises(ModelError, match=what):
+        net(shard)
