@@ -30,6 +30,7 @@ from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.trainer import Trainer
 
@@ -150,7 +151,7 @@ class Session:
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module gives for these arguments. In training its statistics and random streams go on."""
+        """What the module gives for these arguments. Random streams go on, in training statistics, too."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         leaves, treedef = jax.tree.flatten((args, kwargs))
@@ -172,10 +173,22 @@ class Session:
             outputs, rest, losses = program(
                 state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays]
             )
-            if training and not any(map(_jax.is_traced, jax.tree.leaves(rest))):
-                self.cell.state = state.replace(rest=jax.device_put(rest, self.cell.state_plan.shardings.rest))
+            if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
+                self._keep(state, state.replace(rest=rest), training)
         self.added_losses = losses
         return outputs
+
+    def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
+        """Take over what a call has changed: in training statistics and random streams, else the streams alone."""
+        plan = self.cell.state_plan
+        flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
+        self.cell.put(
+            {
+                index: jax.device_put(new, sharding)
+                for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
+                if new is not old and (training or row.role == "rng")
+            }
+        )
 
     def stateless_call(
         self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -34,6 +34,9 @@ Logs = dict[str, Any]
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
 
+Streams = dict[int, Any]
+"""The states of random generators, by their index among the arrays of a `TrainState`."""
+
 
 EXPECTED_SHAPES = 2
 """Of the batches of one data set: full ones, and a shorter last one."""
@@ -89,6 +92,7 @@ class CompiledSteps:
         self._forward = forward
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
+        self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
         self._replicated = _replicated(plan.mesh)
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
@@ -118,12 +122,12 @@ class CompiledSteps:
         """
         return self._prepared("train", step, execution, self._compile_train, state, logs)
 
-    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> Logs:
-        """`logs` with the batches added."""
+    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> tuple[Streams, Logs]:
+        """`logs` with the batches added, and the generators afterwards."""
         return self._prepared("test", step, execution, self._compile_test, state, logs)()
 
-    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
-        """The outputs for the batch, with its padding, and perhaps more of it."""
+    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
+        """The outputs for the batch, with its padding, and perhaps more of it; those generators that were drawn from."""
         return self._prepared("predict", step, execution, self._compile_predict, state)()
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
@@ -133,7 +137,7 @@ class CompiledSteps:
     def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a test step logs. Traces the step, and runs nothing."""
         return _traced_tallies(
-            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution)), state, batch
+            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution))[1], state, batch
         )
 
     def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
@@ -294,27 +298,30 @@ class CompiledSteps:
     def _compile_test(self, step: Callable[..., Any], execution: Execution) -> Any:
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def test(arrays: Flat, logs: Logs, operands: Any) -> Logs:
-            state = self._state_tree.unflatten(arrays)
-
-            def one(logs: Logs, arrays: Any, count: Any = None) -> Logs:
+        def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
+            def one(carry: tuple[Streams, Logs], arrays: Any, count: Any = None) -> tuple[Streams, Logs]:
+                before = self._state_tree.unflatten([carry[0].get(index, leaf) for index, leaf in enumerate(state)])
                 with _counting(arrays, count):
-                    found = step(state, real_rows(arrays, rows if count is None else None, distribution))
-                return _accumulate(logs, found, rows if count is None else count)
+                    after, found = step(before, real_rows(arrays, rows if count is None else None, distribution))
+                leaves, logs = jax.tree.leaves(after), _accumulate(carry[1], found, rows if count is None else count)
+                return {index: leaves[index] for index in self._streams}, logs
 
-            return run(one, logs, operands, distribution)
+            return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)
 
         shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
-        return self._jit(test, shardings, self._replicated)
+        return self._jit(test, shardings, (self._replicated, self._replicated))
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, x: Any) -> Any:
-            state = self._state_tree.unflatten(arrays)
-            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded, self._distribution)
+        def predict(arrays: Flat, x: Any) -> tuple[Streams, Any]:
+            state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution))
+            leaves = jax.tree.leaves(state)
+            drawn = {index: leaves[index] for index in self._streams if leaves[index] is not arrays[index]}
+            return drawn, _pad_rows(outputs, rows, padded, self._distribution)
 
-        return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
+        shardings = self._state_shardings, execution.shardings(self._distribution)[0]
+        return self._jit(predict, shardings, (self._replicated, None))
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
         """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
@@ -324,7 +331,12 @@ class CompiledSteps:
 
         def run(*arguments: Any) -> Any:
             results = function(*(jax.device_put(value, place) for value, place in zip(arguments, given, strict=True)))
-            return results if returned is None else jax.device_put(results, returned)
+            return jax.tree.map(
+                lambda place, part: part if place is None else jax.device_put(part, place),
+                returned,
+                results,
+                is_leaf=lambda place: place is None,
+            )
 
         return run
 
