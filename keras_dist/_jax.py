@@ -14,6 +14,7 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.nnx import reprlib
 from jax._src import distributed, dtypes, xla_bridge
+from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 
 from keras_dist import _paths
@@ -52,6 +53,22 @@ def draws_rows_alike() -> bool:
 def is_traced(value: Any) -> bool:
     """Whether `value` is an abstract value inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)
+
+
+def check(is_right: Any, text: str, **values: Any) -> None:
+    """Let the error of a function `with_checks` around this have the text, with these values in it, if not."""
+    checkify.check(is_right, text, **values)
+
+
+def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """What returns what a function checks, for `failed_check`, beside what it returns."""
+    return checkify.checkify(function, errors=checkify.user_checks)
+
+
+def failed_check(error: Any) -> str | None:
+    """The text of the first check that failed; None if none has."""
+    text = error.get()
+    return None if text is None else text.removesuffix(" (`check` failed)")
 
 
 def is_variable(node: Any) -> bool:

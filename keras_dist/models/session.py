@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
+from keras_dist import _jax, _ranges
 from keras_dist.distribution import devices, scope
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
@@ -158,24 +158,33 @@ class Session:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
-        def run(trainable: Any, rest: Any, values: list[Any]) -> tuple[Any, Any, dict[str, list[Any]]]:
+        def run(trainable: Any, rest: Any, values: list[Any], masks: list[Any]) -> tuple[Any, ...]:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
-            outputs, module, _ = self._run(trainable, rest, arguments, options, training)
-            return outputs, self.cell.graph.split(module)[1], added_losses(module)
+            outputs, module, context = self._run(trainable, rest, arguments, options, training, (values, masks))
+            masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
+            return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()
-        key = (training, treedef, others, stated)
-        program = self._programs.setdefault(key, jax.jit(run))
+        is_checked = not any(map(_jax.is_traced, leaves))
+        key = (training, treedef, others, stated, is_checked)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = jax.jit(_ranges.checked(run) if is_checked else run)
         with self.cell.lock:
             state = self.cell.state
-            outputs, rest, losses = program(
-                state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays]
-            )
+            given = [leaves[index] for index in arrays]
+            masks = [getattr(array, "_keras_mask", None) for array in given]
+            found = program(state.trainable, state.rest, *jax.tree.map(self._placed, (given, masks)))
+            if is_checked:
+                error, found = found
+                _ranges.raise_found(error)
+            outputs, masks, rest, losses = found
             if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
                 self._keep(state, state.replace(rest=rest), training)
         self.added_losses = losses
+        call_context.CallContext().set_mask(outputs, masks)
         return outputs
 
     def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
@@ -196,23 +205,30 @@ class Session:
         """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
-        outputs, module, added = self._run(trainable, rest, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else added
+        outputs, module, context = self._run(trainable, rest, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else context.losses
         return outputs, self.cell.graph.split(module)[1], losses
 
     def _run(
-        self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-    ) -> tuple[Any, Any, list[Any]]:
-        """What the module gives with these values, itself afterwards, and what was added to the loss."""
+        self,
+        trainable: Any,
+        rest: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        training: bool,
+        masked: tuple[list[Any], list[Any]] = ([], []),
+    ) -> tuple[Any, Any, call_context.CallContext]:
+        """What the module gives with these values, where some tensors have masks; itself and the call afterwards."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
         with call_context.entered(training, anew=True) as context:
+            context.set_mask(*masked)
             if isinstance(module, Layer):
                 outputs = module(*args, **kwargs, training=training)
             else:
                 outputs = self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
-        return outputs, module, context.losses
+        return outputs, module, context
 
     def module(self) -> Any:
         """The module with copies of the current values; its layers say about training what they say now."""
@@ -266,8 +282,8 @@ class Session:
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         nested = graph.nest([values[row.path] for row in self.cell.plan.rows])
-        outputs, module, added = self._run(*nested, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else added
+        outputs, module, context = self._run(*nested, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else context.losses
         after = graph.flatten(*graph.split(module))
         return outputs, [after[indices(path)] for path in rest], losses
 

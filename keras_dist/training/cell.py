@@ -78,7 +78,7 @@ class StateCell:
         self._version = next(_clock)
 
     def put(self, arrays: Mapping[int, Any]) -> None:
-        """Put arrays that lie as the plan says in the places of some of the current ones, by their index among these."""
+        """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
         if arrays:
             self.arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax
+from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
@@ -63,12 +63,14 @@ class StepOptions:
         steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
         jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
         donate: whether a step may reuse the memory of the state before it.
+        check: whether compiled steps check indices, and leave the state as it is where one is wrong.
         prefetch: how many executions the loop is ahead of the devices.
     """
 
     steps_per_execution: int | None = None
     jit: bool = True
     donate: bool = True
+    check: bool = False
     prefetch: int = MAX_IN_FLIGHT
 
 
@@ -127,7 +129,7 @@ class CompiledSteps:
         return self._prepared("test", step, execution, self._compile_test, state, logs)()
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
-        """The outputs for the batch, with its padding, and perhaps more of it; those generators that were drawn from."""
+        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
         return self._prepared("predict", step, execution, self._compile_predict, state)()
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
@@ -161,7 +163,11 @@ class CompiledSteps:
 
         def run() -> Any:
             try:
-                return program(*arguments)
+                result = program(*arguments)
+                if self._options.jit and self._options.check:
+                    error, result = result
+                    _ranges.raise_found(error)
+                return result
             except Exception as error:
                 _note(error, execution)
                 raise
@@ -327,6 +333,8 @@ class CompiledSteps:
         """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
         if self._options.jit:
             donated = (0,) if consumes_state and self._options.donate else ()
+            if self._options.check:
+                function, returned = _ranges.checked(function), (self._replicated, returned)
             return jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=donated)
 
         def run(*arguments: Any) -> Any:
