@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import keras_dist as kd
 from keras_dist import layers
@@ -29,6 +30,7 @@ def test_recurrent_layers_skip_what_is_masked() -> None:
     np.testing.assert_allclose(rnn(embedding(IDS)), rnn(embedding(IDS[:, :2])), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:layer .functional. .Model. gets a mask")  # as of Keras
 def test_models_take_and_give_them() -> None:
     tokens, vectors = kd.Input((None,), dtype="int32"), kd.Input((None, 3))
     embed = kd.Model(tokens, layers.Embedding(5, 3, mask_zero=True)(tokens))
