@@ -100,6 +100,8 @@ def _those_that_count(indices: Any) -> Any:
     counts = _counted.get()
     if counts is None:
         return indices
+    if not jax.tree_util.all_leaves([counts]):
+        return jnp.zeros((), indices.dtype)  # of several outputs: whose they are is not known here
     counts = jnp.asarray(counts) != 0
     if counts.ndim == indices.ndim + 1 and counts.shape[-1] == 1:
         counts = counts[..., 0]
