@@ -18,6 +18,7 @@ from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
 from jax._src import core, distributed, dtypes, xla_bridge
+from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 
 from keras_dist import _paths
@@ -71,6 +72,22 @@ def draws_rows_alike() -> bool:
 def is_traced(value: Any) -> bool:
     """Whether `value` is an abstract value inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)
+
+
+def check(is_right: Any, text: str, **values: Any) -> None:
+    """Let the error of a function `with_checks` around this have the text, with these values in it, if not."""
+    checkify.check(is_right, text, **values)
+
+
+def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """What returns what a function checks, for `failed_check`, beside what it returns."""
+    return checkify.checkify(function, errors=checkify.user_checks)
+
+
+def failed_check(error: Any) -> str | None:
+    """The text of the first check that failed; None if none has."""
+    text = error.get()
+    return None if text is None else text.removesuffix(" (`check` failed)")
 
 
 def is_variable(node: Any) -> bool:

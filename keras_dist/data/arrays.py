@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._ranges import check_fits
 from keras_dist.data.batch import Batch
-from keras_dist.data.checks import as_arrays, common_length
+from keras_dist.data.checks import as_arrays, common_length, named_leaves
 from keras_dist.data.rows import RowSource
 
 
@@ -35,6 +36,8 @@ class ArraySource(RowSource):
         )
         self.length = common_length(self._arrays, name)
         self._leaves, self._tree = jax.tree.flatten(self._arrays)
+        named = enumerate(named_leaves(self._arrays, name))
+        self._in_files = [(index, leaf_name) for index, (leaf_name, leaf) in named if isinstance(leaf, np.memmap)]
         self.form = (self._tree, tuple((leaf.shape[1:], leaf.dtype) for leaf in self._leaves))
 
     @property
@@ -58,4 +61,6 @@ class ArraySource(RowSource):
         """A batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
         # `take` copies, so that nobody can change the rows of a step in flight
         gathered = [array.take(padded, axis=0) for array in self._leaves]
+        for index, name in self._in_files:
+            check_fits(gathered[index].reshape(padded.size, *self._leaves[index].shape[1:]), name, padded)
         return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name, stacked)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
+from keras_dist._ranges import check_fits
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.errors import DataError, shorten
 
@@ -49,13 +50,18 @@ def leaf_name(argument: str, path: Any) -> str:
     return argument + "".join(f"[{part!r}]" for part in parts)
 
 
-def describe(arrays: tuple[Any, Any, Any], name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
-    """The leaves of `(x, y, sample_weight)` with their dtypes and shapes, as errors tell them."""
-    return ", ".join(
-        f"{leaf_name(f'{name}{argument}', path)} {leaf.dtype}{shape_of(leaf)}"
+def named_leaves(arrays: tuple[Any, Any, Any], name: str) -> list[tuple[str, Any]]:
+    """The leaves of `(x, y, sample_weight)`, and how errors call them."""
+    return [
+        (leaf_name(f"{name}{argument}", path), leaf)
         for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    )
+    ]
+
+
+def describe(arrays: tuple[Any, Any, Any], name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
+    """The leaves of `(x, y, sample_weight)` with their dtypes and shapes, as errors tell them."""
+    return ", ".join(f"{leaf_name} {leaf.dtype}{shape_of(leaf)}" for leaf_name, leaf in named_leaves(arrays, name))
 
 
 @contextlib.contextmanager
@@ -72,7 +78,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     """An array of any library as one of numpy, or `SparseRows`.
 
     Raises:
-        DataError: it is none, or not of numbers; calls it `name`.
+        DataError: it is none, not of numbers, or of integers that devices do not hold; calls it `name`.
     """
     array = to_host(leaf)
     if not isinstance(array, np.ndarray | SparseRows):
@@ -90,6 +96,8 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
             expected="numbers or booleans with the examples along the first dim",
             fix=f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]",
         )
+    if not isinstance(array, np.memmap):  # a file may be larger than memory: its rows are checked when they are taken
+        check_fits(array, name)
     return array
 
 
@@ -99,11 +107,7 @@ def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set
     Raises:
         DataError: it is not the same, or 0, or `x` holds no array; or a weight is not finite.
     """
-    lengths = {
-        leaf_name(f"{name}{argument}", path): len(leaf)
-        for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
         raise DataError(
             f"{name}x holds no array",

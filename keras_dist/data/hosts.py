@@ -62,6 +62,13 @@ class SparseRows:
         del axis  # the rows; as of numpy
         return self._matrix[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
 
+    def outside(self, limits: np.iinfo) -> tuple[int, int] | None:
+        """The row and the value of the first element that is out of range; None if there is none."""
+        wrong = np.flatnonzero((self._matrix.data < limits.min) | (self._matrix.data > limits.max))
+        if not wrong.size:
+            return None
+        return int(np.searchsorted(self._matrix.indptr, wrong[0], "right")) - 1, int(self._matrix.data[wrong[0]])
+
     def copy(self) -> np.ndarray:
         """All rows, dense."""
         return self._matrix.toarray()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._ranges import check_indices
 from keras_dist.errors import DataError, shorten
 
 
@@ -38,17 +39,9 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Any:
     if indices.ndim > 1 and indices.shape[-1] == 1:
         indices = indices[..., 0]
     classes = num_classes or int(indices.max()) + 1
-    if is_jax:
-        return jax.nn.one_hot(indices, classes)
-    wrong = indices[(indices < 0) | (indices >= classes)]
-    if wrong.size:
-        raise DataError(
-            "to_categorical: an index in `x` is no class",
-            given=f"index {wrong[0]}, num_classes={classes}",
-            expected=f"integers from 0 to {classes - 1}",
-            fix="leave num_classes out, or shift the indices to begin at 0",
-        )
-    return np.eye(classes)[indices]
+    fix = f"leave out num_classes={classes}, or shift the indices to begin at 0"
+    check_indices(indices, classes, "to_categorical: an index in `x` is no class", fix)
+    return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 
 def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist import _paths
+from keras_dist._ranges import check_fits
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
@@ -52,14 +54,18 @@ def check_complete(
 def check_numbers(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
 ) -> None:
-    """Check that the arrays of a call hold numbers.
+    """Check that the arrays of a call hold numbers that JAX does not change.
 
     Raises:
-        ModelError: one does not; names the layer and the argument.
+        ModelError: one holds no numbers; names the layer and the argument.
+        DataError: one holds integers of 64 bits that 32 do not hold; likewise.
     """
     for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
-        for array in jax.tree.leaves(value):
-            if isinstance(array, np.ndarray) and array.dtype.kind in "OSUTMm":
+        for path, array in jax.tree_util.tree_leaves_with_path(value):
+            if not isinstance(array, np.ndarray):
+                continue
+            check_fits(array, f"{name}{''.join(f'[{part!r}]' for part in _paths.parts_of(path))} of layer {layer!r}")
+            if array.dtype.kind in "OSUTMm":
                 raise ModelError(
                     f"`{name}` of layer {layer!r} holds no numbers",
                     given=f"an array of shape {array.shape}, dtype {array.dtype}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from keras_dist import _jax
 from keras_dist.errors import ModelError
 
 
@@ -20,8 +21,8 @@ class CallContext:
     Attributes:
         training: whether the model is being trained; None when the caller did not say.
         losses: what layers have added to the loss, scalars.
-        masks: tensor and mask, by the id of the tensor, since arrays take no attributes. The tensor is kept so that no
-            other one gets its id.
+        masks: traced tensor and mask, by the id of the tensor, which is kept so that no other one gets its id. Arrays
+            have their mask as `_keras_mask`, from one call to the next, as in Keras.
         compiled_loss: `(batch, y_pred) -> scalar`, the loss that `compile` chose, while a loss is computed.
         created: the weights that were created, with their first values.
         caller: the name of the layer whose `call` runs; None outside of one, and while a layer builds.
@@ -38,7 +39,9 @@ class CallContext:
 
     def mask_of(self, tensors: Any) -> Any:
         """The mask of a tensor, or None; of a pytree of tensors a pytree of masks."""
-        return jax.tree.map(lambda tensor: self.masks.get(id(tensor), (None, None))[1], tensors)
+        return jax.tree.map(
+            lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
+        )
 
     def set_mask(self, tensors: Any, masks: Any) -> None:
         """Note the masks of tensors: pytrees of one structure, or one mask for all; None for no mask."""
@@ -47,8 +50,12 @@ class CallContext:
         leaves = jax.tree.leaves(tensors)
         found = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
         for tensor, mask in zip(leaves, found if len(found) == len(leaves) else found * len(leaves), strict=False):
-            if mask is not None:
+            if mask is None:
+                continue
+            if _jax.is_traced(tensor) or _jax.is_traced(mask) or not isinstance(tensor, jax.Array):
                 self.masks[id(tensor)] = (tensor, mask)
+            else:
+                tensor._keras_mask = mask  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _current: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar("call", default=None)

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.arguments import check_above_zero, check_size
@@ -68,7 +69,17 @@ class Embedding(Layer):
             self.embeddings = self._add_embeddings()
 
     def call(self, inputs: Any) -> Any:
-        """The vectors (..., output_dim) for integers (...); other numbers are cut to integers."""
+        """The vectors (..., output_dim) for integers (...); other numbers are cut to integers.
+
+        Raises:
+            DataError: an integer is none of a row, outside of compiled steps, and in those of `compile(check=True)`.
+        """
+        check_indices(
+            inputs,
+            self.input_dim,
+            f"layer {self.name!r}: an integer is no row of `embeddings`",
+            f"a larger input_dim than {self.input_dim}, or other integers: unknown ones mapped to one of the rows",
+        )
         rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
         return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
 

@@ -164,6 +164,11 @@ class KerasTensor:
         """Its number of dims."""
         return len(self.shape)
 
+    @property
+    def _keras_mask(self) -> KerasTensor | None:
+        """`mask`, as Keras calls it."""
+        return self.mask
+
     def reshape(self, newshape: Any) -> Any:
         """Its values in another shape, the batch included; one dim may be -1."""
         return Operation("reshape")(self, newshape)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON, as_arrays, matched
 from keras_dist.losses.loss import LibraryLoss
@@ -96,12 +97,13 @@ def sparse_categorical_crossentropy(
 
     Raises:
         ModelError: the shapes do not fit.
+        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
 
-    Differs from Keras: a class index out of range gives NaN, not 0; any `axis` works.
+    Differs from Keras: a class index out of range is an error, in compiled steps NaN, not 0; any `axis` works.
 
     Source: `keras.losses.sparse_categorical_crossentropy`.
     """
-    index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis)
+    index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis, ignore_class)
     if ignore_class is not None:
         counts = index != ignore_class
         y_pred = jnp.where(jnp.expand_dims(counts, axis), y_pred, 1)  # their gradients are 0, were they NaN
@@ -127,9 +129,10 @@ def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) ->
 
     Raises:
         ModelError: the shapes do not fit.
+        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
 
-    Differs from Keras: a class index out of range gives NaN, not `1 / q`; indices (batch, 1) are not paired with every
-    row of predictions.
+    Differs from Keras: a class index out of range is an error, in compiled steps NaN, not `1 / q`; indices (batch, 1)
+    are not paired with every row of predictions.
 
     Source: `keras.losses.categorical_generalized_cross_entropy`.
     """
@@ -152,7 +155,9 @@ def _distributions(
     return optax.smooth_labels(y_true, label_smoothing, axis=axis) if label_smoothing else y_true, y_pred
 
 
-def _class_indices(name: str, y_true: Any, y_pred: Any, axis: int) -> tuple[jax.Array, jax.Array]:
+def _class_indices(
+    name: str, y_true: Any, y_pred: Any, axis: int, ignore_class: int | None = None
+) -> tuple[jax.Array, jax.Array]:
     y_true, y_pred = as_arrays(name, y_true, y_pred)
     _check_axis(name, axis, y_pred)
     if y_true.ndim == y_pred.ndim and y_true.shape[axis] == 1:
@@ -166,6 +171,12 @@ def _class_indices(name: str, y_true: Any, y_pred: Any, axis: int) -> tuple[jax.
             expected=f"class indices of shape {expected}",
             fix="for one-hot targets pass their argmax",
         )
+    check_indices(
+        y_true if ignore_class is None else jnp.where(y_true == ignore_class, 0, y_true),
+        y_pred.shape[axis],
+        f"{name}: an integer in `y_true` is no class of `y_pred`",
+        "classes that begin at 0, an output for each of them, or a mask or ignore_class for targets that do not count",
+    )
     return y_true.astype(jnp.int32), y_pred
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from keras_dist import _ranges
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_rows, from_numbers
 from keras_dist.losses.reduction import check_reduction, check_values, divisor_of, reduce_values
@@ -74,7 +75,7 @@ class Loss(Configurable):
             y_true: targets, an array or a tree of arrays; lists of numbers are arrays.
             y_pred: predictions (batch, ...), likewise.
             sample_weight: (batch,), any other shape that the values start with, or one that broadcasts to them.
-            mask: which values count, of such a shape; None for all.
+            mask: which values count, of such a shape; None for all, or those that `y_pred._keras_mask` tells.
 
         Raises:
             ModelError: shapes do not fit, or the loss returns no value for each example.
@@ -95,8 +96,10 @@ class Loss(Configurable):
 
     def _unreduced(self, y_true: Any, y_pred: Any, mask: Any) -> tuple[jax.Array, list[Any]]:
         """The values, and which of them count."""
+        mask = getattr(y_pred, "_keras_mask", None) if mask is None else mask
         y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
-        values = self._values(y_true, y_pred)
+        with _ranges.counting(mask):
+            values = self._values(y_true, y_pred)
         return values, [m for m in (mask, self._counts(y_true, values)) if m is not None]
 
     def _cast(self, tree: Any) -> Any:

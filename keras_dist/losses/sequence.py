@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.loss import LibraryLoss
@@ -25,6 +26,7 @@ def ctc(y_true: Any, y_pred: Any) -> jax.Array:
 
     Raises:
         ModelError: the shapes do not fit.
+        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
 
     Source: `keras.losses.ctc`.
     """
@@ -36,6 +38,12 @@ def ctc(y_true: Any, y_pred: Any) -> jax.Array:
             expected="class indices (batch, length) and logits (batch, steps, classes)",
             fix="pad the sequences of a batch with 0 to one length",
         )
+    check_indices(
+        y_true,
+        y_pred.shape[-1],
+        "ctc: an integer in `y_true` is no class of `y_pred`",
+        "an output for each class, and one for the blank, which is 0",
+    )
     lengths = jnp.sum(y_true != 0, axis=1, keepdims=True)
     paddings = jnp.arange(y_true.shape[1]) >= lengths
     steps = jnp.zeros(y_pred.shape[:2], y_pred.dtype)

@@ -197,6 +197,7 @@ class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
 
 
 def _in_top_k(classes: jax.Array, scores: jax.Array, k: int) -> jax.Array:
+    classes = jnp.where(classes < 0, scores.shape[-1], classes)  # no class, and not counted from the end
     own = jnp.take_along_axis(scores, classes[..., None], axis=-1)
     own = jnp.where(jnp.isnan(own), -jnp.inf, own)
     return (jnp.sum(scores > own, axis=-1) < k).astype(jnp.float32)

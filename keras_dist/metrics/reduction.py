@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist import _ranges
 from keras_dist.errors import ModelError
 from keras_dist.losses import align_ranks
 from keras_dist.metrics.metric import Metric
@@ -95,7 +96,8 @@ class MeanMetricWrapper(Mean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add a batch."""
-        values = self._fn(y_true, y_pred, **self._fn_kwargs)
+        with _ranges.counting(sample_weight):
+            values = self._fn(y_true, y_pred, **self._fn_kwargs)
         rows = [jnp.shape(leaf)[0] for leaf in jax.tree.leaves(y_pred) if jnp.ndim(leaf)]
         if jnp.ndim(values) == 0 and rows:
             if sample_weight is not None:
@@ -110,7 +112,8 @@ class MeanMetricWrapper(Mean):
 
     def weighs(self, y_true: Any, y_pred: Any) -> bool:
         """Whether the function gives more than one number, which each example would share."""
-        return super().weighs(y_true, y_pred) and jnp.ndim(self._fn(y_true, y_pred, **self._fn_kwargs)) > 0
+        with _ranges.counting(False):
+            return super().weighs(y_true, y_pred) and jnp.ndim(self._fn(y_true, y_pred, **self._fn_kwargs)) > 0
 
 
 def weighted_by_example(

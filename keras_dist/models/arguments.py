@@ -219,7 +219,7 @@ def check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
 
 
 def step_options(
-    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, prefetch: Any
+    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
 ) -> StepOptions:
     """How the steps run.
 
@@ -229,11 +229,13 @@ def step_options(
     check_option("run_eagerly", run_eagerly, (True, False))
     check_option("jit_compile", jit_compile, (True, False, "auto"))
     check_option("donate", donate, (False, True))
+    check_option("check", check, (False, True))
     steps = None
     if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
         steps = check_steps("steps_per_execution", steps_per_execution, "or 'auto'")
     jit = not run_eagerly and jit_compile is not False
-    return StepOptions(steps, jit, bool(donate), check_steps("prefetch", prefetch, "the number of executions"))
+    ahead = check_steps("prefetch", prefetch, "the number of executions")
+    return StepOptions(steps, jit, bool(donate and not check), bool(check), ahead)
 
 
 def check_steps(argument: str, value: Any, alternative: str = "or None") -> int:

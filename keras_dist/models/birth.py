@@ -80,6 +80,9 @@ def give_birth(
                 traced_in(distribution, None, lambda: copy(*args, **kwargs))
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
+            for _, variable in walk(copy):
+                if _is_rng(variable) and variable.tag == "seed_generator_state":
+                    variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
             built["names"] = dict(_keras_names(copy))
             tell_paths(copy)

@@ -106,6 +106,7 @@ class Fitting:
         *,
         train_step: TrainStep | None = None,
         donate: bool = True,
+        check: bool = False,
         prefetch: int = 2,
         remat: str | None = None,
     ) -> None:
@@ -139,6 +140,10 @@ class Fitting:
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
             donate: whether a step may reuse the memory of the state before it. Without, twice the memory is needed.
+            check: whether compiled steps check that the integers which layers and losses look up are there: those of an
+                `Embedding`, and sparse labels. Of what is out of range an index gives NaN otherwise, or counts from the
+                end. The error names the layer or loss and the value, and the model is as it was before the step. It is
+                for debugging: memory is not donated, and each step is waited for. Steps that run eagerly check always.
             prefetch: how many executions the loop is ahead of the devices: while one runs, the batches of the next ones
                 are already being put there.
             remat: what the way back computes again instead of keeping it: "full" for everything; the name of a policy
@@ -165,10 +170,11 @@ class Fitting:
             "auto_scale_loss": auto_scale_loss,
             "train_step": train_step,
             "donate": donate,
+            "check": check,
             "prefetch": prefetch,
             "remat": remat,
         }
-        options = step_options(run_eagerly, steps_per_execution, jit_compile, donate, prefetch)
+        options = step_options(run_eagerly, steps_per_execution, jit_compile, donate, check, prefetch)
         for name in ("test_step", "predict_step", "compute_metrics", "make_train_function", "metrics"):
             if getattr(type(self), name, None) is not getattr(Fitting, name, None):
                 raise ModelError(

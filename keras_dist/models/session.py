@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
+from keras_dist import _jax, _ranges
 from keras_dist.distribution import devices, lint, scope
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
@@ -32,6 +32,7 @@ from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep
 from keras_dist.training.trainer import Trainer
 
@@ -153,32 +154,53 @@ class Session:
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module gives for these arguments. In training its statistics and random streams go on."""
+        """What the module gives for these arguments. Random streams go on, in training statistics, too."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
-        def run(trainable: Any, rest: Any, values: list[Any]) -> tuple[Any, Any, dict[str, list[Any]]]:
+        def run(trainable: Any, rest: Any, values: list[Any], masks: list[Any]) -> tuple[Any, ...]:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
-            outputs, module, _ = self._run(trainable, rest, arguments, options, training)
-            return outputs, self.cell.graph.split(module)[1], added_losses(module)
+            outputs, module, context = self._run(trainable, rest, arguments, options, training, (values, masks))
+            masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
+            return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()
-        key = (training, treedef, others, stated)
-        program = self._programs.setdefault(key, jax.jit(run))
+        is_checked = not any(map(_jax.is_traced, leaves))
+        key = (training, treedef, others, stated, is_checked)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = jax.jit(_ranges.checked(run) if is_checked else run)
         with self.cell.lock:
             state = self.cell.state
-            outputs, rest, losses = program(
-                state.trainable, state.rest, [self._placed(leaves[index]) for index in arrays]
-            )
-            if training and not any(map(_jax.is_traced, jax.tree.leaves(rest))):
-                self.cell.state = state.replace(rest=jax.device_put(rest, self.cell.state_plan.shardings.rest))
+            given = [leaves[index] for index in arrays]
+            masks = [getattr(array, "_keras_mask", None) for array in given]
+            found = program(state.trainable, state.rest, *jax.tree.map(self._placed, (given, masks)))
+            if is_checked:
+                error, found = found
+                _ranges.raise_found(error)
+            outputs, masks, rest, losses = found
+            if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
+                self._keep(state, state.replace(rest=rest), training)
         self.added_losses = losses
+        call_context.CallContext().set_mask(outputs, masks)
         return outputs
+
+    def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
+        """Take over what a call has changed: in training statistics and random streams, else the streams alone."""
+        plan = self.cell.state_plan
+        flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
+        self.cell.put(
+            {
+                index: jax.device_put(new, sharding)
+                for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
+                if new is not old and (training or row.role == "rng")
+            }
+        )
 
     def stateless_call(
         self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -186,14 +208,20 @@ class Session:
         """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
-        outputs, module, added = self._run(trainable, rest, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else added
+        outputs, module, context = self._run(trainable, rest, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else context.losses
         return outputs, self.cell.graph.split(module)[1], losses
 
     def _run(
-        self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-    ) -> tuple[Any, Any, list[Any]]:
-        """What the module gives with these values, itself afterwards, and what was added to the loss."""
+        self,
+        trainable: Any,
+        rest: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        training: bool,
+        masked: tuple[list[Any], list[Any]] = ([], []),
+    ) -> tuple[Any, Any, call_context.CallContext]:
+        """What the module gives with these values, where some tensors have masks; itself and the call afterwards."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
@@ -205,8 +233,9 @@ class Session:
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:
+            context.set_mask(*masked)
             outputs = traced_in(self.distribution, rows, call)
-        return outputs, module, context.losses
+        return outputs, module, context
 
     def module(self) -> Any:
         """The module with copies of the current values; its layers say about training what they say now."""
@@ -260,8 +289,8 @@ class Session:
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         nested = graph.nest([values[row.path] for row in self.cell.plan.rows])
-        outputs, module, added = self._run(*nested, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else added
+        outputs, module, context = self._run(*nested, args, kwargs, training)
+        losses = module.losses if isinstance(module, Layer) else context.losses
         after = graph.flatten(*graph.split(module))
         return outputs, [after[indices(path)] for path in rest], losses
 

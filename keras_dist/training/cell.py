@@ -77,6 +77,11 @@ class StateCell:
         self._arrays = arrays
         self._version = next(_clock)
 
+    def put(self, arrays: Mapping[int, Any]) -> None:
+        """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
+        if arrays:
+            self.arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
+
     def link(self, other: StateCell, indices: Mapping[int, int]) -> None:
         """Share variables with another model: what one of them writes, the other finds when it reads next.
 

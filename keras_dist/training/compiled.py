@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax
+from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
@@ -34,6 +34,9 @@ Logs = dict[str, Any]
 
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
+
+Streams = dict[int, Any]
+"""The states of random generators, by their index among the arrays of a `TrainState`."""
 
 
 EXPECTED_SHAPES = 2
@@ -61,12 +64,14 @@ class StepOptions:
         steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
         jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
         donate: whether a step may reuse the memory of the state before it.
+        check: whether compiled steps check indices, and leave the state as it is where one is wrong.
         prefetch: how many executions the loop is ahead of the devices.
     """
 
     steps_per_execution: int | None = None
     jit: bool = True
     donate: bool = True
+    check: bool = False
     prefetch: int = MAX_IN_FLIGHT
 
 
@@ -90,6 +95,7 @@ class CompiledSteps:
         self._forward = forward
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
+        self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
         self._replicated = _replicated(plan.mesh)
         several = plan.mesh.backend_mesh.is_multi_process
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self._replicated) if several else None
@@ -121,16 +127,16 @@ class CompiledSteps:
         """
         return self._prepared("train", step, execution, self._compile_train, state, logs)
 
-    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> Logs:
-        """`logs` with the batches added."""
+    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> tuple[Streams, Logs]:
+        """`logs` with the batches added, and the generators afterwards."""
         return self._prepared("test", step, execution, self._compile_test, state, logs)()
 
-    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> Any:
-        """The outputs for the batch, with its padding, and perhaps more of it."""
-        outputs = self._prepared("predict", step, execution, self._compile_predict, state)()
+    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
+        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
+        drawn, outputs = self._prepared("predict", step, execution, self._compile_predict, state)()
         # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
         # the last kernel instead.
-        return self._gather(outputs) if self._gather is not None else outputs
+        return drawn, outputs if self._gather is None else self._gather(outputs)
 
     def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
@@ -141,7 +147,7 @@ class CompiledSteps:
     def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
         """How to accumulate what a test step logs. Traces the step, and runs nothing."""
         return self._traced_tallies(
-            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution)), state, batch
+            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution))[1], state, batch
         )
 
     def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
@@ -180,9 +186,13 @@ class CompiledSteps:
 
         def run() -> Any:
             try:
-                if self._options.jit:
-                    return program(*arguments)
-                return traced_in(self._distribution, rows, lambda: program(*arguments))
+                if not self._options.jit:
+                    return traced_in(self._distribution, rows, lambda: program(*arguments))
+                result = program(*arguments)
+                if self._options.check:
+                    error, result = result
+                    _ranges.raise_found(error)
+                return result
             except Exception as error:
                 _note(error, execution)
                 raise
@@ -320,38 +330,48 @@ class CompiledSteps:
     def _compile_test(self, step: Callable[..., Any], execution: Execution) -> Any:
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def test(arrays: Flat, logs: Logs, operands: Any) -> Logs:
-            state = self._state_tree.unflatten(arrays)
-
-            def one(logs: Logs, arrays: Any, count: Any = None) -> Logs:
+        def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
+            def one(carry: tuple[Streams, Logs], arrays: Any, count: Any = None) -> tuple[Streams, Logs]:
+                before = self._state_tree.unflatten([carry[0].get(index, leaf) for index, leaf in enumerate(state)])
                 with _counting(arrays, count):
-                    found = step(state, real_rows(arrays, rows if count is None else None, distribution))
-                return _accumulate(logs, found, rows if count is None else count)
+                    after, found = step(before, real_rows(arrays, rows if count is None else None, distribution))
+                leaves, logs = jax.tree.leaves(after), _accumulate(carry[1], found, rows if count is None else count)
+                return {index: leaves[index] for index in self._streams}, logs
 
-            return run(one, logs, operands, distribution)
+            return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)
 
         shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
-        return self._jit(test, shardings, self._replicated)
+        return self._jit(test, shardings, (self._replicated, self._replicated))
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, x: Any) -> Any:
-            state = self._state_tree.unflatten(arrays)
-            return _pad_rows(step(state, real_rows(x, rows, self._distribution)), rows, padded)
+        def predict(arrays: Flat, x: Any) -> tuple[Streams, Any]:
+            state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution))
+            leaves = jax.tree.leaves(state)
+            drawn = {index: leaves[index] for index in self._streams if leaves[index] is not arrays[index]}
+            return drawn, _pad_rows(outputs, rows, padded)
 
         # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
-        return self._jit(predict, (self._state_shardings, execution.shardings(self._distribution)[0]), None)
+        shardings = self._state_shardings, execution.shardings(self._distribution)[0]
+        return self._jit(predict, shardings, (self._replicated, None))
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
         """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
         if self._options.jit:
             donated = (0,) if consumes_state and self._options.donate else ()
+            if self._options.check:
+                function, returned = _ranges.checked(function), (self._replicated, returned)
             return jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=donated)
 
         def run(*arguments: Any) -> Any:
             results = function(*(jax.device_put(value, place) for value, place in zip(arguments, given, strict=True)))
-            return results if returned is None else jax.device_put(results, returned)
+            return jax.tree.map(
+                lambda place, part: part if place is None else jax.device_put(part, place),
+                returned,
+                results,
+                is_leaf=lambda place: place is None,
+            )
 
         return run
 

@@ -355,9 +355,9 @@ class ResidentFeed:
         self._sizes = examples.batch_size, multiple_of
         self.pace = pace
         self._data = jax.tree.map(
-            # of a copy, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
-            lambda leaf: jax.device_put(leaf.copy(), TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
-            self._source.like,
+            # copies, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
+            lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
+            self._source.gather(np.arange(self._source.length), self._source.length).arrays,
         )
 
     def epochs(

@@ -135,21 +135,24 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
     return train_step
 
 
-def make_test_step(forward: Forward, objective: Objective) -> Callable[[TrainState, Batch], dict[str, Any]]:
-    """Loss and metrics of a batch."""
+def make_test_step(
+    forward: Forward, objective: Objective
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+    """Loss and metrics of a batch, and the state afterwards."""
 
-    def test_step(state: TrainState, batch: Batch) -> dict[str, Any]:
-        losses, y_pred, mask, _ = forward.measure(objective, state, state.trainable, batch, False)
-        return objective.logs(losses, batch, y_pred, mask)
+    def test_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        losses, y_pred, mask, rest = forward.measure(objective, state, state.trainable, batch, False)
+        return state.replace(rest=rest), objective.logs(losses, batch, y_pred, mask)
 
     return test_step
 
 
-def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], Any]:
-    """The output for a batch of inputs."""
+def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], tuple[TrainState, Any]]:
+    """The output for a batch of inputs, and the state afterwards."""
 
-    def predict_step(state: TrainState, x: Any) -> Any:
-        return forward(state.trainable, state.rest, state.step, x, False)[0]
+    def predict_step(state: TrainState, x: Any) -> tuple[TrainState, Any]:
+        outputs, rest = forward(state.trainable, state.rest, state.step, x, False)
+        return state.replace(rest=rest), outputs
 
     return predict_step
 

@@ -440,7 +440,8 @@ class Trainer:
             nonlocal logs
             known = self._compiled.count
             with self._cell.lock:
-                logs = self._compiled.test(self._test_step, self._cell.arrays, logs, execution)
+                streams, logs = self._compiled.test(self._test_step, self._cell.arrays, logs, execution)
+                self._cell.put(streams)
             return logs, self._compiled.count > known
 
         return dispatch
@@ -448,7 +449,8 @@ class Trainer:
     def _predict_dispatch(self, step: Any, execution: Execution) -> tuple[Any, bool]:
         known = self._compiled.count
         with self._cell.lock:
-            outputs = self._compiled.predict(step, self._cell.arrays, execution)
+            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution)
+            self._cell.put(streams)
         return outputs, self._compiled.count > known
 
     def _evaluation(self, examples: Examples, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:

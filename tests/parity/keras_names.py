@@ -52,7 +52,9 @@ it; in Keras it leaks to them.
 method. Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is
 called when its step has been dispatched, and reading `logs` waits for the step. Plain `metrics` leave masked steps of
 sequences out in `fit`, too, as in `evaluate`; Keras on JAX counts them in `fit`, since predictions lose their mask on
-the way out of `jax.value_and_grad`.
+the way out of `jax.value_and_grad`. Integers of 64 bits that 32 do not hold are refused; JAX cuts them.
+Integers that an `Embedding` or a sparse loss has no row or class for are an error outside of compiled steps, and inside
+with `compile(check=True)`; otherwise NaN, or counted from the end.
 
 **Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
 that a mask leaves out may hold NaN; in metrics that are means or sums, rows of weight 0 may.
@@ -117,11 +119,11 @@ make the update of one large batch; Keras takes the mean of theirs.""",
     "losses.*Focal*": "logits that are far off are exact, not clipped",
     "losses.*_focal_*": "logits that are far off are exact, not clipped",
     "losses.CategoricalCrossentropy": "smoothing spreads over the classes of `axis`",
-    "losses.CategoricalGeneralizedCrossEntropy": "an index that is no class gives NaN",
-    "losses.SparseCategoricalCrossentropy": "an index that is no class gives NaN; any `axis`",
+    "losses.CategoricalGeneralizedCrossEntropy": "an index that is no class is an error, compiled NaN",
+    "losses.SparseCategoricalCrossentropy": "an index that is no class is an error, compiled NaN; any `axis`",
     "losses.categorical_crossentropy": "smoothing spreads over the classes of `axis`",
-    "losses.categorical_generalized_cross_entropy": "an index that is no class gives NaN",
-    "losses.sparse_categorical_crossentropy": "an index that is no class gives NaN; any `axis`",
+    "losses.categorical_generalized_cross_entropy": "an index that is no class is an error, compiled NaN",
+    "losses.sparse_categorical_crossentropy": "an index that is no class is an error, compiled NaN; any `axis`",
     "optimizers.schedules.CosineDecayRestarts": "rounding does not put off a restart",
     "regularizers.Orthogonal*": "a single row costs nothing; Keras gives NaN",
     "regularizers.orthogonal*": "a single row costs nothing; Keras gives NaN",

@@ -1,0 +1,44 @@
+"""Masks go from one eager call to the next, as in Keras's guide on masking and padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+
+IDS = np.array([[1, 2, 0, 0]])
+
+
+def test_pooling_after_masking() -> None:
+    x = np.array([[[2.0], [4.0], [0.0], [0.0]]])
+    assert layers.GlobalAveragePooling1D()(layers.Masking()(x)).tolist() == [[3.0]]
+
+
+def test_the_guides_attribute() -> None:
+    embedding = layers.Embedding(5, 3, mask_zero=True)
+    assert embedding(IDS)._keras_mask.tolist() == [[True, True, False, False]]
+    assert layers.Masking()(jnp.ones((1, 2, 3)))._keras_mask.tolist() == [[True, True]]
+    symbolic = embedding(kd.Input((None,), dtype="int32"))
+    assert symbolic._keras_mask is symbolic.mask is not None
+    assert kd.Input((2,))._keras_mask is None
+
+
+def test_recurrent_layers_skip_what_is_masked() -> None:
+    embedding, rnn = layers.Embedding(5, 3, mask_zero=True), layers.SimpleRNN(2)
+    np.testing.assert_allclose(rnn(embedding(IDS)), rnn(embedding(IDS[:, :2])), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:layer .functional. .Model. gets a mask")  # as of Keras
+def test_models_take_and_give_them() -> None:
+    tokens, vectors = kd.Input((None,), dtype="int32"), kd.Input((None, 3))
+    embed = kd.Model(tokens, layers.Embedding(5, 3, mask_zero=True)(tokens))
+    pool = kd.Model(vectors, layers.GlobalAveragePooling1D()(vectors))
+    found = embed(IDS)
+    assert found._keras_mask.tolist() == [[True, True, False, False]]
+    expected = pool(jnp.array(found[:, :2]))
+    np.testing.assert_allclose(pool(found), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda: pool(found))(), expected, rtol=1e-6)
+    loss = kd.losses.MeanSquaredError()
+    np.testing.assert_allclose(loss(found * 0, found), loss(found[:, :2] * 0, jnp.array(found[:, :2])), rtol=1e-6)
