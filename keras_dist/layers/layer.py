@@ -46,11 +46,13 @@ class _Outside:
         "_born_for",
         "_choices",
         "_first_call",
+        "_foreign",
         "_home",
         "_is_passing",
         "_made",
         "_nodes",
         "_session",
+        "_session_before",
         "_symbols",
     )
 
@@ -243,6 +245,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
                 self._number(variable)
+                variable.belong_to((self,))
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)

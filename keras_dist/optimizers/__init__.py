@@ -23,6 +23,7 @@ from keras_dist.optimizers.lion import Lion
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer, LossScaleState
 from keras_dist.optimizers.muon import Muon
 from keras_dist.optimizers.nadam import Nadam
+from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer, OptimizerState
 from keras_dist.optimizers.rate import (
     LearningRateState,
@@ -51,6 +52,7 @@ __all__ = [
     "LossScaleState",
     "Muon",
     "Nadam",
+    "OptaxOptimizer",
     "Optimizer",
     "OptimizerState",
     "OptimizerVariable",
