@@ -182,9 +182,11 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         """
         self._check_initialised()
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        if symbolic.is_any_symbolic((args, kwargs)):
-            return symbolic.connect(self, args, kwargs)
         home = _home(self)
+        if symbolic.is_any_symbolic((args, kwargs)):
+            if home is not None:
+                home.check_inputs(args)
+            return symbolic.connect(self, args, kwargs)
         if home is not None:
             return home.call(args, kwargs)
         if call_context.current() is None:

@@ -11,6 +11,7 @@ from flax import nnx
 from keras_dist import _jax, _paths
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
+from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.models.naming import is_below
@@ -96,6 +97,15 @@ class Home:
         found = {_joined(self.prefix, path).rstrip("/"): terms for path, terms in added_losses(layer).items()}
         self.session.added_losses = {**kept, **found}
         return outputs
+
+    def check_inputs(self, args: tuple[Any, ...]) -> None:
+        """Check that symbolic inputs are what the layer was built for.
+
+        Raises:
+            ModelError: they are not.
+        """
+        if args:
+            check_inputs(vars(self._node).get("input_spec"), args[0], self._node.name)
 
     def module(self) -> Any:
         """The layer with copies of its current values."""

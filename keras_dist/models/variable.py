@@ -77,7 +77,8 @@ class ModelVariable(Operators):
 
     def stands_for(self, other: Any) -> bool:
         """Whether `other` is a handle on this variable, or on that of another model which shares it."""
-        other = getattr(other, "handle", None) or other  # of a layer that was built before the model was made
+        handle = getattr(other, "handle", None)  # of a layer that was built before the model was made
+        other = other if handle is None else handle
         if not isinstance(other, ModelVariable):
             return False
         return other is self or self._cell.shares(self.path, other._cell, other.path)
