@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
@@ -128,11 +129,13 @@ class Variable(Operators, nnx.Variable):
     def belong_to(self, owners: Owners, path: str = "") -> None:
         """Know the layers around it, the innermost first, and the names that lead to it from the outermost."""
         if len(owners) >= len(self._owners):
-            object.__setattr__(self, "_belonging", (owners, path or self._known_as))
+            # weakly: tracers must not wait for the garbage collector
+            object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path or self._known_as))
 
     @property
     def _owners(self) -> Owners:
-        return getattr(self, "_belonging", ((), ""))[0]
+        found = (reference() for reference in getattr(self, "_belonging", ((), ""))[0])
+        return tuple(owner for owner in found if owner is not None)
 
     @property
     def _known_as(self) -> str:

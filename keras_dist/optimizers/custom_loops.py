@@ -144,9 +144,7 @@ class CustomLoops:
         """Let go of the model's state, and keep the learning rate that it has now."""
         if self._model_cell is None:
             return
-        node = next(iter(self._rates()), None)
-        if isinstance(node, LearningRateState):
-            self._begin_with(node.learning_rate.numpy())
+        self._begin_with(self._current_rate())
         object.__setattr__(self, "_state", None)
         object.__setattr__(self, "_model_cell", None)
 
@@ -159,14 +157,17 @@ class CustomLoops:
         Raises:
             ModelError: one does.
         """
-        steps = self.iterations if self.built and self._model_cell is None else None
-        if self._model_cell is cell or not self.built or (steps is not None and not int(steps)):
+        if self._model_cell is cell or not self.built:
             return
+        given = "an optimizer that another model was compiled with"
+        if self._model_cell is None:
+            steps = int(self.iterations)
+            if not steps:
+                return
+            given = f"an optimizer with variables of its own, {steps} steps old"
         raise ModelError(
             f"compile: the optimizer {self.name!r} is in use",
-            given="an optimizer that another model was compiled with"
-            if self._model_cell is not None
-            else f"an optimizer with variables of its own, {int(steps)} steps old",
+            given=given,
             expected="an optimizer for each model: it holds the state of one",
             fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
         )
@@ -232,8 +233,13 @@ class CustomLoops:
 
     def _begin_with(self, rate: Any) -> None:
         """Take another rate for the first one, unless it is the same in float32."""
-        if np.float32(self._rate) != rate:  # type: ignore[arg-type]
+        if not callable(rate) and np.float32(self._rate) != rate:  # type: ignore[arg-type]
             object.__setattr__(self, "_rate", float(rate))
+
+    def _current_rate(self) -> Rate:
+        """The rate that it would go on with: a number, or what it was made with where it is told by a schedule."""
+        node = next(iter(self._rates()), None)
+        return float(node.learning_rate.numpy()) if isinstance(node, LearningRateState) else self._rate
 
     def _rates(self) -> list[Any]:
         nodes = jax.tree.leaves(self._state, is_leaf=lambda node: _has_rate(node) or _is_variable(node))

@@ -105,8 +105,8 @@ class Optimizer(CustomLoops, Configurable):
     Attributes:
         needs_params: whether `transformation` cannot do without the weights.
 
-    Differs from Keras: subclasses define `transformation`; the optimizer cannot be changed, and holds variables for
-    loops of one's own alone, once it is built; a callable `learning_rate` may take the step; negative rates, and limits
+    Differs from Keras: subclasses define `transformation`; only its learning rate can be changed; one optimizer trains
+    one model, whose arrays its variables are, or is built for a loop of one's own; a callable `learning_rate` may take the step; negative rates, and limits
     of 0 for clipping, are an error; names are not numbered. Inside of an optax transformation, `compile` sees neither
     `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and does not scale the loss.
 
@@ -298,15 +298,18 @@ class Optimizer(CustomLoops, Configurable):
     def _config_arguments(self) -> dict[str, Any]:
         """The arguments that make the same optimizer, with the current learning rate unless it follows a schedule."""
         given = self._arguments
-        if "learning_rate" not in given or callable(self._rate):
+        rate = self._current_rate()
+        if "learning_rate" not in given or callable(rate) or np.float32(given["learning_rate"]) == np.float32(rate):
             return given
-        rate = float(self.learning_rate)
-        return given if np.float32(given["learning_rate"]) == np.float32(rate) else {**given, "learning_rate": rate}
+        return {**given, "learning_rate": rate}
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies leave out of weight decay what has these paths."""
-        rate = self._rate if callable(self._rate) else float(self.learning_rate)
-        return {**super().__getstate__(), "_rate": rate, "_excluded": tuple(map(_path_of, self._excluded))}
+        return {
+            **super().__getstate__(),
+            "_rate": self._current_rate(),
+            "_excluded": tuple(map(_path_of, self._excluded)),
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:

@@ -180,7 +180,10 @@ class StateCell:
             self.state = self.state.replace(trainable=trainable, rest=rest)
 
     def use(self, graph: ModuleGraph) -> None:
-        """Exchange the graph for one of the same variables that trains others of them; optimizer slots are dropped."""
+        """Exchange the graph for one of the same variables; where it trains others of them, slots are dropped."""
+        if graph.trained == self.graph.trained:
+            self.graph = graph
+            return
         leaves = self.leaves()
         self.graph = graph
         self.state_plan = self._plan_of_state({})

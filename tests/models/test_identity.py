@@ -95,6 +95,16 @@ class TestOptimizers:
         model.fit(X, Y, verbose=0)
         assert model.optimizer is optimizer and optimizer.learning_rate == 0.25
 
+    def test_it_goes_on_when_a_layer_without_weights_is_frozen(self) -> None:
+        drop = layers.Dropout(0.5)
+        model = kd.Sequential([kd.Input((2,)), drop, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+        drop.trainable = False
+        model.compile(model.optimizer, "mse")
+        model.fit(X, Y, verbose=0)
+        assert int(model.optimizer.iterations) == 2
+
     def test_one_model_for_each(self) -> None:
         (model, _), (other, _) = network(), network()
         optimizer = optimizers.SGD(0.5, momentum=0.9)

@@ -1,5 +1,6 @@
 """Optimizers of Keras in training: sharded slots, averages at the end, scaled losses."""
 
+import copy
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ SLOTS: dict[str, Any] = {
 def built(optimizer: Any, name: str = "data=2,model=4") -> kd.Model:
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(Plain, seed=4)
-    model.compile(optimizer, loss=by_hand.cross_entropy)
+    model.compile(copy.deepcopy(optimizer), loss=by_hand.cross_entropy)  # each trains one model
     return model
 
 
