@@ -106,9 +106,10 @@ class Optimizer(CustomLoops, Configurable):
         needs_params: whether `transformation` cannot do without the weights.
 
     Differs from Keras: subclasses define `transformation`; only its learning rate can be changed; one optimizer trains
-    one model, whose arrays its variables are, or is built for a loop of one's own; a callable `learning_rate` may take the step; negative rates, and limits
-    of 0 for clipping, are an error; names are not numbered. Inside of an optax transformation, `compile` sees neither
-    `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and does not scale the loss.
+    one model, whose arrays its variables are, or is built for a loop of one's own; a callable `learning_rate` may take
+    the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
+    transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
+    does not scale the loss.
 
     Source: `keras.optimizers.Optimizer`.
     """
