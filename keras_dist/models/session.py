@@ -23,6 +23,7 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable, SlotVariable
+from keras_dist.optimizers import ModelState
 from keras_dist.training.cell import StateCell
 from keras_dist.training.compiled import StepOptions
 from keras_dist.training.measures import Measures
@@ -105,6 +106,7 @@ class Session:
         self._compute_loss = compute_loss
         self._names = names or {}
         self._remat: Remat | None = None
+        self._optimizer_states: list[ModelState] = []
         self._handles: dict[str, ModelVariable] = {}
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
@@ -144,6 +146,7 @@ class Session:
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
         """Let the optimizers know their state and the variables that they update."""
+        self._optimizer_states.clear()
         rows, state = self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
         steps = SlotVariable(rows[numbers.step], self.cell, None)
@@ -155,7 +158,8 @@ class Session:
             )
             updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
             optimizer.transformation.know_variables(updated)
-            optimizer.transformation.attach(handles, steps, self.cell)
+            self._optimizer_states.append(ModelState(handles, steps, self.cell))
+            optimizer.transformation.attach(self._optimizer_states[-1])
 
     def use_seed(self, seed: int) -> None:
         """Take over the seed of another process, which fixes Dropout of foreign modules, and the order of rows."""

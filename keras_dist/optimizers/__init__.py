@@ -16,7 +16,7 @@ from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
 from keras_dist.optimizers.adam import Adam, AdamW
 from keras_dist.optimizers.adamax import Adamax
-from keras_dist.optimizers.custom_loops import OptimizerVariable
+from keras_dist.optimizers.custom_loops import ModelState, OptimizerVariable
 from keras_dist.optimizers.ftrl import Ftrl
 from keras_dist.optimizers.lamb import Lamb
 from keras_dist.optimizers.lion import Lion
@@ -50,6 +50,7 @@ __all__ = [
     "Lion",
     "LossScaleOptimizer",
     "LossScaleState",
+    "ModelState",
     "Muon",
     "Nadam",
     "OptaxOptimizer",

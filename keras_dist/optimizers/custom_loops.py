@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,6 +78,21 @@ class OptimizerVariable(Operators):
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
 
+@dataclasses.dataclass(eq=False)
+class ModelState:
+    """The state of an optimizer in a model.
+
+    Attributes:
+        state: what `init` gave, with a handle in the place of each array.
+        steps: a handle on how many steps the model has taken.
+        cell: owns the arrays.
+    """
+
+    state: Any
+    steps: Any
+    cell: Any
+
+
 class CustomLoops:
     """The variables of an optimizer, and its steps on lists of arrays.
 
@@ -87,9 +106,9 @@ class CustomLoops:
     _arguments: dict[str, Any]
     _rate: Rate
     _trained: tuple[Any, ...] = ()
-    _state: Any = None
-    _steps: Any = None
-    _model_cell: Any = None
+    _own_state: Any = None
+    _model: weakref.ref[ModelState] | None = None
+    _part: tuple[str, ...] = ()
     _is_used: bool = False
 
     if TYPE_CHECKING:
@@ -122,31 +141,40 @@ class CustomLoops:
         held = jax.tree_util.tree_map_with_path(
             lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
         )
-        object.__setattr__(self, "_state", held)
+        object.__setattr__(self, "_own_state", held)
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
         """Take note of which variables it is going to update, by the paths that rules of optimizers match."""
 
-    def attach(self, state: Any, steps: Any, cell: Any) -> None:
-        """Read and write the state that a model holds, from now on.
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
+        """Read and write the state that a model holds, for as long as it does.
 
         Args:
-            state: what `init` gave, with a handle in the place of each array.
-            steps: a handle on how many steps the model has taken.
-            cell: of the model.
+            model: its state, with handles in the places of the arrays.
+            part: the attributes that lead to what `init` of this optimizer gave.
         """
-        object.__setattr__(self, "_state", state)
-        object.__setattr__(self, "_steps", steps)
-        object.__setattr__(self, "_model_cell", cell)
-        object.__setattr__(self, "_trained", ())
+        for name, value in (("_model", weakref.ref(model)), ("_part", part), ("_own_state", None), ("_trained", ())):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_is_used", False)  # nobody else has its state
 
     def detach(self) -> None:
         """Let go of the model's state, and keep the learning rate that it has now."""
-        if self._model_cell is None:
-            return
-        self._begin_with(self._current_rate())
-        object.__setattr__(self, "_state", None)
-        object.__setattr__(self, "_model_cell", None)
+        if self._model_cell is not None:
+            self._begin_with(self._current_rate())
+            object.__setattr__(self, "_model", None)
+
+    @property
+    def _holder(self) -> ModelState | None:
+        return None if self._model is None else self._model()
+
+    @property
+    def _model_cell(self) -> Any:
+        return None if self._holder is None else self._holder.cell
+
+    @property
+    def _state(self) -> Any:
+        """Handles on its state, in the structure that `init` gives; None where there are none."""
+        return self._own_state if self._holder is None else functools.reduce(getattr, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
         """Check that no other model, and no loop of one's own, trains with it.
@@ -157,6 +185,8 @@ class CustomLoops:
         Raises:
             ModelError: one does.
         """
+        if self._model_cell not in (None, cell):
+            gc.collect()  # a model that nobody holds any more has cycles
         if self._model_cell is cell or not self.built:
             return
         given = "an optimizer that another model was compiled with"
@@ -192,7 +222,9 @@ class CustomLoops:
             ModelError: it is neither built nor a model's.
         """
         self._check_built("iterations")
-        steps = next((variable for variable in self.variables if variable.name == "iterations"), self._steps)
+        steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
+        if steps is None and self._holder is not None:
+            steps = self._holder.steps
         accumulated = getattr(self, "gradient_accumulation_steps", None)
         return steps // accumulated if accumulated and steps is not None else steps
 
@@ -369,10 +401,7 @@ class CustomLoops:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies hold no model's state, and begin with the current learning rate."""
-        if self._model_cell is None:
-            return vars(self)
-        model_s = ("_state", "_steps", "_model_cell")
-        return {name: value for name, value in vars(self).items() if name not in model_s}
+        return {name: value for name, value in vars(self).items() if name not in ("_model", "_part")}
 
     def _check_built(self, method: str) -> None:
         if not self.built:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.custom_loops import ModelState
 from keras_dist.optimizers.optimizer import Optimizer
 from keras_dist.optimizers.ranges import check_count, check_number
 
@@ -139,11 +140,11 @@ class LossScaleOptimizer(Optimizer):
         for inner in self._inner():
             inner.know_variables(variables)
 
-    def attach(self, state: Any, steps: Any, cell: Any) -> None:
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
         """Read and write the state that a model holds; the inner optimizer, too."""
-        super().attach(state, steps, cell)
+        super().attach(model, part)
         for inner in self._inner():
-            inner.attach(state.inner, steps, cell)
+            inner.attach(model, (*part, "inner"))
 
     def detach(self) -> None:
         """Let go of the model's state; the inner optimizer, too."""

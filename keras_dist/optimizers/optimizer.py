@@ -262,7 +262,7 @@ class Optimizer(CustomLoops, Configurable):
         Raises:
             ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
         """
-        if self._is_used:
+        if self._is_used or self.built:
             raise ModelError(
                 f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
                 given="a call after compile() or init()",

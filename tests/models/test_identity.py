@@ -77,6 +77,7 @@ class TestOptimizers:
         before = optimizer.variables
         model.fit(X, Y, batch_size=4, verbose=0)
         assert all(one is other for one, other in zip(optimizer.variables, before, strict=True))
+        del before
         assert int(optimizer.iterations) == 2 and optimizer.learning_rate == 0.5
         optimizer.learning_rate = 0.0
         weights = model.get_weights()
@@ -85,6 +86,10 @@ class TestOptimizers:
         optimizer.iterations.assign(7)
         assert int(model.optimizer.iterations) == 7
         assert optimizer.get_config()["learning_rate"] == 0.0
+        del model
+        other, _ = network()
+        other.compile(optimizer, "mse")  # nobody holds the first one any more
+        assert other.optimizer is optimizer and int(optimizer.iterations) == 0
 
     def test_it_has_the_class_of_its_name_before_the_weights_are_born(self) -> None:
         model = kd.Sequential([layers.Dense(1)])
