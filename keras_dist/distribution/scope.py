@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from keras_dist.errors import DistributionError
+from keras_dist.errors import DistributionError, shorten
 
 if TYPE_CHECKING:
     from keras_dist.distribution.strategy import Distribution
@@ -40,7 +40,7 @@ def set_distribution(value: Distribution | None) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, "get_variable_layout")):
         raise DistributionError(
             "set_distribution: `value` is not a Distribution",
-            given=f"{value!r} of type {type(value).__name__}",
+            given=f"{shorten(value)} of type {type(value).__name__}",
             expected="a DataParallel, ModelParallel, FullySharded, your own Distribution, or None",
             fix="for example set_distribution(DataParallel())",
         )

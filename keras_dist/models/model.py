@@ -346,7 +346,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         if not isinstance(distribution, Distribution):
             raise DistributionError(
                 "redistribute: `distribution` is not a Distribution",
-                given=f"{distribution!r} of type {type(distribution).__name__}",
+                given=f"{shorten(distribution)} of type {type(distribution).__name__}",
                 expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
                 fix="for example model.redistribute(DataParallel())",
             )
