@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from keras_dist import _paths
+from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.ranges import check_count, check_number
@@ -287,7 +288,7 @@ class Optimizer(CustomLoops, Configurable):
             path
             for path, variable in variables.items()
             if any(_means(one, variable) for one in self._excluded)
-            or any(re.search(name, getattr(variable, "name", path)) for name in self._excluded_names)
+            or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
         }
         object.__setattr__(self, "_excluded_paths", frozenset(excluded))
 
@@ -394,7 +395,7 @@ class Optimizer(CustomLoops, Configurable):
         if self._excluded_paths is not None:
             return path in self._excluded_paths
         is_listed = any(_path_of(one) == path for one in self._excluded)
-        return is_listed or any(re.search(name, path) for name in self._excluded_names)
+        return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
 
     def _check_params(self, params: Any) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
@@ -477,7 +478,7 @@ def _check_exclusion(argument: str, value: Any) -> None:
     problem = None if isinstance(value, str) else f"of type {type(value).__name__}"
     if problem is None and argument == "var_names":
         try:
-            re.compile(value)
+            pattern(value)
         except re.error as error:
             problem = f"no regular expression: {error}"
     if problem is not None:
