@@ -81,6 +81,11 @@ class Bidirectional(Layer):
         """The layer that goes backwards."""
         return self._members[self._names[1]]
 
+    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
+        """Create the weights of both layers."""
+        for layer in (self.forward_layer, self.backward_layer):
+            layer.build(sequences_shape)
+
     def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = None) -> Any:
         """The merged outputs.
 

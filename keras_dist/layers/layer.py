@@ -47,12 +47,14 @@ class _Outside:
         "_born_for",
         "_choices",
         "_first_call",
+        "_foreign",
         "_home",
         "_is_passing",
         "_made",
         "_made_under",
         "_nodes",
         "_session",
+        "_session_before",
         "_symbols",
     )
 
@@ -182,9 +184,11 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         """
         self._check_initialised()
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        if symbolic.is_any_symbolic((args, kwargs)):
-            return symbolic.connect(self, args, kwargs)
         home = _home(self)
+        if symbolic.is_any_symbolic((args, kwargs)):
+            if home is not None:
+                home.check_inputs(args)
+            return symbolic.connect(self, args, kwargs)
         if home is not None:
             return home.call(args, kwargs)
         is_alone, was_built = call_context.current() is None, self._is_built
@@ -249,6 +253,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
                 self._number(variable)
+                variable.belong_to((self,))
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)

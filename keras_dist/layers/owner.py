@@ -12,6 +12,7 @@ from flax import nnx
 from keras_dist._operators import value_of
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
+from keras_dist.layers.variable import Owners, Variable
 from keras_dist.layers.weights import OwnWeight, penalties, walk, walk_owned
 from keras_dist.metrics import Metric
 
@@ -32,10 +33,22 @@ class Owner:
         if home is not None:
             return home.weights()
         return [
-            OwnWeight("/".join(map(str, parts)), variable, owners)
+            self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)
             if not isinstance(variable, nnx.RngState)
         ]
+
+    def _listed(self, variable: Any, path: str, owners: Owners) -> Any:
+        """A weight of its own; of a foreign module a handle on it, the same object each time."""
+        if isinstance(variable, Variable):
+            variable.belong_to(owners, path)
+            return variable
+        known = getattr(self, "_foreign", None) or {}
+        handle = known.get(path)
+        if handle is None or handle.variable is not variable:
+            handle = OwnWeight(path, variable, owners)
+            object.__setattr__(self, "_foreign", {**known, path: handle})
+        return handle
 
     @property
     def variables(self) -> list[Any]:
@@ -155,10 +168,10 @@ class Owner:
                 expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
                 fix="pass a value for each",
             )
-        order = {variable.path: index for index, variable in enumerate(self.variables)}
+        order = {id(variable): index for index, variable in enumerate(self.variables)}
         copy = self._copy()
         variables = [variable for _, variable in walk(copy) if not isinstance(variable, nnx.RngState)]
-        places = [variables[order[variable.path]] for variable in listed]
+        places = [variables[order[id(variable)]] for variable in listed]
         for place, value in zip(places, [*trainable_variables, *non_trainable_variables], strict=True):
             place[...] = jnp.asarray(value_of(value), place.dtype)
         with call_context.entered(anew=True):

@@ -142,6 +142,11 @@ class ProjectedAttention(Layer):
         members["attention_output"] = self._projection(rank + 1, 2, output_dims, **layouts)
         members["dropout"] = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
         self._members = members
+        inputs = {"query": query_shape, "key": key_shape, "value": value_shape, "gate": query_shape}
+        inputs["attention_output"] = (*query_shape[:-1], self.query_heads, self.value_size)
+        for name, shape in inputs.items():  # in the order of their first calls, which the keys of the seed follow
+            if name in members:
+                members[name].build(shape)
 
     def call(
         self,

@@ -373,6 +373,8 @@ def _abstract_call(
         with random.key_stream(0), call_context.entered(anew=True) as context:
             for index, mask in zip(masked, values[len(symbolic) :], strict=True):
                 context.set_mask(filled[index], mask)
+            if not isinstance(operation, Operation):
+                build_as_called(called)  # what it was built for first, it asks of all inputs
             outputs = called(*arguments, **options)
             return outputs, [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
@@ -13,6 +14,22 @@ from keras_dist import initializers, random
 from keras_dist._operators import Operators, value_of
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
+
+Owners = tuple[Any, ...]
+"""The layers around a weight, the innermost first."""
+
+
+def say_trainable(owners: Owners) -> bool:
+    """Whether a weight is trained that these layers are around, as far as they have a say.
+
+    The innermost whose `trainable` was set decides: setting it sets all layers inside, so that it was the last word.
+    """
+    for layer in owners:
+        if not layer._trainable:
+            return False
+        if layer._trainable_was_set:
+            break
+    return True
 
 
 class Variable(Operators, nnx.Variable):
@@ -43,6 +60,8 @@ class Variable(Operators, nnx.Variable):
 
     Source: `keras.Variable`.
     """
+
+    __slots__ = ("_belonging", "_handle")
 
     def __new__(
         cls, initializer: Any = None, shape: Any = None, dtype: Any = None, trainable: bool = True, *_: Any, **__: Any
@@ -86,13 +105,41 @@ class Variable(Operators, nnx.Variable):
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The names that lead to it in its model; outside of one its name."""
-        return self.get_metadata("keras_path") or "variable"
+        """The names that lead to it in its model; outside of one from the outermost layer whose weights were listed."""
+        handle = self.handle
+        return handle.path if handle is not None else self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it, where its layer is trained."""
-        return isinstance(self, nnx.Param)
+        """Whether gradients train it: what its layers say now."""
+        handle = self.handle
+        if handle is not None:
+            return handle.trainable
+        return isinstance(self, nnx.Param) and say_trainable(self._owners)
+
+    @property
+    def handle(self) -> Any:
+        """The handle on it in the model that has taken it over: its array is there from then on. Else None."""
+        return getattr(self, "_handle", None)
+
+    def live_in_model(self, handle: Any) -> None:
+        """Stand for a variable of a model from now on."""
+        object.__setattr__(self, "_handle", handle)
+
+    def belong_to(self, owners: Owners, path: str = "") -> None:
+        """Know the layers around it, the innermost first, and the names that lead to it from the outermost."""
+        if len(owners) >= len(self._owners):
+            # weakly: tracers must not wait for the garbage collector
+            object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path or self._known_as))
+
+    @property
+    def _owners(self) -> Owners:
+        found = (reference() for reference in getattr(self, "_belonging", ((), ""))[0])
+        return tuple(owner for owner in found if owner is not None)
+
+    @property
+    def _known_as(self) -> str:
+        return getattr(self, "_belonging", ((), ""))[1]
 
     @property
     def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -102,10 +149,10 @@ class Variable(Operators, nnx.Variable):
         return jnp.dtype(wanted) if is_cast else own
 
     def _read(self) -> jax.Array:
-        return self._cast(self.get_value())
+        return self._cast(self.get_value()) if self.handle is None else self.handle.value
 
     def __getitem__(self, index: Any) -> Any:
-        return self._cast(self.get_value(index=index))
+        return self._cast(self.get_value(index=index)) if self.handle is None else self.handle[index]
 
     def _cast(self, value: Any) -> Any:
         """The one place where mixed precision casts weights."""
@@ -124,6 +171,8 @@ class Variable(Operators, nnx.Variable):
         Raises:
             ModelError: it has another shape, or it is no array that the dtype can hold.
         """
+        if self.handle is not None:
+            return self.handle.assign(value)
         with call_context.calling(call_context.caller()):  # in its own element type
             self[...] = jnp.asarray(checked_value(value, self), self.dtype)
         return self[...]

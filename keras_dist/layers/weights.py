@@ -11,26 +11,24 @@ from flax import nnx, traverse_util
 
 from keras_dist import _paths
 from keras_dist._operators import Operators, as_pytree
-from keras_dist.layers.variable import Variable, checked_value
-
-Owners = tuple[Any, ...]
-"""The layers around a weight, the innermost first."""
+from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
 
 
 @as_pytree
 class OwnWeight(Operators):
-    """A handle on a weight that a layer owns itself, because it is in no model yet.
+    """A handle on a weight of a foreign module that is in no model yet.
 
     Attributes:
         path: the names that lead to it from the layer, such as `kernel`.
         name: what `add_weight` called it.
+        variable: the weight.
         layout: None: it lives where JAX puts arrays.
     """
 
     layout = None
 
     def __init__(self, path: str, variable: nnx.Variable, owners: Owners) -> None:
-        self._variable = variable
+        self.variable = variable
         self._owners = owners
         self.path = path
         self.name = keras_name(variable) or path.rpartition("/")[2]
@@ -38,20 +36,20 @@ class OwnWeight(Operators):
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Its dims."""
-        return self._variable.shape
+        return self.variable.shape
 
     @property
     def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Its element type."""
-        return self._variable.dtype
+        return self.variable.dtype
 
     @property
     def trainable(self) -> bool:
         """Whether gradients train it: what its layer says now."""
-        return isinstance(self._variable, nnx.Param) and say_trainable(self._owners)
+        return isinstance(self.variable, nnx.Param) and say_trainable(self._owners)
 
     def _read(self) -> jax.Array:
-        return self._variable[...]
+        return self.variable[...]
 
     def assign(self, value: Any) -> jax.Array:
         """Set its value; gives the new one.
@@ -59,7 +57,7 @@ class OwnWeight(Operators):
         Raises:
             ModelError: the shape differs, or it is no array that the dtype can hold.
         """
-        self._variable[...] = jnp.array(checked_value(value, self), self.dtype)
+        self.variable[...] = jnp.array(checked_value(value, self), self.dtype)
         return self.value
 
     def __repr__(self) -> str:
@@ -76,19 +74,6 @@ def tell_paths(module: Any) -> None:
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
             variable.set_metadata("keras_path", _paths.join(parts))
-
-
-def say_trainable(owners: Owners) -> bool:
-    """Whether a weight is trained that these layers are around, as far as they have a say.
-
-    The innermost whose `trainable` was set decides: setting it sets all layers inside, so that it was the last word.
-    """
-    for layer in owners:
-        if not layer._trainable:
-            return False
-        if layer._trainable_was_set:
-            break
-    return True
 
 
 def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:

@@ -107,7 +107,8 @@ def give_birth(
         cell.write_all({indices[parts]: value for parts, value in known.items()})
     session = Session(cell, _call, distribution, seed, built["order"], _compute_loss, names)
     _link(model, session)
-    settle(model, graph.described(), session)
+    settle(model, graph.described(), session, instead_of=getattr(model, "_session_before", None))
+    object.__setattr__(model, "_session_before", None)
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,8 @@ def clone_model(
         clone = cloning.clone(model, called, input_tensors)
     choices = getattr(model, "_choices", None)
     if choices is not None:
-        clone.compile(**choices.arguments)
+        # with optimizers of its own: one trains one model
+        clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
     return clone
 
 
@@ -134,7 +136,8 @@ class _Cloning:
                     expected="a layer",
                     fix="return type(layer).from_config(layer.get_config()), or the layer itself",
                 )
-            self.clones[id(layer)] = clone if clone is layer else named(clone, name)
+            is_ours = is_inner or self.clone_function is _made_again  # a function has given the names that it wants
+            self.clones[id(layer)] = named(clone, name) if is_ours else clone
         return self.clones[id(layer)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ from flax import nnx
 
 from keras_dist._operators import value_of
 from keras_dist.errors import ModelError, shorten
-from keras_dist.models.optimizer_handle import OptimizerHandle
-from keras_dist.models.session import Session
+from keras_dist.models.session import Choices, Session
 from keras_dist.models.variable import checked_value
-from keras_dist.training.optimization import apply_gradients
+from keras_dist.training.optimization import DEFAULT, apply_gradients
 from keras_dist.training.state import TrainState
 
 
@@ -23,6 +22,15 @@ class CustomSteps:
     name: str
     trainable_variables: list[Any]
     non_trainable_variables: list[Any]
+    _choices: Choices
+
+    def _check_compiled(self, method: str) -> None:
+        """Nothing, if the model is compiled.
+
+        Raises:
+            ModelError: it is not.
+        """
+        raise NotImplementedError
 
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
         """The session of the model; its weights are born now, if need be, for inputs like these."""
@@ -124,28 +132,34 @@ class CustomSteps:
         )
 
     @property
-    def optimizers(self) -> dict[str, OptimizerHandle]:
-        """Handles on the optimizers by name, for their learning rates."""
-        session = self._compiled("optimizers")
-        recipe = session.compiled("optimizers")
-        return {
-            name: OptimizerHandle(name, session.cell, optimizer.transformation)
-            for name, optimizer in recipe.optimizers.items()
-        }
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers by name.
+
+        Raises:
+            ModelError: the model is not compiled; or it has several, and its weights are not born yet.
+        """
+        self._check_compiled("optimizers")
+        given = self._choices.optimizer
+        if not isinstance(given, Mapping):
+            return {DEFAULT: given}
+        recipe = self._compiled("optimizers").compiled("optimizers")
+        return {name: optimizer.transformation for name, optimizer in recipe.optimizers.items()}
 
     @property
-    def optimizer(self) -> OptimizerHandle:
-        """The handle on the only optimizer.
+    def optimizer(self) -> Any:
+        """The only optimizer: the object that `compile` was given, or made of a name.
+
+        It reads and writes the state of this model, which trains with it alone.
 
         Raises:
             ModelError: the model is not compiled, or has several optimizers.
         """
-        handles = self.optimizers
-        if len(handles) != 1:
+        found = self.optimizers
+        if len(found) != 1:
             raise ModelError(
                 "the model has several optimizers",
-                given=f"optimizers {list(handles)}",
+                given=f"optimizers {list(found)}",
                 expected="one optimizer",
-                fix=f"model.optimizers[{next(iter(handles))!r}]",
+                fix=f"model.optimizers[{next(iter(found))!r}]",
             )
-        return next(iter(handles.values()))
+        return next(iter(found.values()))

@@ -26,11 +26,11 @@ from keras_dist.models.arguments import (
     validation,
     weighted_arrays,
 )
-from keras_dist.models.optimizer_handle import OptimizerHandle
 from keras_dist.models.session import Choices, ModuleCall, Session
 from keras_dist.training.loop import Mode
 from keras_dist.training.measures import Measures
 from keras_dist.training.objective import resolve_objective
+from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import TrainStep
@@ -156,8 +156,6 @@ class Fitting:
             ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
         self._check_idle("compile")
-        if isinstance(optimizer, OptimizerHandle):
-            optimizer = optimizer.transformation
         arguments = {
             "optimizer": optimizer,
             "loss": loss,
@@ -175,14 +173,6 @@ class Fitting:
             "remat": remat,
         }
         options = step_options(run_eagerly, steps_per_execution, jit_compile, donate, check, prefetch)
-        for name in ("test_step", "predict_step", "compute_metrics", "make_train_function", "metrics"):
-            if getattr(type(self), name, None) is not getattr(Fitting, name, None):
-                raise ModelError(
-                    f"{type(self).__name__}.{name} would not be called",
-                    given=f"a model that defines {name}",
-                    expected="compute_loss, or a pure train_step(state, batch, rngs)",
-                    fix="see Model.compute_loss and Model.stateless_call; metrics are arguments of compile",
-                )
         train_step = train_step or getattr(self, "train_step", None)
         if loss is None and train_step is None and not self._may_add_losses:
             raise ModelError(
@@ -203,14 +193,17 @@ class Fitting:
         objective = None
         if loss is not None or train_step is None:
             names, is_known = self.output_names, self._program is not None
+            is_list = is_known and isinstance(self.output, list | tuple)
             if is_known:
                 names = Outputs(self.output, names).names
-            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known)
+            objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known, is_list)
         check_option("auto_scale_loss", auto_scale_loss, (False, True))
         if not isinstance(optimizer, Mapping) or optimizers.is_config(optimizer):
             optimizer = optimizers.get(optimizer)
         if auto_scale_loss:
             optimizer = with_loss_scale(optimizer, self.dtype_policy)
+        if not isinstance(optimizer, Mapping):
+            optimizer = as_optimizer(optimizer, DEFAULT)
         measured = None
         if objective is not None and (metrics is not None or weighted_metrics is not None):
             measured = objective.all_metrics

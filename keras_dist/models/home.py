@@ -11,7 +11,9 @@ from flax import nnx
 from keras_dist import _jax, _paths
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
-from keras_dist.layers.weights import children_of
+from keras_dist.layers.input_spec import check_inputs
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.models.naming import is_below
 from keras_dist.models.session import Session, added_losses
 
@@ -96,6 +98,15 @@ class Home:
         self.session.added_losses = {**kept, **found}
         return outputs
 
+    def check_inputs(self, args: tuple[Any, ...]) -> None:
+        """Check that symbolic inputs are what the layer was built for.
+
+        Raises:
+            ModelError: they are not.
+        """
+        if args:
+            check_inputs(vars(self._node).get("input_spec"), args[0], self._node.name)
+
     def module(self) -> Any:
         """The layer with copies of its current values."""
         layer = self.session.module()
@@ -107,7 +118,7 @@ class Home:
 _MISSING = object()
 
 
-def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
+def settle(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: Session | None = None) -> None:
     """Tell a layer and all its sublayers where their weights are, unless they live elsewhere already.
 
     Args:
@@ -115,19 +126,25 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "") -> None:
         node: the same as the model built it, without arrays.
         session: of the model.
         prefix: path of the layer in the model.
+        instead_of: what the model had before layers were added or taken out; those that lived there move.
     """
     if isinstance(layer, Layer):
-        if getattr(layer, "_home", None) is not None:
+        home = getattr(layer, "_home", None)
+        if home is not None and home.session is not instead_of:
             return
         object.__setattr__(layer, "_home", Home(session, prefix, node))
         if layer is node:
             return
     for name, child in children_of(layer):
         if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
+            for parts, variable in own_variables(layer):
+                if parts[0] == name and isinstance(variable, Variable):
+                    variable.live_in_model(session.variable(_joined(prefix, _paths.join(parts))))
             delattr(layer, str(name))  # from now on it is the model's
             layer._is_built = False  # a copy for another model builds anew
         elif isinstance(child, nnx.Module):
-            settle(child, _item(node, name), session, prefix if name == _paths.MEMBERS else _joined(prefix, name))
+            inner = prefix if name == _paths.MEMBERS else _joined(prefix, name)
+            settle(child, _item(node, name), session, inner, instead_of)
 
 
 def _holds_variables(child: Any) -> bool:

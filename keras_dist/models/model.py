@@ -426,6 +426,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         session = getattr(self, "_session", None)
         if session is not None:
             if getattr(self, "_home", None) is not None:
+                session.release_optimizers()
                 self._apply_trainable(session)
             session.compile(choices)
 

@@ -199,6 +199,10 @@ class Sequential(Model):
 
     def _arrange(self, layers: list[Layer], output: Any) -> None:
         """Consist of these layers from now on; `output` is their symbolic output, if the input is known."""
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.release_optimizers()
+            object.__setattr__(self, "_session_before", session)
         object.__setattr__(self, "_session", None)
         object.__setattr__(self, "_home", None)
         object.__setattr__(self, "_born_for", None)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, _ranges
+from keras_dist import _jax, _paths, _ranges
 from keras_dist.distribution import devices, lint, scope
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
@@ -24,7 +24,8 @@ from keras_dist.errors import DistributionError, LayoutWarning, ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
-from keras_dist.models.variable import ModelVariable
+from keras_dist.models.variable import ModelVariable, SlotVariable
+from keras_dist.optimizers import ModelState
 from keras_dist.training.cell import StateCell
 from keras_dist.training.compiled import StepOptions
 from keras_dist.training.measures import Measures
@@ -108,6 +109,8 @@ class Session:
         self._compute_loss = compute_loss
         self._names = names or {}
         self._remat: Remat | None = None
+        self._optimizer_states: list[ModelState] = []
+        self._handles: dict[str, ModelVariable] = {}
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
         self._settle(distribution)
@@ -124,17 +127,43 @@ class Session:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
 
         Raises:
-            ModelError: the optimizers do not fit the variables, or `remat` names no layer.
+            ModelError: the optimizers do not fit the variables, or are in use elsewhere, or `remat` names no layer.
         """
         if choices.remat is not None:
             choices.remat.check(self.cell.graph.described())
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
+        for optimizer in optimizers.values():
+            optimizer.transformation.check_free(self.cell)
+        self.release_optimizers()
         if self.recipe is None or not _are_same(self.recipe.optimizers, optimizers):
             self.cell.add_slots(optimizers)
         self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
+        self._attach_optimizers(optimizers)
         self._remat = choices.remat
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
+
+    def release_optimizers(self) -> None:
+        """Let the optimizers go, before they are others or their state is dropped."""
+        for optimizer in self.recipe.optimizers.values() if self.recipe is not None else ():
+            optimizer.transformation.detach()
+
+    def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """Let the optimizers know their state and the variables that they update."""
+        self._optimizer_states.clear()
+        rows, state = self.cell.state_plan.rows, self.cell.state
+        numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
+        steps = SlotVariable(rows[numbers.step], self.cell, None)
+        for name, optimizer in optimizers.items():
+            first = min(jax.tree.leaves(numbers.slots[name]), default=0)
+            handles = jax.tree.map(
+                lambda number, name=name, first=first: SlotVariable(rows[number], self.cell, name, number - first),
+                numbers.slots[name],
+            )
+            updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
+            optimizer.transformation.know_variables(updated)
+            self._optimizer_states.append(ModelState(handles, steps, self.cell))
+            optimizer.transformation.attach(self._optimizer_states[-1])
 
     def use_seed(self, seed: int) -> None:
         """Take over the seed of another process, which fixes Dropout of foreign modules, and the order of rows."""
@@ -261,7 +290,7 @@ class Session:
         return place_copy(array, layout.backend_layout)
 
     def variable(self, path: str) -> ModelVariable:
-        """A handle on the variable known as `path`.
+        """The handle on the variable known as `path`: the same object each time.
 
         Raises:
             KeyError: there is none.
@@ -269,7 +298,10 @@ class Session:
         return self._handle(self.cell.row(path))
 
     def _handle(self, row: Row) -> ModelVariable:
-        return ModelVariable(row, self.cell, self.is_trainable, self._names.get(row.path))
+        if row.path not in self._handles:
+            made = ModelVariable(row, self.cell, self.is_trainable, self._names.get(row.path))
+            return self._handles.setdefault(row.path, made)
+        return self._handles[row.path]
 
     def variables(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the variables below `prefix`, in the order of `model.weights`."""

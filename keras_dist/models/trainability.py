@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.layers.weights import Owners, say_trainable
+from keras_dist.layers.variable import Owners, say_trainable
 from keras_dist.models.naming import is_below, layers_below
 
 

@@ -1,4 +1,4 @@
-"""`ModelVariable`: a handle on one variable of a model, valid for as long as the model."""
+"""`ModelVariable`: the handle on one variable of a model, valid for as long as the model; and those on its slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_dist.training.cell import StateCell, host_copy
 
 @as_pytree
 class ModelVariable(Operators):
-    """A handle on one variable of a model. It holds no array: it reads and writes the model's current state.
+    """The handle on one variable of a model. It holds no array: it reads and writes the model's current state.
 
     Reading it gives a copy, which later training does not change or delete.
 
@@ -84,6 +84,14 @@ class ModelVariable(Operators):
         with self._cell.lock:
             return place_copy(self._cell.read(self.path), self.layout.backend_layout)
 
+    def stands_for(self, other: Any) -> bool:
+        """Whether `other` is a handle on this variable, or on that of another model which shares it."""
+        handle = getattr(other, "handle", None)  # of a layer that was built before the model was made
+        other = other if handle is None else handle
+        if not isinstance(other, ModelVariable):
+            return False
+        return other is self or self._cell.shares(self.path, other._cell, other.path)
+
     def numpy(self) -> np.ndarray:
         """Its current value on the host; of a PRNG key its data. In a job of several processes all must call."""
         with self._cell.lock:
@@ -106,3 +114,61 @@ class ModelVariable(Operators):
         return (
             f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, axes={self.layout.axes}>"
         )
+
+
+@as_pytree
+class SlotVariable(ModelVariable):
+    """A handle on one array of an optimizer's state in a model, such as a momentum.
+
+    Args:
+        row: the plan's.
+        cell: owns the arrays.
+        key: the name of the optimizer among the model's; None for the number of steps.
+        index: which of its arrays.
+    """
+
+    def __init__(self, row: Row, cell: StateCell, key: str | None, index: int = 0) -> None:
+        super().__init__(row, cell, lambda path: False)
+        self._key = key
+        self._index = index
+
+    @property
+    def constraint(self) -> None:
+        """None."""
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Where its dims lie."""
+        return TensorLayout(self._cell.state_plan.row(self.path).axes, self._cell.mesh)
+
+    def _array(self) -> jax.Array:
+        """The array itself, which the next step may delete."""
+        state = self._cell.state
+        return state.step if self._key is None else jax.tree.leaves(state.slots[self._key])[self._index]
+
+    def _read(self) -> jax.Array:
+        with self._cell.lock:
+            array = self._array()
+            return place_copy(array, array.sharding)
+
+    def numpy(self) -> np.ndarray:
+        """Its current value on the host; in a job of several processes all must call."""
+        with self._cell.lock:
+            return host_copy(self._array())
+
+    def assign(self, value: Any) -> jax.Array:
+        """Set its value, from the next step on; gives a copy of it. Layout and dtype stay as they are.
+
+        Raises:
+            ModelError: the shape differs, or it is no array that its dtype can hold.
+        """
+        value = checked_value(value, self._row)
+        with self._cell.lock:
+            state, new = self._cell.state, place_copy(value, self._array().sharding)
+            if self._key is None:
+                self._cell.state = state.replace(step=new)
+            else:
+                leaves, treedef = jax.tree.flatten(state.slots[self._key])
+                leaves[self._index] = new
+                self._cell.state = state.replace(slots={**state.slots, self._key: treedef.unflatten(leaves)})
+        return self.value

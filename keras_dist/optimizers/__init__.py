@@ -17,13 +17,14 @@ from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
 from keras_dist.optimizers.adam import Adam, AdamW
 from keras_dist.optimizers.adamax import Adamax
-from keras_dist.optimizers.custom_loops import OptimizerVariable
+from keras_dist.optimizers.custom_loops import ModelState, OptimizerVariable
 from keras_dist.optimizers.ftrl import Ftrl
 from keras_dist.optimizers.lamb import Lamb
 from keras_dist.optimizers.lion import Lion
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer, LossScaleState
 from keras_dist.optimizers.muon import Muon
 from keras_dist.optimizers.nadam import Nadam
+from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer, OptimizerState
 from keras_dist.optimizers.rate import (
     LearningRateState,
@@ -50,8 +51,10 @@ __all__ = [
     "Lion",
     "LossScaleOptimizer",
     "LossScaleState",
+    "ModelState",
     "Muon",
     "Nadam",
+    "OptaxOptimizer",
     "Optimizer",
     "OptimizerState",
     "OptimizerVariable",

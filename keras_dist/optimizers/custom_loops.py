@@ -1,18 +1,24 @@
-"""What training loops of one's own call on an optimizer: variables that it holds, and steps on lists of arrays."""
+"""The variables of an optimizer: its own, in training loops of one's own, or those of the model that it trains."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
 
 _INSTEAD = {
     "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",
@@ -72,15 +78,38 @@ class OptimizerVariable(Operators):
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
 
+@dataclasses.dataclass(eq=False)
+class ModelState:
+    """The state of an optimizer in a model.
+
+    Attributes:
+        state: what `init` gave, with a handle in the place of each array.
+        steps: a handle on how many steps the model has taken.
+        cell: owns the arrays.
+    """
+
+    state: Any
+    steps: Any
+    cell: Any
+
+
 class CustomLoops:
-    """The methods of an optimizer for loops of one's own. `compile` and `fit` use none of them.
+    """The variables of an optimizer, and its steps on lists of arrays.
+
+    `build` makes variables for a loop of one's own. `compile` makes them in the model instead: from then on the
+    optimizer reads and writes those, and the steps are the model's.
 
     Source: `keras.optimizers.Optimizer`.
     """
 
     name: str
+    _arguments: dict[str, Any]
+    _rate: Rate
     _trained: tuple[Any, ...] = ()
-    _state: Any = None
+    _own_state: Any = None
+    _model: weakref.ref[ModelState] | None = None
+    _part: tuple[str, ...] = ()
+    _is_used: bool = False
 
     if TYPE_CHECKING:
         init: Any
@@ -94,7 +123,7 @@ class CustomLoops:
 
     @property
     def built(self) -> bool:
-        """Whether `build` has made its variables."""
+        """Whether `build`, or a model, has made its variables."""
         return self._state is not None
 
     def build(self, variables: Iterable[Any]) -> None:
@@ -107,18 +136,78 @@ class CustomLoops:
             return
         trained = tuple(variables)
         object.__setattr__(self, "_trained", trained)
+        self.know_variables(dict(zip(_keys(trained), trained, strict=True)))
         state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
         held = jax.tree_util.tree_map_with_path(
             lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
         )
-        object.__setattr__(self, "_state", held)
+        object.__setattr__(self, "_own_state", held)
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Take note of which variables it is going to update, by the paths that rules of optimizers match."""
+
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
+        """Read and write the state that a model holds, for as long as it does.
+
+        Args:
+            model: its state, with handles in the places of the arrays.
+            part: the attributes that lead to what `init` of this optimizer gave.
+        """
+        for name, value in (("_model", weakref.ref(model)), ("_part", part), ("_own_state", None), ("_trained", ())):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_is_used", False)  # nobody else has its state
+
+    def detach(self) -> None:
+        """Let go of the model's state, and keep the learning rate that it has now."""
+        if self._model_cell is not None:
+            self._begin_with(self._current_rate())
+            object.__setattr__(self, "_model", None)
 
     @property
-    def variables(self) -> list[OptimizerVariable]:
-        """The state that `build` made: the learning rate, the steps taken, and what is kept for each weight.
+    def _holder(self) -> ModelState | None:
+        return None if self._model is None else self._model()
+
+    @property
+    def _model_cell(self) -> Any:
+        return None if self._holder is None else self._holder.cell
+
+    @property
+    def _state(self) -> Any:
+        """Handles on its state, in the structure that `init` gives; None where there are none."""
+        return self._own_state if self._holder is None else functools.reduce(getattr, self._part, self._holder.state)
+
+    def check_free(self, cell: Any) -> None:
+        """Check that no other model, and no loop of one's own, trains with it.
+
+        Args:
+            cell: of the model that is going to.
 
         Raises:
-            ModelError: it is not built.
+            ModelError: one does.
+        """
+        if self._model_cell not in (None, cell):
+            gc.collect()  # a model that nobody holds any more has cycles
+        if self._model_cell is cell or not self.built:
+            return
+        given = "an optimizer that another model was compiled with"
+        if self._model_cell is None:
+            steps = int(self.iterations)
+            if not steps:
+                return
+            given = f"an optimizer with variables of its own, {steps} steps old"
+        raise ModelError(
+            f"compile: the optimizer {self.name!r} is in use",
+            given=given,
+            expected="an optimizer for each model: it holds the state of one",
+            fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
+        )
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state: the learning rate, the steps taken, and what is kept for each weight.
+
+        Raises:
+            ModelError: it is neither built nor a model's.
 
         Source: `keras.optimizers.Optimizer.variables`, in another order.
         """
@@ -130,12 +219,74 @@ class CustomLoops:
         """The number of steps taken, as a variable; with `gradient_accumulation_steps` that of updates, an array.
 
         Raises:
-            ModelError: it is not built.
+            ModelError: it is neither built nor a model's.
         """
         self._check_built("iterations")
         steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
+        if steps is None and self._holder is not None:
+            steps = self._holder.steps
         accumulated = getattr(self, "gradient_accumulation_steps", None)
         return steps // accumulated if accumulated and steps is not None else steps
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step, a float; before it has state what it was made with.
+
+        Setting it counts from the next step on and compiles nothing.
+
+        Raises:
+            ModelError: it does not keep its rate in state (plain optax); or it is set while it follows a schedule, or
+                to something that is not a finite number.
+        """
+        return self._rate if self._state is None else LearningRate(self._rated().learning_rate.numpy(), self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        rate = checked_rate(value)
+        if isinstance(self._rated(), ScheduledRateState) if self._state is not None else callable(self._rate):
+            raise ModelError(
+                f"the learning rate of optimizer {self.name!r} follows a schedule",
+                given=f"learning_rate = {rate}",
+                expected="an optimizer whose rate is a number",
+                fix="compile with a number, for example SGD(0.1), or let the schedule tell all rates",
+            )
+        if self._state is not None:
+            self._rated().learning_rate.assign(rate)
+        elif self._is_used:
+            raise ModelError(
+                f"`learning_rate` of the optimizer {self.name!r} cannot be changed",
+                given=f"learning_rate = {rate}, of an optimizer whose state is in other hands: init() gave it away",
+                expected="an optimizer with variables, or what it was made with",
+                fix="model.optimizer.learning_rate = ... sets the rate of a compiled model; in a state of optax "
+                "state._replace(learning_rate=...)",
+            )
+        else:
+            self._begin_with(rate)
+
+    def _begin_with(self, rate: Any) -> None:
+        """Take another rate for the first one, unless it is the same in float32."""
+        if not callable(rate) and np.float32(self._rate) != rate:  # type: ignore[arg-type]
+            object.__setattr__(self, "_rate", float(rate))
+
+    def _current_rate(self) -> Rate:
+        """The rate that it would go on with: a number, or what it was made with where it is told by a schedule."""
+        node = next(iter(self._rates()), None)
+        return float(node.learning_rate.numpy()) if isinstance(node, LearningRateState) else self._rate
+
+    def _rates(self) -> list[Any]:
+        nodes = jax.tree.leaves(self._state, is_leaf=lambda node: _has_rate(node) or _is_variable(node))
+        return [node for node in nodes if _has_rate(node)]
+
+    def _rated(self) -> Any:
+        """The part of the state that has the learning rate."""
+        for node in self._rates():
+            return node
+        raise ModelError(
+            f"optimizer {self.name!r} does not keep its learning rate in state",
+            given="an optax transformation with a fixed rate or a schedule",
+            expected="an optimizer by name, or one made by keras_dist.optimizers",
+            fix="in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)",
+        )
 
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
@@ -155,7 +306,7 @@ class CustomLoops:
 
         Source: `keras.optimizers.Optimizer.stateless_apply`.
         """
-        self._check_built("stateless_apply")
+        self._check_own("stateless_apply")
         self._check_arrays("optimizer_variables", optimizer_variables, self.variables)
         self._check_arrays("grads", grads, self._trained)
         self._check_arrays("trainable_variables", trainable_variables, self._trained)
@@ -180,6 +331,8 @@ class CustomLoops:
 
         Source: `keras.optimizers.Optimizer.apply`.
         """
+        if self._model_cell is not None:
+            self._check_own("apply")
         grads = list(grads)
         if not grads:
             return
@@ -188,7 +341,9 @@ class CustomLoops:
             self.build(trainable_variables)
         self._check_built("apply")
         targets = list(self._trained if trainable_variables is None else trainable_variables)
-        if _keys(targets) != _keys(self._trained):
+        if len(targets) != len(self._trained) or any(
+            one is not other for one, other in zip(targets, self._trained, strict=True)
+        ):
             raise ModelError(
                 f"the optimizer {self.name!r} was built for other variables",
                 given=shorten(_keys(targets)),
@@ -221,7 +376,7 @@ class CustomLoops:
         Raises:
             ModelError: it is not built, or they are others.
         """
-        self._check_built("finalize_variable_values")
+        self._check_own("finalize_variable_values")
         variables = list(var_list)
         self._check_arrays("var_list", variables, self._trained)
         state = jax.tree.map(value_of, self._state, is_leaf=_is_variable)
@@ -244,6 +399,10 @@ class CustomLoops:
         """The arrays in the order of what it was built for, by the paths that rules of optimizers match."""
         return OrderedDict(zip(_keys(self._trained), arrays, strict=True))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies hold no model's state, and begin with the current learning rate."""
+        return {name: value for name, value in vars(self).items() if name not in ("_model", "_part")}
+
     def _check_built(self, method: str) -> None:
         if not self.built:
             raise ModelError(
@@ -251,6 +410,18 @@ class CustomLoops:
                 given=f"optimizer.{method} before build()",
                 expected="an optimizer that was built; a compiled model keeps the state of its own",
                 fix=f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}",
+            )
+
+    def _check_own(self, method: str) -> None:
+        """Check that its variables are its own: the state of a model changes in compiled steps alone."""
+        self._check_built(method)
+        if self._model_cell is not None:
+            raise ModelError(
+                "gradients are not applied from outside of a step",
+                given=f"{method} of the optimizer {self.name!r}, whose state is a model's",
+                expected="a pure train_step(state, batch, rngs) -> (state, logs), which is compiled with the model",
+                fix="compile(..., train_step=train_step), and in it state = model.apply_gradients(state, grads); a "
+                "loop of your own takes an optimizer of its own",
             )
 
     def _check_arrays(self, argument: str, arrays: Sequence[Any], like: Sequence[Any]) -> None:
@@ -268,14 +439,19 @@ class CustomLoops:
 
 
 def _is_variable(node: Any) -> bool:
-    return isinstance(node, OptimizerVariable)
+    return isinstance(node, Operators)
+
+
+def _has_rate(node: Any) -> bool:
+    return isinstance(node, LearningRateState | ScheduledRateState)
 
 
 def _keys(variables: Sequence[Any]) -> list[str]:
-    """The path of each variable, or its place where it has none or shares it with another."""
+    """The path of each variable, with its place where it shares it with another; its place where it has none."""
     paths = [getattr(variable, "path", None) for variable in variables]
     return [
-        path if isinstance(path, str) and paths.count(path) == 1 else str(place) for place, path in enumerate(paths)
+        str(place) if not isinstance(path, str) else path if paths.count(path) == 1 else f"{path}/{place}"
+        for place, path in enumerate(paths)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.custom_loops import ModelState
 from keras_dist.optimizers.optimizer import Optimizer
 from keras_dist.optimizers.ranges import check_count, check_number
 
@@ -67,7 +69,7 @@ class LossScaleOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         _check_shared(kwargs, inner_optimizer)
-        rate = getattr(inner_optimizer, "learning_rate", 0.0)
+        rate = getattr(inner_optimizer, "_rate", 0.0)
         steps = getattr(inner_optimizer, "gradient_accumulation_steps", None)
         use_ema = getattr(inner_optimizer, "use_ema", False)
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
@@ -133,11 +135,37 @@ class LossScaleOptimizer(Optimizer):
         names = ("inner_optimizer", "initial_scale", "dynamic_growth_steps", "name")
         return {name: value for name, value in super().get_config().items() if name in names}
 
-    def get_config_at(self, learning_rate: float) -> dict[str, Any]:
-        """As `get_config`, with the inner optimizer at this rate."""
-        config = self.get_config()
-        inner = config["inner_optimizer"]
-        return {**config, "inner_optimizer": {**inner, "config": {**inner["config"], "learning_rate": learning_rate}}}
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """As of the inner optimizer."""
+        for inner in self._inner():
+            inner.know_variables(variables)
+
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
+        """Read and write the state that a model holds; the inner optimizer, too."""
+        super().attach(model, part)
+        for inner in self._inner():
+            inner.attach(model, (*part, "inner"))
+
+    def detach(self) -> None:
+        """Let go of the model's state; the inner optimizer, too."""
+        super().detach()
+        for inner in self._inner():
+            inner.detach()
+
+    def check_free(self, cell: Any) -> None:
+        """Check that no one else trains with it, or with the inner optimizer."""
+        super().check_free(cell)
+        for inner in self._inner():
+            inner.check_free(cell)
+
+    def _begin_with(self, rate: Any) -> None:
+        super()._begin_with(rate)
+        for inner in self._inner():
+            inner._begin_with(rate)
+
+    def _inner(self) -> list[Optimizer]:
+        """The inner optimizer, unless it is a transformation of optax."""
+        return [self.inner_optimizer] if isinstance(self.inner_optimizer, Optimizer) else []
 
     def __eq__(self, other: Any) -> bool:
         """Whether it does the same to the same inner optimizer: `compile` goes on with the slots of an equal one."""

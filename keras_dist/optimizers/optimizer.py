@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from keras_dist import _paths
@@ -67,7 +68,7 @@ class Optimizer(CustomLoops, Configurable):
     be used wherever optax takes a transformation.
 
     Args:
-        learning_rate: a number, which `model.optimizer.learning_rate` reads and sets between steps; a schedule; a
+        learning_rate: a number, which `optimizer.learning_rate` reads and sets between steps; a schedule; a
             callable from the number of steps taken to a rate, made of `jax.numpy`; or one without arguments, which
             is called when a step is compiled.
         weight_decay: every step takes the part `learning_rate * weight_decay` off each weight.
@@ -105,10 +106,11 @@ class Optimizer(CustomLoops, Configurable):
     Attributes:
         needs_params: whether `transformation` cannot do without the weights.
 
-    Differs from Keras: subclasses define `transformation`; the optimizer cannot be changed, and holds variables for
-    loops of one's own alone, once it is built; a callable `learning_rate` may take the step; negative rates, and limits
-    of 0 for clipping, are an error; names are not numbered. Inside of an optax transformation, `compile` sees neither
-    `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and does not scale the loss.
+    Differs from Keras: subclasses define `transformation`; only its learning rate can be changed; one optimizer trains
+    one model, whose arrays its variables are, or is built for a loop of one's own; a callable `learning_rate` may take
+    the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
+    transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
+    does not scale the loss.
 
     Source: `keras.optimizers.Optimizer`.
     """
@@ -116,9 +118,9 @@ class Optimizer(CustomLoops, Configurable):
     needs_params: ClassVar[bool] = False
     name: str
     weight_decay: float | None
-    _excluded_paths: frozenset[str] = frozenset()
+    _excluded: tuple[Any, ...] = ()
     _excluded_names: tuple[str, ...] = ()
-    _is_used: bool = False
+    _excluded_paths: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class Optimizer(CustomLoops, Configurable):
         check_number("ema_momentum", ema_momentum, 0, 1)
         if ema_overwrite_frequency is not None:
             check_count("ema_overwrite_frequency", ema_overwrite_frequency, least=1)
-        self.learning_rate = learning_rate
+        self._rate = learning_rate
         self.weight_decay = weight_decay
         self.clipnorm, self.clipvalue, self.global_clipnorm = clipnorm, clipvalue, global_clipnorm
         self.use_ema = use_ema
@@ -189,9 +191,9 @@ class Optimizer(CustomLoops, Configurable):
             accumulated=optax.tree.zeros_like(params) if self.gradient_accumulation_steps else (),
             batch_weight=jnp.zeros((), jnp.float32) if self.gradient_accumulation_steps else (),
         )
-        if callable(self.learning_rate):
-            return ScheduledRateState(rate_after(self.learning_rate, iterations), state)
-        return LearningRateState(jnp.asarray(self.learning_rate, jnp.float32), state)
+        if callable(self._rate):
+            return ScheduledRateState(rate_after(self._rate, iterations), state)
+        return LearningRateState(jnp.asarray(self._rate, jnp.float32), state)
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         """What is to be added to the weights, and the state afterwards.
@@ -221,8 +223,8 @@ class Optimizer(CustomLoops, Configurable):
         if self.use_ema:
             steps, average = self._average(steps, before, params)
         iterations = optax.safe_increment(before.iterations)
-        if callable(self.learning_rate):
-            rate = rate_after(self.learning_rate, iterations)
+        if callable(self._rate):
+            rate = rate_after(self._rate, iterations)
         return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
 
     def finalize(self, state: Any, params: Any) -> Any:
@@ -237,11 +239,6 @@ class Optimizer(CustomLoops, Configurable):
         if not self.use_ema:
             return params
         return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
-
-    def get_config_at(self, learning_rate: float) -> dict[str, Any]:
-        """The arguments that make the same optimizer at this rate, unless its rate follows a schedule."""
-        config = self.get_config()
-        return config if callable(self.learning_rate) else {**config, "learning_rate": learning_rate}
 
     def scale_loss(self, loss: Any, state: Any = None) -> Any:
         """The loss that gradients are to be taken of, for training steps of one's own.
@@ -259,31 +256,62 @@ class Optimizer(CustomLoops, Configurable):
         """Leave some weights out of the weight decay, from the start.
 
         Args:
-            var_list: variables of a model, or their whole paths.
-            var_names: regular expressions; a weight is left out when one of them is found in its path.
+            var_list: variables, or whole paths.
+            var_names: regular expressions; a variable is left out when one of them is found in its name. Where there
+                are no variables, but a pytree of arrays, in its path.
 
         Raises:
             ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
         """
-        if self._is_used:
+        if self._is_used or self.built:
             raise ModelError(
                 f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
                 given="a call after compile() or init()",
                 expected="a call before",
                 fix="call it on the optimizer that compile() is going to get",
             )
-        paths = [getattr(variable, "path", variable) for variable in _listed("var_list", var_list)]
+        excluded = _listed("var_list", var_list)
         names = _listed("var_names", var_names)
-        for argument, values in (("var_list", paths), ("var_names", names)):
+        for argument, values in (("var_list", [_path_of(one) for one in excluded]), ("var_names", names)):
             for value in values:
                 _check_exclusion(argument, value)
-        object.__setattr__(self, "_excluded_paths", frozenset(paths))
+        object.__setattr__(self, "_excluded", tuple(excluded))
         object.__setattr__(self, "_excluded_names", tuple(names))
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Find out which of the variables that it is going to update have no weight decay.
+
+        Args:
+            variables: by the paths that `update` is going to see.
+        """
+        excluded = {
+            path
+            for path, variable in variables.items()
+            if any(_means(one, variable) for one in self._excluded)
+            or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
+        }
+        object.__setattr__(self, "_excluded_paths", frozenset(excluded))
 
     def decay_of(self, path: str, param: Any) -> float | None:
         """The weight decay of the weight at `path`; None for none."""
         del param
         return None if self._is_excluded(path) else self.weight_decay
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """The arguments that make the same optimizer, with the current learning rate unless it follows a schedule."""
+        given = self._arguments
+        rate = self._current_rate()
+        if "learning_rate" not in given or callable(rate) or np.float32(given["learning_rate"]) == np.float32(rate):
+            return given
+        return {**given, "learning_rate": rate}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies leave out of weight decay what has these paths."""
+        return {
+            **super().__getstate__(),
+            "_rate": self._current_rate(),
+            "_excluded": tuple(map(_path_of, self._excluded)),
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:
@@ -291,9 +319,7 @@ class Optimizer(CustomLoops, Configurable):
                 f"`{name}` of the optimizer {self.__dict__.get('name', type(self).__name__)!r} cannot be changed",
                 given=f"{name} = {shorten(value)}",
                 expected="what it was made with: compiled steps would not notice",
-                fix="model.optimizer.learning_rate = ... sets the rate of a compiled model"
-                if name == "learning_rate"
-                else f"make another optimizer: {type(self).__name__}({name}=...)",
+                fix=f"make another optimizer: {type(self).__name__}({name}=...)",
             )
         super().__setattr__(name, value)
 
@@ -366,7 +392,10 @@ class Optimizer(CustomLoops, Configurable):
         return steps, average
 
     def _is_excluded(self, path: str) -> bool:
-        return path in self._excluded_paths or any(pattern(name).search(path) for name in self._excluded_names)
+        if self._excluded_paths is not None:
+            return path in self._excluded_paths
+        is_listed = any(_path_of(one) == path for one in self._excluded)
+        return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
 
     def _check_params(self, params: Any) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
@@ -432,6 +461,17 @@ def _listed(argument: str, values: Any) -> list[Any]:
             fix=f"{argument}=[{values!r}]",
         )
     return list(values or ())
+
+
+def _path_of(variable: Any) -> Any:
+    return getattr(variable, "path", variable)
+
+
+def _means(entry: Any, variable: Any) -> bool:
+    """Whether an entry of `var_list` is this variable: the same object, a handle on the same array, or its path."""
+    if isinstance(entry, str):
+        return entry == _path_of(variable)
+    return entry is variable or (hasattr(variable, "stands_for") and variable.stands_for(entry))
 
 
 def _check_exclusion(argument: str, value: Any) -> None:

@@ -31,6 +31,42 @@ class ScheduledRateState(NamedTuple):
     inner: Any
 
 
+class LearningRate(float):
+    """A learning rate as it was when it was asked for, with what Keras's variable has beside its value.
+
+    Args:
+        value: the rate.
+        optimizer: whose it is.
+    """
+
+    def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
+        """A float."""
+        rate = super().__new__(cls, value)
+        rate._optimizer = optimizer  # type: ignore[attr-defined]
+        return rate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are plain floats: a history that holds rates does not hold the model."""
+        return float, (float(self),)
+
+    @property
+    def value(self) -> float:
+        """As a plain float."""
+        return float(self)
+
+    def numpy(self) -> np.float32:
+        """As numpy has it."""
+        return np.float32(self)
+
+    def assign(self, value: float) -> None:
+        """The same as `optimizer.learning_rate = value`.
+
+        Raises:
+            ModelError: the optimizer follows a schedule, or it is not a finite number.
+        """
+        self._optimizer.learning_rate = value  # type: ignore[attr-defined]
+
+
 def with_learning_rate(
     transformation: optax.GradientTransformation, learning_rate: float
 ) -> optax.GradientTransformationExtraArgs:

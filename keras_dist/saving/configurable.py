@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from keras_dist._signatures import takes
 from keras_dist.errors import ConfigError, shorten
+from keras_dist.saving.overrides import check_overrides
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
 
 
@@ -17,6 +18,11 @@ class Configurable:
     """
 
     _arguments: dict[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """See that everything counts that a class of the user's defines."""
+        super().__init_subclass__(**kwargs)
+        check_overrides(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the arguments; `__init__` gets them too."""

@@ -94,6 +94,13 @@ class StateCell:
         other._links.append((weakref.ref(self), {theirs: mine for mine, theirs in indices.items()}))
         other._seen[self] = self._version
 
+    def shares(self, path: str, other: StateCell, other_path: str) -> bool:
+        """Whether a variable is that of another cell."""
+        if other is self:
+            return self.index(path) == other.index(other_path)
+        found = (indices for reference, indices in self._links if reference() is other)
+        return any(indices.get(self.index(path)) == other.index(other_path) for indices in found)
+
     def _follow_links(self) -> None:
         """Copy the shared variables that another model has written since they were last copied."""
         links, self._links = self._links, []  # a cell that is being read does not ask who asks
@@ -178,7 +185,10 @@ class StateCell:
             self.state = self.state.replace(trainable=trainable, rest=rest)
 
     def use(self, graph: ModuleGraph) -> None:
-        """Exchange the graph for one of the same variables that trains others of them; optimizer slots are dropped."""
+        """Exchange the graph for one of the same variables; where it trains others of them, slots are dropped."""
+        if graph.trained == self.graph.trained:
+            self.graph = graph
+            return
         leaves = self.leaves()
         self.graph = graph
         self.state_plan = self._plan_of_state({})

@@ -188,6 +188,7 @@ def resolve_objective(
     weighted_metrics: Any = None,
     output_names: Sequence[str] | None = None,
     are_outputs_known: bool = True,
+    are_listed: bool = False,
 ) -> Objective:
     """What `compile` was given, with names resolved.
 
@@ -200,6 +201,7 @@ def resolve_objective(
         output_names: names for outputs that are lists, tuples or lone arrays.
         are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
             now; else it is one when the outputs are seen.
+        are_listed: whether the outputs are a list or tuple, of which a dict of losses must name each.
 
     Raises:
         UnknownNameError: a loss or metric is not known.
@@ -222,12 +224,28 @@ def resolve_objective(
             fix='for example loss="mse"',
         )
     if output_names and are_outputs_known:
-        outputs = Outputs(dict.fromkeys(output_names, 0))
+        outputs = Outputs([0] * len(output_names) if are_listed else dict.fromkeys(output_names, 0), output_names)
         for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
             given = getattr(objective, argument)
             if isinstance(given, Mapping):
                 outputs.assign(argument, given, one_for_all=False)
+    _check_weights(loss, loss_weights, output_names)
     return objective
+
+
+def _check_weights(loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
+    """Check that a dict of weights has one for each loss, as in Keras."""
+    losses = [name for name in loss if loss[name] is not None] if isinstance(loss, Mapping) else output_names or ()
+    if not isinstance(loss_weights, Mapping) or (isinstance(loss, Mapping) and "class_name" in loss):
+        return
+    missing = [name for name in losses if name not in loss_weights]
+    if missing:
+        raise ModelError(
+            f"`loss_weights` has no entry for output {missing[0]!r}",
+            given=f"loss_weights={shorten(loss_weights)}",
+            expected=f"a number for each of {', '.join(map(repr, losses))}",
+            fix=f"loss_weights={{..., {missing[0]!r}: 1.0}}",
+        )
 
 
 def _check_no_layers(argument: str, given: Any) -> None:

@@ -21,9 +21,9 @@ DEFAULT = "optimizer"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Optimizer:
-    """An optax transformation and the names of the variables it updates."""
+    """An optimizer and the names of the variables it updates."""
 
-    transformation: optax.GradientTransformationExtraArgs | optimizers.Optimizer
+    transformation: optimizers.Optimizer | optimizers.OptaxOptimizer
     parts: frozenset[_paths.Parts]
 
     def select(self, trainable: Any) -> Any:
@@ -36,6 +36,19 @@ class Optimizer:
         return traverse_util.unflatten_dict(
             {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
         )
+
+
+def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
+    """What `compile` was given as an optimizer, with the variables of one.
+
+    Args:
+        given: what `optimizers.get` takes.
+        name: among the model's optimizers.
+    """
+    if isinstance(given, optimizers.OptaxOptimizer):
+        return given
+    found = optimizers.get(given)
+    return found if isinstance(found, optimizers.Optimizer) else optimizers.OptaxOptimizer(found, name)
 
 
 def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
@@ -52,7 +65,7 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
     """
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
-        return {DEFAULT: Optimizer(optimizers.get(given), frozenset(parts))}
+        return {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
     if not given:
         raise ModelError(
             "`optimizer` is an empty dict",
@@ -61,6 +74,7 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
             fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
         )
     named = {name: _named(name, entry, parts) for name, entry in given.items()}
+    _check_different(named)
     _check_disjoint(named)
     return named
 
@@ -197,13 +211,24 @@ def _check_disjoint(named: Mapping[str, Optimizer]) -> None:
             )
 
 
+def _check_different(named: Mapping[str, Optimizer]) -> None:
+    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
+        if first.transformation is second.transformation:
+            raise ModelError(
+                f"optimizers {one!r} and {other!r} are one object",
+                given=f"{first.transformation!r} twice",
+                expected="an object for each: it holds the state of one",
+                fix="make another: type(optimizer).from_config(optimizer.get_config())",
+            )
+
+
 def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
-        transformation, rule = optimizers.get(entry[0]), entry[1]
+        transformation, rule = as_optimizer(entry[0], name), entry[1]
         pattern = compile_rule(rule, f"optimizer[{name!r}]")
         chosen = [p for p in parts if pattern.fullmatch(_paths.join(p))]
     else:
-        transformation, rule = optimizers.get(entry), f"{name}/.*"
+        transformation, rule = as_optimizer(entry, name), f"{name}/.*"
         chosen = [p for p in parts if p[0] == name]
     if not chosen:
         paths = [_paths.join(p) for p in parts]

@@ -102,6 +102,15 @@ class Outputs:
         if isinstance(given, Mapping):
             if names == [""] and len(given) == 1:
                 return {"": next(iter(given.values()))}
+            # as in Keras: those of a list are told apart by names alone, so that none may be missing
+            missing = [name for name in names if name not in given] if self._is_sequence and argument == "loss" else []
+            if missing and set(given) <= set(names):
+                raise ModelError(
+                    f"`loss` has no entry for {_listed(missing)} of the model",
+                    given=_described_spec(given),
+                    expected=f"an entry for each of {_listed(names)}; None for those without a loss",
+                    fix=f"compile(..., loss={{..., {missing[0]!r}: None}}), or a loss for it",
+                )
             if set(given) <= set(names):
                 return {name: given[name] for name in names if name in given}
         elif isinstance(given, list | tuple):

@@ -104,6 +104,11 @@ class MetricTally:
     names: tuple[str, ...]
     result: Callable[[tuple[Any, ...]], Any]
 
+    @property
+    def has_own_start(self) -> bool:
+        """Whether the class of the metric resets it in a way of its own, which may differ from time to time."""
+        return type(self.metric).reset_state is not Metric.reset_state
+
     def start(self) -> tuple[Any, ...]:
         """The variables when they are reset."""
         return tuple(np.asarray(value) for value in self.metric.stateless_reset_state())

@@ -395,6 +395,11 @@ class Trainer:
             self._zero_logs[id(tallies)] = zero_logs(tallies, self._cell.mesh)
         return self._zero_logs[id(tallies)]
 
+    def _reset(self, tallies: dict[str, Tally]) -> Logs:
+        """The states of the tallies at the begin of an epoch or evaluation: `reset_state` of users is called."""
+        own = {name: tally for name, tally in tallies.items() if getattr(tally, "has_own_start", False)}
+        return {**self._zeros(tallies), **zero_logs(own, self._cell.mesh)} if own else self._zeros(tallies)
+
     def _stopper(self, mode: Mode) -> Callable[[], bool]:
         """What tells whether the run that begins now is to end after the current step."""
         self.stops.discard(mode)
@@ -405,9 +410,8 @@ class Trainer:
     ) -> Callable[[Execution], tuple[Logs, bool]]:
         """What runs an execution; `is_noted` if it is one of the training whose progress is noted."""
         progress = self._progress if is_noted else None
-        logs = self._zeros(tallies)
-        if progress is not None and progress.tallies:
-            logs = dict(progress.tallies)
+        is_resumed = progress is not None and bool(progress.tallies)
+        logs = dict(progress.tallies) if progress is not None and is_resumed else self._reset(tallies)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
@@ -434,7 +438,7 @@ class Trainer:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
     def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
-        logs = self._zeros(tallies)
+        logs = self._reset(tallies)
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
             nonlocal logs

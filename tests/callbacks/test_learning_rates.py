@@ -1,5 +1,6 @@
 """`ReduceLROnPlateau` and `LearningRateScheduler`: the rates they set, log and cannot set."""
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -189,7 +190,7 @@ class TestLearningRateScheduler:
     ],
 )
 def test_a_rate_that_cannot_be_set_raises_at_the_begin_of_training(callback, optimizer, way_out):
-    model = compiled(optimizer)
+    model = compiled(copy.deepcopy(optimizer))
     with pytest.raises(ModelError, match=f"{type(callback).__name__} cannot set the learning rate") as error:
         model.fit(X, Y, verbose=0, callbacks=[callback])
     assert way_out in error.value.fix

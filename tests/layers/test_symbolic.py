@@ -120,3 +120,55 @@ def test_a_layer_that_another_builds_as_it_was_called_gets_the_mask_of_that_call
     _ = pooled(layers.Masking()(inputs))
     model = kd.Model(inputs, Scaled(pooled)(inputs))
     assert model.predict(np.ones((2, 4, 3)), verbose=0).shape == (2, 4, 3)
+
+
+class Block(layers.Layer):
+    """A layer around another."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("make", [lambda: layers.Dense(3), lambda: layers.Conv1D(3, 1), Block], ids=["d", "conv", "in"])
+def test_a_layer_that_was_called_asks_the_same_of_its_next_input(make):
+    layer = make()
+    layer(kd.Input((5, 2)))
+    assert layer(kd.Input((6, 2))).shape == (None, 6, 3)
+    with pytest.raises(ModelError, match="does not fit"):
+        layer(kd.Input((5, 4)))
+
+
+def test_a_layer_that_lives_in_a_model_asks_the_same_of_its_next_input():
+    class Net(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Net()
+    model(np.ones((1, 2)))
+    with pytest.raises(ModelError, match="does not fit"):
+        model.dense(kd.Input((4,)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "count"),
+    [
+        (lambda: layers.MultiHeadAttention(2, 3), 2, 8),
+        (lambda: layers.GroupQueryAttention(3, 4, 2, use_gate=True), 2, 10),
+        (lambda: layers.Bidirectional(layers.LSTM(3)), 1, 6),
+        (lambda: layers.TimeDistributed(layers.Dense(3)), 1, 2),
+    ],
+)
+def test_build_creates_the_weights(make, shapes, count):
+    layer, called = make(), make()
+    layer.build(*[(None, 4, 5)] * shapes)
+    called(*[np.ones((1, 4, 5))] * shapes)
+    assert layer.built and len(layer.weights) == count
+    assert [(w.path, w.shape) for w in layer.weights] == [(w.path, w.shape) for w in called.weights]

@@ -195,15 +195,18 @@ class TestLossScale:
     """The scale of a float16 model's loss."""
 
     def test_compile_puts_the_optimizer_into_one_under_mixed_float16_alone(self) -> None:
-        inner, model = optimizers.SGD(0.1), network("mixed_float16")
         for policy, scaled, expected in (
             ("mixed_float16", False, optimizers.SGD),
             ("mixed_bfloat16", True, optimizers.SGD),
             ("mixed_float16", True, optimizers.LossScaleOptimizer),
         ):
             model = network(policy)
+            inner = optimizers.SGD(0.1)
             model.compile(inner, "mse", auto_scale_loss=scaled)
-            assert type(model.optimizer.transformation) is expected
+            assert type(model.optimizer) is expected
+            assert inner in (model.optimizer, getattr(model.optimizer, "inner_optimizer", None))
+            inner.learning_rate = 0.5
+            assert model.optimizer.learning_rate == 0.5
         assert model.get_compile_config()["auto_scale_loss"] is True
 
     def test_compiling_with_the_same_optimizer_goes_on_with_its_slots(self) -> None:

@@ -271,3 +271,26 @@ def test_a_config_of_an_optimizer_is_one_optimizer():
     model = built()
     model.compile({"class_name": "SGD", "config": {"learning_rate": 0.25}}, "mse")
     assert (model.optimizer.name, model.optimizer.learning_rate) == ("sgd", 0.25)
+
+
+class TestDictsByOutput:
+    """Outputs of a list are told apart by names alone: a dict of losses names them all, as in Keras."""
+
+    @staticmethod
+    def model(is_dict=False):
+        x = kd.Input((2,))
+        outputs = [kd.layers.Dense(1, name=name)(x) for name in "ab"]
+        return kd.Model(x, dict(zip("ab", outputs, strict=True)) if is_dict else outputs)
+
+    def test_none_may_be_missing(self):
+        with pytest.raises(ModelError, match="`loss` has no entry for") as caught:
+            self.model().compile("sgd", loss={"a": "mse"})
+        assert "'b': None" in caught.value.fix
+        self.model().compile("sgd", loss={"a": "mse", "b": None})
+        self.model(is_dict=True).compile("sgd", loss={"a": "mse"})
+
+    @pytest.mark.parametrize("loss", [["mse", "mse"], {"a": "mse", "b": "mse"}])
+    def test_no_weight_may_be_missing(self, loss):
+        with pytest.raises(ModelError, match="`loss_weights` has no entry for output 'b'"):
+            self.model().compile("sgd", loss=loss, loss_weights={"a": 2.0})
+        self.model().compile("sgd", loss=loss, loss_weights={"a": 2.0, "b": 1.0})

@@ -298,3 +298,16 @@ class TestSubclassesWithAGraph:
         model = Plain(inputs, layers.Dense(2)(inputs))
         with pytest.raises(ModelError, match="`factor` of layer"):
             model.factor = 2.0
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_a_clone_has_the_names_that_its_function_gave(is_chain):
+    chain = kd.Sequential([kd.Input((2,)), kd.layers.Dense(3, name="a"), kd.layers.Dense(2, name="b")])
+    model = chain if is_chain else kd.Model(chain.inputs, chain.outputs)
+
+    def renamed(layer):
+        return type(layer).from_config({**layer.get_config(), "name": f"new_{layer.name}"})
+
+    clone = kd.models.clone_model(model, clone_function=renamed)
+    assert [layer.name for layer in clone.layers][-2:] == ["new_a", "new_b"]
+    assert clone.weights[0].path == "new_a/kernel"

@@ -95,7 +95,7 @@ class TestLayersOfAModel:
     def test_a_shared_layer_gets_the_same_shape_everywhere(self):
         shared = layers.Dense(3, name="shared")
         kd.Sequential([kd.Input((4,)), shared])
-        with pytest.raises(ModelError, match="layer 'shared' has weights for other inputs"):
+        with pytest.raises(ModelError, match="the input of layer 'shared' does not fit"):
             kd.Sequential([kd.Input((5,)), shared])
 
     def test_building_a_layer_counts(self):

@@ -162,14 +162,29 @@ def test_those_that_a_model_updates_itself_are_refused_with_a_way_out():
         model.fit(X, Y[:, None], verbose=0)
 
 
-def test_an_overridden_list_is_refused():
-    class Lists(kd.Model):
-        @property
-        def metrics(self):
-            return []
+class Begins(metrics.Mean):
+    """Counts how often it was reset, and begins with that."""
 
-    with pytest.raises(ModelError, match=r"Lists\.metrics would not be called"):
-        Lists().compile("sgd", "mse")
+    def reset_state(self):
+        super().reset_state()
+        self.resets = getattr(self, "resets", 0) + 1
+        self.total.assign(10.0 * self.resets)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(0 * y_pred)
+
+    def result(self):
+        return self.total
+
+
+def test_an_overridden_reset_state_is_called_at_each_begin():
+    model, begins = kd.Model.from_nnx(Plain, seed=0), Begins(name="begins")
+    model.compile("sgd", LOSS, metrics=[begins])
+    first, *others = model.fit(X, Y, epochs=3, verbose=0).history["begins"]
+    assert others == [first + 10, first + 20]
+    assert model.evaluate(X, Y, verbose=0, return_dict=True)["begins"] >= first + 30
+    resets = begins.resets
+    assert model.evaluate(X, Y, verbose=0, return_dict=True)["begins"] == 10 * (resets + 1) == 10 * begins.resets
 
 
 def test_lambdas_have_a_name_that_can_be_monitored():

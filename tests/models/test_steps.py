@@ -129,14 +129,6 @@ class TestSteps:
         x = np.ones((4, 50), np.float32)
         assert np.array_equal(Drops()(x), x) and not np.array_equal(Drops()(x, training=True), x)
 
-    def test_steps_that_would_not_be_called_are_refused(self):
-        class Evaluates(Subclassed):
-            def test_step(self, data):
-                return {}
-
-        with pytest.raises(ModelError, match=r"Evaluates\.test_step would not be called"):
-            Evaluates().compile("sgd", loss=LOSS)
-
 
 class TestCompilingAgain:
     def test_the_same_optimizer_goes_on_where_it_was(self):

@@ -59,9 +59,13 @@ with `compile(check=True)`; otherwise NaN, or counted from the end.
 **Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
 that a mask leaves out may hold NaN; in metrics that are means or sums, rows of weight 0 may.
 
-**Optimizers.** They are optax transformations, and `compile` takes any of optax. Nothing about one changes once it is
-made: the slots and the current `model.optimizer.learning_rate` are the model's. A subclass defines `transformation`,
-not `update_step`.
+**Optimizers.** They are optax transformations, and `compile` takes any of optax. `model.optimizer` is the object that
+`compile` was given: it reads and writes the model's slots and learning rate, and nothing else about it changes. So one
+optimizer trains one model: `compile` refuses one that another model has. A subclass defines `transformation`, not
+`update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
+
+**Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
+what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `save_own_variables`, `update_step` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.

@@ -1,0 +1,167 @@
+"""Variables, slots and optimizers are the same objects wherever they are found, for as long as the model."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers, optimizers
+from keras_dist.errors import ModelError
+
+X, Y = np.ones((8, 2), np.float32), np.zeros((8, 1), np.float32)
+
+
+def network() -> tuple[kd.Sequential, layers.Dense]:
+    dense = layers.Dense(3, name="d")
+    return kd.Sequential([kd.Input((2,)), dense, layers.Dense(1)]), dense
+
+
+def check(model: kd.Model, dense: layers.Dense) -> None:
+    assert dense.weights[0] is dense.kernel and dense.weights == [dense.kernel, dense.bias]
+    in_layers = [weight for layer in model.layers for weight in layer.weights]
+    assert all(one is other for one, other in zip(model.weights, in_layers, strict=True))
+    assert model.trainable_variables[1] is model.weights[1] is dense.bias
+
+
+class TestVariables:
+    """Handles on the weights of layers and models."""
+
+    def test_of_a_layer_alone_and_in_a_model(self, tmp_path) -> None:
+        dense = layers.Dense(3)
+        dense(X)
+        kernel = dense.kernel
+        assert dense.weights == [kernel, dense.bias] and dense.weights[0] is kernel
+        dense.trainable = False
+        assert not kernel.trainable and not dense.trainable_weights
+        dense.trainable = True
+        model = kd.Sequential([kd.Input((2,)), dense, layers.Dense(1)])
+        check(model, dense)
+        bias, listed = dense.bias, model.weights
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+        model.save_weights(tmp_path / "w.safetensors")
+        model.load_weights(tmp_path / "w.safetensors")
+        model.redistribute(kd.distribution.DataParallel())
+        check(model, dense)
+        assert dense.bias is bias and all(one is other for one, other in zip(model.weights, listed, strict=True))
+        # what was found before the model was made stands for the model's
+        assert kernel.path == "dense/kernel" and np.array_equal(kernel.numpy(), dense.kernel.numpy())
+        kernel.assign(np.ones((2, 3)))
+        assert np.all(model.weights[0].numpy() == 1)
+
+    def test_of_layers_inside_of_layers(self) -> None:
+        layer = layers.Bidirectional(layers.LSTM(2))
+        layer(np.ones((1, 3, 2), np.float32))
+        cell = layer.forward_layer.cell
+        assert layer.weights[0] is cell.kernel is layer.forward_layer.weights[0]
+        assert layer.weights[0].path == "forward_lstm/lstm_cell/kernel"
+
+    def test_when_layers_are_added(self) -> None:
+        model, dense = network()
+        bias = dense.bias
+        model.add(layers.Dense(1))
+        bias.assign(np.ones(3))
+        np.testing.assert_array_equal(model.weights[1].numpy(), 1)
+        check(model, dense)
+
+
+class TestOptimizers:
+    """`model.optimizer` is what `compile` was given, and its state is the model's."""
+
+    def test_it_is_the_object(self) -> None:
+        model, _ = network()
+        optimizer = optimizers.Adam(0.5)
+        model.compile(optimizer, "mse")
+        assert model.optimizer is optimizer
+        before = optimizer.variables
+        model.fit(X, Y, batch_size=4, verbose=0)
+        assert all(one is other for one, other in zip(optimizer.variables, before, strict=True))
+        del before
+        assert int(optimizer.iterations) == 2 and optimizer.learning_rate == 0.5
+        optimizer.learning_rate = 0.0
+        weights = model.get_weights()
+        model.fit(X, Y, verbose=0)
+        np.testing.assert_equal(model.get_weights(), weights)
+        optimizer.iterations.assign(7)
+        assert int(model.optimizer.iterations) == 7
+        assert optimizer.get_config()["learning_rate"] == 0.0
+        del model
+        other, _ = network()
+        other.compile(optimizer, "mse")  # nobody holds the first one any more
+        assert other.optimizer is optimizer and int(optimizer.iterations) == 0
+
+    def test_it_has_the_class_of_its_name_before_the_weights_are_born(self) -> None:
+        model = kd.Sequential([layers.Dense(1)])
+        model.compile("adam", "mse")
+        optimizer = model.optimizer
+        assert isinstance(optimizer, optimizers.Adam)
+        optimizer.learning_rate = 0.25
+        model.fit(X, Y, verbose=0)
+        assert model.optimizer is optimizer and optimizer.learning_rate == 0.25
+
+    def test_it_goes_on_when_a_layer_without_weights_is_frozen(self) -> None:
+        drop = layers.Dropout(0.5)
+        model = kd.Sequential([kd.Input((2,)), drop, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+        drop.trainable = False
+        model.compile(model.optimizer, "mse")
+        model.fit(X, Y, verbose=0)
+        assert int(model.optimizer.iterations) == 2
+
+    def test_one_model_for_each(self) -> None:
+        (model, _), (other, _) = network(), network()
+        optimizer = optimizers.SGD(0.5, momentum=0.9)
+        model.compile(optimizer, "mse")
+        model.optimizer.learning_rate = 0.25
+        with pytest.raises(ModelError, match="the optimizer 'sgd' is in use") as caught:
+            other.compile(optimizer, "mse")
+        assert "from_config" in caught.value.fix
+        with pytest.raises(ModelError, match="'a' and 'b' are one object"):
+            both = optimizers.SGD()
+            other.compile({"a": (both, "d/.*"), "b": (both, "dense/.*")}, "mse")
+        assert kd.models.clone_model(model).optimizer is not optimizer
+        alone = copy.deepcopy(optimizer)
+        assert not alone.built and alone.learning_rate == 0.25
+        model.compile("adam", "mse")
+        other.compile(optimizer, "mse")  # it was let go
+        assert other.optimizer.learning_rate == 0.25 and int(optimizer.iterations) == 0
+
+    def test_one_that_has_trained_by_itself(self) -> None:
+        model, _ = network()
+        optimizer = optimizers.SGD(0.5)
+        optimizer.build(model.trainable_variables)
+        optimizer.learning_rate = 0.25
+        optimizer.apply([np.zeros(v.shape, np.float32) for v in model.trainable_variables])
+        with pytest.raises(ModelError, match="is in use"):
+            model.compile(optimizer, "mse")
+
+
+class TestWeightDecay:
+    """`exclude_from_weight_decay` goes by identity, and by names."""
+
+    def test_of_variables_that_have_no_model(self) -> None:
+        ones = np.ones(2, np.float32)
+        a, b, bias = kd.Variable(ones), kd.Variable(ones), kd.Variable(ones, name="bias")
+        optimizer = optimizers.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_list=[b], var_names=["bias"])
+        optimizer.apply([0 * ones] * 3, [a, b, bias])
+        np.testing.assert_allclose([a.value, b.value, bias.value], [[0.75] * 2, [1] * 2, [1] * 2])
+        with pytest.raises(ModelError, match="built for other variables"):
+            optimizer.apply([ones] * 3, [b, a, bias])
+
+    def test_of_a_model(self) -> None:
+        dense = layers.Dense(1, name="bias_head")
+        dense(X)
+        kernel = dense.kernel  # found before the model was made
+        model = kd.Sequential([kd.Input((2,)), layers.Dense(2, name="bias"), dense])
+        stranger = kd.Sequential([kd.Input((2,)), layers.Dense(2, name="bias")])
+        optimizer = optimizers.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay([kernel, stranger.weights[0]], ["bias"])
+        for weight in model.weights:
+            weight.assign(np.ones(weight.shape))
+        model.compile(optimizer, lambda y_true, y_pred: 0 * y_pred)
+        model.fit(X, Y, verbose=0)
+        expected = {"bias/kernel": 0.75, "bias/bias": 1, "bias_head/kernel": 1, "bias_head/bias": 1}
+        assert {weight.path: weight.numpy().max() for weight in model.weights} == expected
