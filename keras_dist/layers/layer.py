@@ -275,6 +275,14 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     def __nnx_repr__(self) -> Iterator[Any]:
         yield _jax.shown_as(repr(self))  # in lists and dicts
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        home = _home(self)  # what pickle and copy make has the values, and is in no model
+        return super().__reduce_ex__(protocol) if home is None else home.module().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        home = _home(self)
+        return super().__deepcopy__(memo) if home is None else home.module()
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
         parameters = call_parameters(type(self))
         check_complete(parameters, args, kwargs, self.name)

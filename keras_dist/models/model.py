@@ -21,12 +21,11 @@ from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
-from keras_dist.models.checkpointing import Checkpointing
-from keras_dist.models.configuring import Configuring
 from keras_dist.models.connecting import Connecting
 from keras_dist.models.custom_steps import CustomSteps
 from keras_dist.models.exporting import Exporting
 from keras_dist.models.fitting import Fitting
+from keras_dist.models.pickling import Pickling
 from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, current_distribution, not_compiled
 from keras_dist.models.summary import layer_table, module_table
@@ -55,7 +54,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, WeightsFile, Exporting):
+class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
     """Layers that are trained together, on the mesh of the distribution under which their weights were born.
 
     Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
