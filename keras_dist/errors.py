@@ -94,6 +94,10 @@ class ModelError(KerasDistError, ValueError):
     """A model was used out of order, or does not return what its use needs."""
 
 
+class ConstructorError(ModelError, AttributeError):
+    """The constructor of a subclass does not call that of its base."""
+
+
 class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 

@@ -34,7 +34,7 @@ from keras_dist.layers.owner import Owner
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import own_variables
-from keras_dist.saving import Configurable
+from keras_dist.saving import Configurable, not_initialised
 
 
 class _Outside:
@@ -251,6 +251,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         # only for names that are not there: weights, which live in the model
         if name.startswith(("__", "_pytree__")) or name in _Outside.__slots__:
             raise AttributeError(name)
+        self._check_initialised()
         home = _home(self)
         if home is not None:
             return home.attribute(name)
@@ -307,7 +308,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
             outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:
             for output in jax.tree.leaves(outputs):
-                rows = output.shape[0] if output.ndim else 1
+                rows = max(output.shape[0], 1) if output.ndim else 1
                 self.add_loss(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if not self.supports_masking and _any(previous):
@@ -335,12 +336,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     def _check_initialised(self) -> None:
         if "_is_built" not in vars(self):
-            raise ModelError(
-                f"{type(self).__name__}.__init__ does not call super().__init__()",
-                given="a layer without name and dtype",
-                expected="super().__init__() before anything else",
-                fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
-            )
+            raise not_initialised(self)
 
     def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
         known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]

@@ -46,6 +46,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         object.__setattr__(self, "_in_constructor", True)
         try:
             init(self, *args, **kwargs)
+            self._check_initialised()
         finally:
             object.__delattr__(self, "_in_constructor")
         if vars(self).get("_program") is not None:

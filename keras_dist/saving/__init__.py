@@ -1,6 +1,6 @@
 """Objects as plain configs and back: what `get_config` holds, custom classes by their registered names."""
 
-from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.identifiers import names_of, resolve
 from keras_dist.saving.registry import (
     CustomObjectScope,
@@ -15,12 +15,14 @@ from keras_dist.saving.serialization import deserialize_keras_object, serialize_
 __all__ = [
     "Configurable",
     "CustomObjectScope",
+    "absent",
     "custom_object_scope",
     "deserialize_keras_object",
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
     "names_of",
+    "not_initialised",
     "register_keras_serializable",
     "resolve",
     "serialize_keras_object",

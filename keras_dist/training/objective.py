@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
+from keras_dist._signatures import keywords_taken
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss
@@ -35,7 +36,9 @@ class _Term:
 
     def value(self, loss: Loss) -> jax.Array:
         """The loss, a scalar."""
-        value = loss(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
+        # a `__call__` of the user's own may not know masks, which Keras does not hand over either
+        options = keywords_taken(type(loss).__call__, {"mask": self.mask})
+        value = loss(self.y_true, self.y_pred, self.sample_weight, **options)
         if jnp.ndim(value):
             raise ModelError(
                 f"the loss {loss.name!r} is not reduced to a number",
