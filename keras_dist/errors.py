@@ -135,6 +135,12 @@ def shorten(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+def type_name(value: object) -> str:
+    """The name of the class of a value, and that it is Keras's where it is: the classes here have the same names."""
+    is_keras_s = any(cls.__module__.split(".")[0] in ("keras", "tf_keras") for cls in type(value).__mro__)
+    return type(value).__name__ + (" of keras; that of keras_dist is another class" if is_keras_s else "")
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
     near = nearest(name, options)

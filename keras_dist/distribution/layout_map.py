@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.errors import LayoutError
+from keras_dist.errors import LayoutError, type_name
 
 
 class LayoutMap(MutableMapping[str, TensorLayout]):
@@ -42,7 +42,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
             raise LayoutError(
                 "LayoutMap: `device_mesh` is not a DeviceMesh",
-                given=f"{device_mesh!r} of type {type(device_mesh).__name__}",
+                given=f"{device_mesh!r} of type {type_name(device_mesh)}",
                 expected="a keras_dist.DeviceMesh",
                 fix='LayoutMap(DeviceMesh((2, 4), ("data", "model")))',
             )
@@ -95,7 +95,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if not isinstance(layout, TensorLayout):
             raise LayoutError(
                 f"rule {key!r}: {layout!r} should be a TensorLayout",
-                given=f"{layout!r} of type {type(layout).__name__}",
+                given=f"{layout!r} of type {type_name(layout)}",
                 expected="a TensorLayout, or a tuple or list of its axes",
                 fix='for example rules["dense/kernel"] = (None, "model")',
             )

@@ -12,6 +12,7 @@ from flax import nnx
 
 from keras_dist import _paths, random
 from keras_dist._signatures import keywords_taken
+from keras_dist.distribution import scope
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
@@ -21,7 +22,7 @@ from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.home import settle
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
-from keras_dist.models.session import Session, current_distribution
+from keras_dist.models.session import Session, current_distribution, told_of_one_device
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
@@ -72,7 +73,8 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
     distribution = current_distribution()
-    plan = distribution.plan_variables(graph.specs, graph.treedef)
+    with told_of_one_device(scope.distribution()):
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell = StateCell(graph, plan, plan.init(init))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:

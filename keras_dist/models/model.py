@@ -15,7 +15,7 @@ from keras_dist import random
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
@@ -346,7 +346,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         if not isinstance(distribution, Distribution):
             raise DistributionError(
                 "redistribute: `distribution` is not a Distribution",
-                given=f"{distribution!r} of type {type(distribution).__name__}",
+                given=f"{distribution!r} of type {type_name(distribution)}",
                 expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
                 fix="for example model.redistribute(DataParallel())",
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, ModelError
+from keras_dist.errors import DistributionError, LayoutError, ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
@@ -326,6 +327,21 @@ class Session:
 def current_distribution() -> Distribution:
     """A snapshot of the current distribution; without any, the first device."""
     return (scope.distribution() or DataParallel(devices=devices.list_devices()[:1])).snapshot()
+
+
+@contextlib.contextmanager
+def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
+    """Inside, errors of layouts say so where no distribution was chosen, and the mesh is that of one device."""
+    try:
+        yield
+    except LayoutError as error:
+        if chosen is None:
+            error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
+            error.fix = (
+                "set one before the model is made: kd.set_distribution(kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh((2, 4), "
+                '("data", "model"))))), or leave the layout out'
+            )
+        raise
 
 
 def not_compiled(method: str) -> ModelError:

@@ -18,9 +18,9 @@ def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
         name: of the attribute.
         hint: the end of the message.
     """
-    init = inspect.unwrap(type(obj).__init__)
-    calls = getattr(getattr(init, "__code__", None), "co_names", ("__init__",))
-    if "__init__" not in calls and not name.startswith("__") and init.__module__.split(".")[0] != "keras_dist":
+    first, *others = [cls for cls in type(obj).__mro__ if "__init__" in vars(cls)]
+    calls = getattr(getattr(inspect.unwrap(first.__init__), "__code__", None), "co_names", ("__init__",))
+    if "__init__" not in calls and others not in ([], [object]) and not name.startswith("__"):
         return not_initialised(obj)
     return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}{hint}")
 

@@ -156,6 +156,13 @@ class TestGraphs:
         ):
             kd.Sequential([kd.Input((4,)), layers.Dense(3, name="d1")])
 
+    def test_a_layout_without_a_distribution_names_the_cause(self):
+        with pytest.raises(
+            LayoutError, match="no distribution is set, so that the mesh is that of one device"
+        ) as caught:
+            kd.Sequential([kd.Input((4,)), layers.Dense(2, kernel_layout=(None, "model"))])
+        assert "kd.set_distribution" in caught.value.fix
+
     def test_a_layer_may_occur_twice_in_a_sequential(self):
         for start in ([], [kd.Input((4,))]):
             dense, relu = layers.Dense(4), layers.Activation("relu")

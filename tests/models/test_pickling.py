@@ -15,6 +15,7 @@ from keras_dist.errors import ConfigError
 
 X, Y = np.arange(12.0).reshape(4, 3), np.ones((4, 1))
 
+
 class Own(kd.Model):
     """A model of a class that is not registered."""
 
