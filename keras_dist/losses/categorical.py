@@ -146,7 +146,7 @@ def _distributions(
     y_true, y_pred = as_arrays(name, y_true, y_pred)
     _check_axis(name, axis, y_pred)
     at = axis % y_pred.ndim
-    rows = (y_pred.shape[:at] + y_pred.shape[at + 1 :], y_pred.shape[:at] + (1,) + y_pred.shape[at + 1 :])
+    rows = (y_pred.shape[:at] + y_pred.shape[at + 1 :], (*y_pred.shape[:at], 1, *y_pred.shape[at + 1 :]))
     if y_true.shape in rows and y_true.shape != y_pred.shape and y_pred.shape[axis] > 1:
         one_hot = f"utils.to_categorical(y, {y_pred.shape[axis]})"
         raise ModelError(

@@ -104,7 +104,11 @@ class _Cloning:
         if input_tensors is not None:
             inputs = _checked(input_tensors, [tensor.shape[1:] for tensor in inputs] if graph is not None else [(8,)])
         if _is_sequential(model):
-            inputs = [Input(batch_shape=one.shape, dtype=one.dtype) if one.node.args else one for one in inputs]
+            starts = [one.node is not None and not one.node.args for one in inputs]
+            inputs = [
+                one if starts_here else Input(batch_shape=one.shape, dtype=one.dtype)
+                for one, starts_here in zip(inputs, starts, strict=True)
+            ]
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain]
             clone = type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))

@@ -281,8 +281,8 @@ class Fitting:
         of as many rows, which `batch_size` counts.
 
         Args:
-            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, or a pytree of them. Or a data
-                set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
+            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, lists of numbers, or a pytree
+                of them. Or a data set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
                 or grain loader, a generator or another iterable. Or one with `__len__` and `__getitem__` that gives
                 examples like that.
             y: targets of arrays, likewise.

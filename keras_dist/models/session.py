@@ -338,8 +338,8 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
         if chosen is None:
             error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
             error.fix = (
-                "set one before the model is made: kd.set_distribution(kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh((2, 4), "
-                '("data", "model"))))), or leave the layout out'
+                'set one before the model is made: mesh = kd.DeviceMesh((2, 4), ("data", "model")); '
+                "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
             )
         raise
 

@@ -146,8 +146,8 @@ class CustomLoops:
 
         Args:
             optimizer_variables: the arrays of `variables`.
-            grads: the gradients, one for each of `trainable_variables`. Where one is None, the variable and what is kept
-                for it stay as they are, with a warning.
+            grads: the gradients, one for each of `trainable_variables`. Where one is None, the variable and its slots
+                stay as they are, with a warning.
             trainable_variables: the arrays of what it was built for, in that order.
 
         Returns:

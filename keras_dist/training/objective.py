@@ -194,8 +194,8 @@ def resolve_objective(
     """What `compile` was given, with names resolved.
 
     Args:
-        loss: what `as_loss` takes, or a list or dict by output of that, nested as the outputs are; None in there for outputs without a loss.
-            None alone for models whose layers add all the losses.
+        loss: what `as_loss` takes, or a list or dict by output of that, nested as the outputs are; None in there for
+            outputs without a loss. None alone for models whose layers add all the losses.
         loss_weights: a number, or a list or dict of them.
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.

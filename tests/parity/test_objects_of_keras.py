@@ -13,14 +13,15 @@ def test_errors_say_whose_they_are(keras: types.ModuleType) -> None:
     theirs = keras.distribution
     mesh = theirs.DeviceMesh((2, 4), ["a", "b"], kd.list_devices())
     layout = theirs.TensorLayout((None, "b"), mesh)
-    ours = kd.LayoutMap(kd.DeviceMesh((2, 4), ["a", "b"]))
+    our_mesh = kd.DeviceMesh((2, 4), ["a", "b"])
+    ours = kd.LayoutMap(our_mesh)
     model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
     uses = [
         lambda: kd.set_distribution(theirs.DataParallel(devices=kd.list_devices())),
         lambda: kd.set_distribution(theirs.ModelParallel(layout_map=theirs.LayoutMap(mesh), batch_dim_name="a")),
         lambda: model.redistribute(theirs.DataParallel(devices=kd.list_devices())),
         lambda: kd.ModelParallel(theirs.LayoutMap(mesh)),
-        lambda: kd.FullySharded(ours.device_mesh, layout_map=theirs.LayoutMap(mesh)),
+        lambda: kd.FullySharded(our_mesh, layout_map=theirs.LayoutMap(mesh)),
         lambda: kd.DataParallel(mesh),
         lambda: kd.LayoutMap(mesh),
         lambda: kd.TensorLayout((None, "b"), mesh),
