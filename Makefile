@@ -25,11 +25,11 @@ setup: $(READY) ## make the environment, once (.venv)
 demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 	@$(if $(MESH),KERAS_DIST_MESH="$(MESH)") $(BIN)/python -m keras_dist.cli.demo
 
-notebooks: $(READY) ## run every notebook, as `make test` does
-	$(BIN)/python -m pytest tests/test_notebooks.py
+notebooks: $(READY) ## run every notebook, and keep what it prints
+	$(BIN)/python -m tests.test_notebooks
 
 test: $(READY) ## run the tests
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 lint: $(READY) ## check style, format and floors
 	$(BIN)/ruff check

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from keras_dist import _environment
+from keras_dist import _environment, _not_here
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
@@ -138,7 +138,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"keras_dist.{_PACKAGE_OF[name]}"), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'keras_dist' has no attribute {name!r}")
+    return _not_here.missing_from(__name__)(name)
 
 
 def __dir__() -> list[str]:

@@ -157,6 +157,21 @@ def state_of(tree: Any) -> Any:
     return nnx.state(tree) if isinstance(tree, nnx.Module) else tree
 
 
+def _set_count(count: Any, value: Any, **options: Any) -> None:
+    """`RngCount.set_value`, which replaces a traced count by another without asking for its sharding.
+
+    Flax asks, and JAX 0.10 answers with an error that lists what the value was computed from: each key drawn in a
+    trace takes as long as the trace is.
+    """
+    old = count.get_raw_value()
+    if options.get("index") is ... and is_traced(value) and (value.shape, value.dtype) == (old.shape, old.dtype):
+        options = {}
+    nnx.Variable.set_value(count, value, **options)
+
+
+nnx.RngCount.set_value = _set_count  # type: ignore[method-assign]
+
+
 def tied_paths(tree: Any) -> list[list[str]]:
     """Groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
     if not isinstance(tree, nnx.Module):
@@ -195,6 +210,30 @@ def adopt_traced_buffers(module: Any) -> None:
         for name, value in list(vars(node).items()):
             if not node._pytree__nodes.get(name, False) and any(map(is_traced, jax.tree.leaves(value))):
                 setattr(node, name, nnx.data(value))
+
+
+def with_sums(closed_jaxpr: Any) -> Any:
+    """`closed_jaxpr` with literals for sums of integer scalars that are literals themselves, such as Flax's counts."""
+    jaxpr = closed_jaxpr.jaxpr
+    sums: dict[Any, Any] = {}
+    equations = []
+
+    def known(value: Any) -> Any:
+        return value if is_literal(value) else sums.get(value, value)
+
+    for equation in jaxpr.eqns:
+        inputs = [known(value) for value in equation.invars]
+        aval: Any = equation.outvars[0].aval if equation.outvars else None
+        if equation.primitive is jax.lax.add_p and all(map(is_literal, inputs)) and _is_integer(aval):
+            total = np.add(*(np.asarray(value.val, aval.dtype) for value in inputs), dtype=aval.dtype)
+            sums[equation.outvars[0]] = jax.extend.core.Literal(total, aval)
+        else:
+            equations.append(equation.replace(invars=inputs))
+    return closed_jaxpr.replace(jaxpr=jaxpr.replace(eqns=equations, outvars=[known(value) for value in jaxpr.outvars]))
+
+
+def _is_integer(aval: Any) -> bool:
+    return aval.shape == () and jax.numpy.issubdtype(aval.dtype, np.integer)
 
 
 def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:

@@ -18,6 +18,13 @@ def value_of(operand: Any) -> Any:
     return operand.value if isinstance(operand, Operators) else operand
 
 
+def native(value: Any) -> Any:
+    """An array of numpy in the byte order of this machine, the only one that JAX knows; all else as it is."""
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        return value.astype(value.dtype.newbyteorder("="))
+    return value
+
+
 def as_pytree(cls: type[Operators]) -> type[Any]:
     """Let `cls` pass into functions of jax, which see its array."""
     jax.tree_util.register_pytree_node(cls, lambda stand_in: ((stand_in.value,), None), lambda _, arrays: arrays[0])

@@ -130,8 +130,11 @@ class LayoutWarning(UserWarning):
 
 
 def shorten(value: object) -> str:
-    """The repr of what a user gave, on one line of at most 120 characters."""
-    text = " ".join(repr(value).split())
+    """The repr of what a user gave, on one line of at most 120 characters; its type where it has no repr."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # the user's own __repr__
+        text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 

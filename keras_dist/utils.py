@@ -1,5 +1,8 @@
 """What Keras users look for under `utils`; re-exports only."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
@@ -34,3 +37,6 @@ __all__ = [
     "set_random_seed",
     "to_categorical",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

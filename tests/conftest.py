@@ -18,8 +18,8 @@ import pytest  # noqa: E402
 
 from keras_dist import distribution  # noqa: E402
 
-hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
-hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("dev", max_examples=10, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

@@ -2,11 +2,15 @@
 
 import doctest
 import importlib
+import importlib.metadata
+import os
 import pathlib
 import pkgutil
 import re
+import socket
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -16,14 +20,53 @@ ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."))
 
 
-def test_readme_example_runs_and_prints_the_layout_table():
-    example = re.search(r"## Ten lines\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert example is not None
-    assert len(example[1].splitlines()) == 10
-    run = subprocess.run([sys.executable, "-c", example[1]], capture_output=True, text=True, check=False)
+PATH = {"PYTHONPATH": str(ROOT)}
+README = (ROOT / "README.md").read_text()
+BLOCKS = [textwrap.dedent(text) for text in re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)]
+BARE = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC")}
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
+def test_every_block_of_the_readme_runs_as_it_stands(block, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=BARE | PATH, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr[-2000:]
-    assert re.search(r"layers/0/kernel.*\(-, model\)", run.stdout)
-    assert "Epoch 3/3" in run.stdout
+    if "Model.from_nnx" in block:
+        assert len(block.splitlines()) == 10, "the ten lines"
+        assert re.search(r"layers/0/kernel.*\(-, model\)", run.stdout) and "Epoch 3/3" in run.stdout
+
+
+@pytest.mark.multiprocess
+def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
+    (script,) = [block for block in BLOCKS if "initialize()" in block]
+    (tmp_path / "train.py").write_text(script)
+    shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", README))
+    commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", README, re.MULTILINE)
+    assert len(shared) == 2 and [index for _, index in commands] == ["0", "1"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        shared["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            env=BARE | PATH | shared | {name: index},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, index in commands
+    ]
+    printed = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)[-4000:]
+    assert "Epoch 2/2" in printed[0] and "Epoch" not in printed[1]
+    assert (tmp_path / "trained").is_dir()
+
+
+def test_the_ways_to_install_are_extras_that_jax_has():
+    named = re.findall(r'"jax\[(\w+)\]"', README)
+    assert {"cuda13", "tpu"} <= set(named) <= set(importlib.metadata.metadata("jax").get_all("Provides-Extra"))
 
 
 def test_readme_links_lead_somewhere():

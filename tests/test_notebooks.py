@@ -1,4 +1,4 @@
-"""The notebooks run from beginning to end, and are kept without what a run leaves in them."""
+"""The notebooks run from beginning to end. `python -m tests.test_notebooks` writes what they print into them."""
 
 import os
 import pathlib
@@ -16,15 +16,29 @@ def read(path):
     return notebook, [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def run(path):
+    """The notebook after a run, with its outputs, and nothing else that depends on the machine."""
+    notebook, cells = read(path)
+    mine = ("XLA_FLAGS", "PJRT_NPROC", "JAX_PLATFORMS")  # of this process: the notebook makes its devices itself
+    environment = {name: value for name, value in os.environ.items() if name not in mine}
+    metadata = nbformat.from_dict(dict(notebook.metadata))
+    nbclient.NotebookClient(notebook, timeout=300).execute(env=environment, cwd=path.parent)
+    notebook.metadata = metadata
+    for cell in cells:
+        cell.metadata.pop("execution", None)
+    return notebook, cells
+
+
 def test_there_are_some():
     assert NOTEBOOKS
 
 
 @EVERY_NOTEBOOK
-def test_it_is_valid_and_has_no_outputs(path):
+def test_it_is_valid_and_kept_with_its_outputs(path):
     notebook, cells = read(path)
     nbformat.validate(notebook)
-    assert not any(cell.outputs or cell.execution_count for cell in cells), "clear all outputs before you save"
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run `make notebooks`"
+    assert any(cell.outputs for cell in cells) and not any("execution" in cell.metadata for cell in cells)
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert set(notebook.metadata.language_info) == {"name"}
 
@@ -33,9 +47,13 @@ def test_it_is_valid_and_has_no_outputs(path):
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_it_runs_without_errors_and_warnings(path):
-    notebook, cells = read(path)
-    mine = ("XLA_FLAGS", "PJRT_NPROC", "JAX_PLATFORMS")  # of this process: the notebook makes its devices itself
-    environment = {name: value for name, value in os.environ.items() if name not in mine}
-    nbclient.NotebookClient(notebook, timeout=300).execute(env=environment, cwd=path.parent)
-    for cell in cells:
+    _, kept = read(path)
+    _, cells = run(path)
+    for cell, before in zip(cells, kept, strict=True):
         assert not [output.text for output in cell.outputs if output.get("name") == "stderr"], cell.source
+        assert bool(cell.outputs) == bool(before.outputs), "what is kept is of another version: run `make notebooks`"
+
+
+if __name__ == "__main__":
+    for each in NOTEBOOKS:
+        nbformat.write(run(each)[0], each)

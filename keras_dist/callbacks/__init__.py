@@ -1,5 +1,8 @@
 """Callbacks: observers of training. The loop knows only their protocol."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore
 from keras_dist.callbacks.callback import Callback
 from keras_dist.callbacks.callback_list import CallbackList
@@ -29,3 +32,6 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -144,8 +144,10 @@ class ProgbarLogger(Callback):
         self._print(f"{steps} {bar} {now - self._started:.0f}s - {self._told(now, logs)}")
 
     def _told(self, now: float, logs: Logs | None) -> str:
-        """Steps per second, loss and metrics."""
-        return " - ".join([f"{self._steps_per_second(now):.1f} steps/s", *_values(logs)])
+        """How fast steps go, loss and metrics."""
+        speed = self._steps_per_second(now)
+        each = f" ({1000 / speed:.3g} ms/step)" if speed else ""
+        return " - ".join([f"{speed:.1f} steps/s{each}", *_values(logs)])
 
     def _steps_per_second(self, now: float) -> float:
         """Without the first execution, for which all is compiled, as soon as there is another."""

@@ -165,6 +165,15 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
 
 
+def _number(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """YAML 1.1 reads `1:30` as 90, in base 60; YAML 1.2 and users read text."""
+    return lambda loader, node: node.value if ":" in node.value else construct(loader, node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number(yaml.SafeLoader.construct_yaml_int))
+_Loader.add_constructor("tag:yaml.org,2002:float", _number(yaml.SafeLoader.construct_yaml_float))
+
+
 def _parse_yaml(text: str) -> Any:
     table = yaml.load(text, _Loader)  # a SafeLoader: makes plain values only
     return {} if table is None else table

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist import _paths
 from keras_dist.data.hosts import SparseRows, to_host
-from keras_dist.errors import DataError
+from keras_dist.errors import DataError, shorten
 
 
 def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
@@ -25,7 +25,7 @@ def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise DataError(
             f"`{argument}` is not a number of rows",
-            given=f"{argument}={batch_size!r}",
+            given=f"{argument}={shorten(batch_size)}",
             expected="an integer of at least 1: the rows of one step on all devices together",
             fix=f"for example {argument}=128",
         )
@@ -93,7 +93,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     if not isinstance(array, np.ndarray | SparseRows):
         raise DataError(
             f"{name} is not an array",
-            given=f"{leaf!r:.60} of type {type(leaf).__name__}",
+            given=f"{shorten(leaf)} of type {type(leaf).__name__}",
             expected="arrays, tensors or tables of numbers, dicts, lists and tuples of them, or a data set as x",
             fix=f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array",
         )
@@ -108,11 +108,11 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     return array
 
 
-def common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
-    """The number of rows in all arrays of `(x, y, sample_weight)`.
+def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set") -> int:
+    """The number of rows in all arrays of `(x, y, sample_weight)`, which errors call a `what`.
 
     Raises:
-        DataError: it is not the same, or 0, or `x` holds no array.
+        DataError: it is not the same, or 0, or `x` holds no array; or a weight is not finite.
     """
     lengths = {
         leaf_name(f"{name}{argument}", path): len(leaf)
@@ -122,7 +122,7 @@ def common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
     if not jax.tree.leaves(arrays[0]):
         raise DataError(
             f"{name}x holds no array",
-            given=f"{arrays[0]!r}",
+            given=shorten(arrays[0]),
             expected="an array with the examples along the first dim, or a pytree of them",
             fix="pass the inputs as x",
         )
@@ -137,11 +137,20 @@ def common_length(arrays: tuple[Any, Any, Any], name: str) -> int:
             )
     if length == 0:
         raise DataError(
-            f"the {name}data set is empty",
+            f"the {name}{what} is empty",
             given=f"{first} with 0 rows",
             expected="at least one row",
             fix="check the path or filter that made it",
         )
+    for path, weights in jax.tree_util.tree_leaves_with_path(arrays[2]):
+        if isinstance(weights, np.ndarray) and not np.isfinite(weights).all():
+            place = tuple(np.argwhere(~np.isfinite(weights))[0])
+            raise DataError(
+                f"{leaf_name(f'{name}sample_weight', path)} holds weights that are not finite",
+                given=f"{weights[place]} in row {place[0]}",
+                expected="finite numbers",
+                fix="weigh examples that are to be left out 0",
+            )
     return length
 
 

@@ -45,14 +45,14 @@ def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
 def _check_weights(class_weight: Any) -> None:
     numbers = (int, float, np.number)
     fits = isinstance(class_weight, Mapping) and all(
-        isinstance(label, numbers) and float(label).is_integer() and isinstance(weight, numbers)
+        isinstance(label, numbers) and float(label).is_integer() and isinstance(weight, numbers) and np.isfinite(weight)
         for label, weight in class_weight.items()
     )
     if not fits:
         raise DataError(
             "`class_weight` is not a dict of weights by class index",
             given=f"class_weight={shorten(class_weight)}",
-            expected="a dict of integers to numbers",
+            expected="a dict of integers to finite numbers",
             fix="for example class_weight={0: 1.0, 1: 5.0}",
         )
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._operators import native
+
 
 def to_host(leaf: Any) -> Any:
     """An array of any library as one of numpy, of its own memory where that can be; what is no array as it is.
@@ -13,7 +15,9 @@ def to_host(leaf: Any) -> Any:
     Tensors of torch and TensorFlow, arrays of JAX, columns and tables of pandas; sparse matrices of scipy become
     `SparseRows`.
     """
-    if isinstance(leaf, np.ndarray | SparseRows):
+    if isinstance(leaf, np.ndarray):
+        return native(leaf)
+    if isinstance(leaf, SparseRows):
         return leaf
     if hasattr(leaf, "tocsr"):
         return SparseRows(leaf.tocsr()) if leaf.ndim == 2 else leaf.toarray()

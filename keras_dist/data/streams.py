@@ -126,7 +126,7 @@ class StreamSource:
         parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
         arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
         arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
-        common_length(arrays, self.name)
+        common_length(arrays, self.name, "batch")
         return arrays
 
     def _padded(self, arrays: tuple[Any, Any, Any], multiple_of: int, share: Share | None) -> Batch:

@@ -31,6 +31,7 @@ class CompiledInit:
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], plan: Any) -> None:
         closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        closed = _jax.with_sums(closed)
         plan.check_tree(shape, "the result of the initialiser")
         self._treedef = jax.tree.structure(shape)
         self._nbytes = [row.nbytes_per_device for row in plan.rows]

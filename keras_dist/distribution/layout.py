@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.errors import LayoutError, did_you_mean, type_name
+from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
 
 Axis = str | tuple[str, ...] | None
 """One entry of a layout: unsharded, along one mesh axis, or along several."""
@@ -150,7 +150,7 @@ class TensorLayout:
         if not isinstance(self._device_mesh, DeviceMesh):
             raise LayoutError(
                 "TensorLayout: `device_mesh` is not a DeviceMesh",
-                given=f"{self._device_mesh!r} of type {type_name(self._device_mesh)}",
+                given=f"{shorten(self._device_mesh)} of type {type_name(self._device_mesh)}",
                 expected="a keras_dist.DeviceMesh, or None",
                 fix='for example DeviceMesh((2, 4), ("data", "model"))',
             )
@@ -170,7 +170,7 @@ def _normal_axes(axes: Any) -> tuple[Axis, ...]:
     if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
         raise LayoutError(
             "`axes` of a layout is not a sequence",
-            given=f"axes={axes!r} of type {type_name(axes)}",
+            given=f"axes={shorten(axes)} of type {type_name(axes)}",
             expected="an entry for each dim",
             fix=f"({axes!r},) for a tensor of one dim" if isinstance(axes, str) else '(None, "model") for two dims',
         )
@@ -186,8 +186,8 @@ def _normal_axis(axis: Any, axes: Any) -> Axis:
         names = tuple(str(name) for name in axis)
         return names if len(names) > 1 else (names[0] if names else None)
     raise LayoutError(
-        f"{axis!r} is not an entry of a layout",
-        given=f"axes={axes!r}",
+        f"{shorten(axis)} is not an entry of a layout",
+        given=f"axes={shorten(axes)}",
         expected="None, the name of a mesh axis, or a tuple of names",
         fix='for example (None, "model")',
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.errors import LayoutError, type_name
+from keras_dist.errors import LayoutError, shorten, type_name
 
 
 class LayoutMap(MutableMapping[str, TensorLayout]):
@@ -42,7 +42,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
             raise LayoutError(
                 "LayoutMap: `device_mesh` is not a DeviceMesh",
-                given=f"{device_mesh!r} of type {type_name(device_mesh)}",
+                given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
                 expected="a keras_dist.DeviceMesh",
                 fix='LayoutMap(DeviceMesh((2, 4), ("data", "model")))',
             )
@@ -94,8 +94,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             layout = TensorLayout(layout)
         if not isinstance(layout, TensorLayout):
             raise LayoutError(
-                f"rule {key!r}: {layout!r} should be a TensorLayout",
-                given=f"{layout!r} of type {type_name(layout)}",
+                f"rule {key!r}: {shorten(layout)} should be a TensorLayout",
+                given=f"{shorten(layout)} of type {type_name(layout)}",
                 expected="a TensorLayout, or a tuple or list of its axes",
                 fix='for example rules["dense/kernel"] = (None, "model")',
             )
@@ -173,7 +173,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if not isinstance(path, str):
             raise LayoutError(
                 "LayoutMap: a path is not a string",
-                given=f"{path!r} of type {type(path).__name__}",
+                given=f"{shorten(path)} of type {type(path).__name__}",
                 expected="a path such as 'd1/kernel'",
                 fix="look up the variable's path",
             )
@@ -212,7 +212,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if not isinstance(key, str):
             raise LayoutError(
                 "LayoutMap: a rule is not a string",
-                given=f"{key!r} of type {type(key).__name__}",
+                given=f"{shorten(key)} of type {type(key).__name__}",
                 expected="a path such as 'd1/kernel', or a regular expression for whole paths",
                 fix="use the path printed by the layout table",
             )

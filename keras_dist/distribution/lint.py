@@ -7,8 +7,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
+
+from flax import nnx
 
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -89,13 +91,13 @@ def check_rules(
         tensors: paths of activations and inputs once they are known; until then, rules that can only be meant for
             them (`.../output`, `input/...`) are left for later.
     """
-    names = [name for spec in specs if spec.role in PLANNED_BY_RULE for name in (spec.path, *spec.aliases)]
-    candidates = [*names, *(tensors or ())]
-    used = {rule for name in candidates for rule in layout_map.matching_rules(name)}
+    paths = {name: spec.path for spec in specs if spec.role in PLANNED_BY_RULE for name in (spec.path, *spec.aliases)}
+    paths |= {name: name for name in tensors or ()}
+    used = {rule for name in paths for rule in layout_map.matching_rules(name)}
     return [
-        _dead_rule(rule, layout_map, candidates, names)
+        _dead_rule(rule, layout_map, paths)
         for rule in layout_map
-        if rule not in used and (tensors is not None or not names_tensor(rule) or _names_module(rule, names))
+        if rule not in used and (tensors is not None or not names_tensor(rule) or _names_module(rule, paths))
     ]
 
 
@@ -104,7 +106,7 @@ def names_tensor(rule: str) -> bool:
     return re.search(r"\boutput\W*$|^\W*input\b", rule) is not None
 
 
-def _names_module(rule: str, names: Sequence[str]) -> bool:
+def _names_module(rule: str, names: Iterable[str]) -> bool:
     """Whether a rule for `input/...` can be meant for a module that is called so."""
     return rule.startswith("input/") and any(name.startswith("input/") for name in names)
 
@@ -173,9 +175,10 @@ def _check_dim(
     ]
 
 
-def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], names: Sequence[str]) -> Problem:
+def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
+    """Why `rule` decided nothing, where `paths` has the path in the table for each name that rules may match."""
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    shadowed = [path for path in candidates if re.fullmatch(rule, path)]
+    shadowed = [name for name in paths if re.fullmatch(rule, name)]
     if shadowed:
         winner = layout_map.matching_rules(shadowed[0])[0]
         return Problem(
@@ -186,22 +189,29 @@ def _dead_rule(rule: str, layout_map: LayoutMap, candidates: Sequence[str], name
             "a path that no exact rule decides",
             f"remove it: {winner!r} is exact and wins for {shadowed[0]!r}",
         )
-    inside = [path for path in candidates if re.search(rule, path)]
-    if inside:
+    inside = next((name for name in paths if re.search(rule, name)), None)
+    if inside is not None:
+        path = paths[inside]
         return Problem(
             "substring",
             rule,
-            f"rule {rule!r} matched nothing: it is only a part of {inside[0]!r}",
+            f"rule {rule!r} matched nothing: it is only a part of {inside!r}",
             given,
             "a regular expression for the whole path",
-            f"write {inside[0]!r}" + _widened(rule, inside[0]),
+            f"write {path!r}" + (_widened(rule, path) if path == inside else ""),
         )
-    near = nearest(rule, candidates)
-    paths = ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else "")
-    hint = f"the nearest path is {near!r}" if near else f"the paths are {paths or 'none'}"
-    return Problem(
-        "dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", f"{hint}; correct it"
-    )
+    layer, _, weight = rule.rpartition("/")
+    beside = list(dict.fromkeys(path[len(layer) + 1 :] for path in paths.values() if path.startswith(f"{layer}/")))
+    near = nearest(rule, paths)
+    some = list(dict.fromkeys(paths.values()))
+    listed = ", ".join(map(repr, some[:5])) + (" ..." if len(some) > 5 else "")
+    if layer and beside and not did_you_mean(weight, beside):
+        hint = f"{layer!r} has no {weight!r}, but {', '.join(map(repr, beside[:5]))}; remove the rule"
+    elif near is not None:
+        hint = f"the nearest path is {paths[near]!r}; correct the rule, or remove it"
+    else:
+        hint = f"the paths are {listed or 'none'}; correct the rule, or remove it"
+    return Problem("dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", hint)
 
 
 def _widened(rule: str, path: str) -> str:
@@ -217,9 +227,12 @@ def _widened(rule: str, path: str) -> str:
 
 
 def _frames_inside() -> int:
-    """How many frames up from the caller the user's code is, for a warning that points there."""
-    package = os.path.dirname(os.path.dirname(__file__))
+    """How many frames up from the caller the user's code is, for a warning that points there.
+
+    Frames of Flax between ours count as ours: its metaclass calls the constructors of modules.
+    """
+    inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__))
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
     return level

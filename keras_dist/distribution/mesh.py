@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
-from keras_dist.errors import MeshError, did_you_mean
+from keras_dist.errors import MeshError, did_you_mean, shorten
 
 
 class DeviceMesh:
@@ -143,7 +143,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
                 fix="drop `axis_names`",
             )
         shape, axis_names = list(shape.values()), list(shape)
-    given = f"shape={shape}, axis_names={axis_names}"
+    given = f"shape={shorten(shape)}, axis_names={shorten(axis_names)}"
     for argument, value in (("shape", shape), ("axis_names", axis_names)):
         if value is not None and (isinstance(value, Set) or not hasattr(value, "__len__")):
             raise MeshError(
@@ -176,17 +176,17 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or (size < 1 and size != -1):
             raise MeshError(
-                f"DeviceMesh: {size!r} is not the size of an axis",
+                f"DeviceMesh: {shorten(size)} is not the size of an axis",
                 given=given,
                 expected="integers of at least 1, or one -1",
                 fix="give each axis the number of devices along it",
             )
     for name in axis_names:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
             raise MeshError(
-                f"DeviceMesh: {name!r} is not the name of an axis",
+                f"DeviceMesh: {shorten(name)} is not the name of an axis",
                 given=given,
-                expected="non-empty strings",
+                expected="strings of printable characters, without blanks around them",
                 fix='name the axes for what they do, such as "data" and "model"',
             )
     _refuse_duplicates(axis_names, "axis name", "axis_names")
@@ -200,7 +200,7 @@ def _device_array(devices: Any) -> np.ndarray:
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
         raise MeshError(
             "DeviceMesh: `devices` is not a sequence of devices",
-            given=f"{devices!r} of type {type(devices).__name__}",
+            given=f"{shorten(devices)} of type {type(devices).__name__}",
             expected='names such as "cpu:0", or jax devices, in the order of the mesh',
             fix="devices=list_devices()",
         )

@@ -9,7 +9,7 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName
-from keras_dist.errors import DistributionError, type_name
+from keras_dist.errors import DistributionError, shorten, type_name
 
 
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
@@ -28,7 +28,7 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
     if not isinstance(layout_map, LayoutMap):
         raise DistributionError(
             "Argument `layout_map` must be a `LayoutMap` instance",
-            given=f"layout_map={layout_map!r} of type {type_name(layout_map)}",
+            given=f"layout_map={shorten(layout_map)} of type {type_name(layout_map)}",
             expected="a keras_dist.LayoutMap, which carries the mesh",
             fix='rules = LayoutMap(mesh); rules["d1/kernel"] = (None, "model"); ModelParallel(rules)',
         )

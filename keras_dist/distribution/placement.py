@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from keras_dist._operators import native
+
 
 def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """A copy of `value` with `sharding`, in memory of its own.
@@ -19,7 +21,7 @@ def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         value: an array, or a Python number.
         sharding: where the copy goes.
     """
-    return _copier(sharding)(jax.device_put(value, sharding))
+    return _copier(sharding)(jax.device_put(native(value), sharding))
 
 
 @functools.lru_cache(maxsize=512)

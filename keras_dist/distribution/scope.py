@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from keras_dist.errors import DistributionError, type_name
+from keras_dist.errors import DistributionError, shorten, type_name
 
 if TYPE_CHECKING:
     from keras_dist.distribution.strategy import Distribution
@@ -40,7 +40,7 @@ def set_distribution(value: Distribution | None) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, "snapshot")):
         raise DistributionError(
             "set_distribution: `value` is not a Distribution",
-            given=f"{value!r} of type {type_name(value)}",
+            given=f"{shorten(value)} of type {type_name(value)}",
             expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
             fix="for example set_distribution(keras_dist.DataParallel())",
         )

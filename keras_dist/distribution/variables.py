@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist import _jax, _paths
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import LayoutError
+from keras_dist.errors import LayoutError, shorten
 
 Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient"]
 
@@ -115,7 +115,7 @@ def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
         return (), jax.dtypes.result_type(leaf)
     raise LayoutError(
         f"plan: {path!r} is not an array",
-        given=f"{leaf!r} of type {type(leaf).__name__}",
+        given=f"{shorten(leaf)} of type {type(leaf).__name__}",
         expected="arrays or jax.ShapeDtypeStruct leaves",
         fix="filter the tree first, for example with equinox.filter(tree, equinox.is_array)",
     )

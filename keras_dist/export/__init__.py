@@ -16,6 +16,12 @@
     outputs = program.call(weights, [x])  # inputs and outputs are lists, in the order of export.json
 """
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.export.loading import ExportedProgram, load
 
 __all__ = ["ExportedProgram", "load"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

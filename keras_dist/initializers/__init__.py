@@ -1,5 +1,8 @@
 """Initializers: Keras's names and defaults on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.initializers.adapters import FromArray, FromFunction
 from keras_dist.initializers.constants import Constant, Identity, Ones, Zeros
 from keras_dist.initializers.identifiers import deserialize, get, serialize
@@ -74,3 +77,6 @@ __all__ = [
     "variance_scaling",
     "zeros",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

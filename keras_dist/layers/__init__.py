@@ -1,5 +1,8 @@
 """Layers: `nnx.Module`s that own variables under Keras's names and shapes, and create them when they see an input."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.layers.activation import ELU, Activation, LeakyReLU, PReLU, ReLU, Softmax
 from keras_dist.layers.adaptive_pooling import (
     AdaptiveAveragePooling1D,
@@ -239,3 +242,6 @@ __all__ = [
     "serialize",
     "subtract",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -9,6 +9,9 @@ import numpy as np
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
 
+LARGEST_SIZE = 2**31 - 1
+"""Of a dim: JAX counts indices in 32 bits."""
+
 
 def check_size(argument: str, value: Any, layer: str) -> int:
     """`value` as a positive integer.
@@ -16,11 +19,11 @@ def check_size(argument: str, value: Any, layer: str) -> int:
     Raises:
         ModelError: it is none; calls it `argument` of the layer called `layer`.
     """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 1 <= value <= LARGEST_SIZE:
         raise ModelError(
             f"`{argument}` of layer {layer!r} is not a size",
             given=f"{argument}={shorten(value)}",
-            expected="an integer of at least 1",
+            expected=f"an integer from 1 to {LARGEST_SIZE}",
             fix=f"for example {argument}=32",
         )
     return int(value)
@@ -34,12 +37,13 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str, least: int = 1
     """
     sizes = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * rank
     if len(sizes) != rank or any(
-        not isinstance(size, int | np.integer) or isinstance(size, bool) or size < least for size in sizes
+        not isinstance(size, int | np.integer) or isinstance(size, bool) or not least <= size <= LARGEST_SIZE
+        for size in sizes
     ):
         raise ModelError(
             f"`{argument}` of layer {layer!r} does not have {rank} sizes",
             given=f"{argument}={shorten(value)}",
-            expected=f"an integer of at least {least}, or {rank} of them",
+            expected=f"an integer from {least} to {LARGEST_SIZE}, or {rank} of them",
             fix=f"for example {argument}={(3,) * rank if rank > 1 else 3}",
         )
     return tuple(int(size) for size in sizes)

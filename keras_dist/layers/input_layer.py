@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.arguments import LARGEST_SIZE
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.symbolic import KerasTensor, Node
 
@@ -124,11 +125,13 @@ def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tu
             fix="for example Input((28, 28, 1)): the dims of one example",
         )
     dims = (batch_size, *_dims(shape, name)) if batch_shape is None else tuple(_dims(batch_shape, name))
-    if any(dim is not None and (not isinstance(dim, int | np.integer) or dim < 1) for dim in dims) or not dims:
+    if not dims or any(
+        dim is not None and (not isinstance(dim, int | np.integer) or not 1 <= dim <= LARGEST_SIZE) for dim in dims
+    ):
         raise ModelError(
             f"Input {name!r}: `shape` is not a shape",
             given=f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}",
-            expected="integers of at least 1, or None for any size",
+            expected=f"integers from 1 to {LARGEST_SIZE}, or None for any size",
             fix="for example Input((28, 28, 1))",
         )
     return tuple(None if dim is None else int(dim) for dim in dims)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, regularizers
-from keras_dist._operators import value_of
+from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, row_watch, symbolic
@@ -362,7 +362,7 @@ def _home(layer: Layer) -> Any:
 def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:
     """An array as the layer computes with it; anything else as it is."""
     if isinstance(value, np.ndarray | np.generic):
-        value = jnp.asarray(value)
+        value = jnp.asarray(native(value))
     value = value_of(value)
     if not isinstance(value, jax.Array) or not layer._casts_inputs:
         return value

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._operators import native
 from keras_dist.errors import ModelError
 
 EPSILON = 1e-7
@@ -42,8 +43,8 @@ def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array
                 expected="one array of targets and one of predictions",
                 fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
             )
-    y_pred = jnp.asarray(y_pred)
-    return jnp.asarray(y_true), y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
+    y_true, y_pred = jnp.asarray(native(y_true)), jnp.asarray(native(y_pred))
+    return y_true, y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
 
 
 def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:

@@ -1,5 +1,8 @@
 """The Keras face: models that delegate to the rooms below and own no arithmetic."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.models.cloning import clone_model
 from keras_dist.models.from_json import model_from_json
 from keras_dist.models.loading import load_model
@@ -9,3 +12,6 @@ from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weights_file import LoadReport
 
 __all__ = ["LoadReport", "Model", "ModelVariable", "Sequential", "clone_model", "load_model", "model_from_json"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -39,7 +39,8 @@ def batching(
             )
         return Streaming(source, steps, steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
-    return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
+    rows = min(check_batch_size(batch_size, size_argument, default), source.length)
+    return Batching(source, rows, steps)
 
 
 def training_sources(
@@ -146,7 +147,9 @@ def check_freq(validation_freq: Any) -> int | list[int]:
         ModelError: it is not.
     """
     epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
-    if all(isinstance(epoch, int | np.integer) and not isinstance(epoch, bool) and epoch >= 1 for epoch in epochs):
+    if epochs and all(
+        isinstance(epoch, int | np.integer) and not isinstance(epoch, bool) and epoch >= 1 for epoch in epochs
+    ):
         return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
     raise ModelError(
         "`validation_freq` tells no epochs",
@@ -270,7 +273,8 @@ def epoch_range(initial_epoch: Any, epochs: Any) -> range:
     Raises:
         ModelError: one of them is not an integer of at least 0.
     """
-    if not all(isinstance(epoch, int | np.integer) and epoch >= 0 for epoch in (initial_epoch, epochs)):
+    numbers = (initial_epoch, epochs)
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0 for n in numbers):
         raise ModelError(
             "`epochs` is not a number of epochs",
             given=f"epochs={shorten(epochs)}, initial_epoch={shorten(initial_epoch)}",

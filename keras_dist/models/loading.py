@@ -60,7 +60,7 @@ def load_model(
     if distribution is not None and not isinstance(distribution, Distribution):
         raise DistributionError(
             "load_model: `distribution` is not a Distribution",
-            given=f"{distribution!r} of type {type_name(distribution)}",
+            given=f"{shorten(distribution)} of type {type_name(distribution)}",
             expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
             fix="for example load_model(path, distribution=DataParallel())",
         )

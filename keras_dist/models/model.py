@@ -346,7 +346,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         if not isinstance(distribution, Distribution):
             raise DistributionError(
                 "redistribute: `distribution` is not a Distribution",
-                given=f"{distribution!r} of type {type_name(distribution)}",
+                given=f"{shorten(distribution)} of type {type_name(distribution)}",
                 expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
                 fix="for example model.redistribute(DataParallel())",
             )

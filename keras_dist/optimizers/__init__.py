@@ -6,11 +6,12 @@ A learning rate in state can be read and set between steps without recompiling a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optax
 
-from keras_dist.errors import ModelError
+from keras_dist._not_here import missing_from
+from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
@@ -107,7 +108,7 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
         return optax.with_extra_args_support(found)
     raise ModelError(
         "`optimizer` is neither a name nor an optax transformation",
-        given=f"{identifier!r} of type {type(identifier).__name__}",
+        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
         expected="a name, an Optimizer, or an optax.GradientTransformation",
         fix='for example optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     )
@@ -160,3 +161,7 @@ def _with_rate(identifier: Any, learning_rate: Any) -> Any:
             fix=f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})",
         )
     return type(found)(learning_rate)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -24,7 +24,7 @@ def check_seed(seed: object) -> int:
     if isinstance(seed, bool) or not 0 <= value < 2**32:
         raise ModelError(
             "`seed` is not a random seed",
-            given=f"{seed!r}",
+            given=shorten(seed),
             expected="an integer, 0 <= seed < 2**32",
             fix="for example seed=1337",
         )

@@ -1,5 +1,8 @@
 """Objects as plain configs and back: what `get_config` holds, custom classes by their registered names."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.identifiers import names_of, resolve
 from keras_dist.saving.registry import (
@@ -27,3 +30,6 @@ __all__ = [
     "resolve",
     "serialize_keras_object",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

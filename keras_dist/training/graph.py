@@ -197,6 +197,7 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
     parts = leaf_parts(state)
     owners = _owners(state)
     specs = [_with_layout(spec, _noted(owner, "layout")) for spec, owner in zip(specs, owners, strict=True)]
+    order = _jax.attribute_order(module)
     return ModuleGraph(
         graphdef,
         treedef,
@@ -205,18 +206,14 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
         _trained(specs, parts, owners, trainable),
         tuple(_noted(owner, "regularizer") for owner in owners),
         tuple(_noted(owner, "constraint") for owner in owners),
-        tuple(_paths.join(_paths.visible(path)) for path, node in nnx.iter_graph(module) if _is_module(node)),
-        _jax.attribute_order(module),
+        tuple(_paths.join(_paths.visible(path)) for path in order),
+        order,
     )
 
 
 def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
     """An array for each spec, to be made in a trace."""
     return [jax.lax.empty(spec.shape, spec.dtype) for spec in specs]
-
-
-def _is_module(node: Any) -> bool:
-    return isinstance(node, nnx.Module)
 
 
 def _noted(owner: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -271,11 +272,11 @@ def _is_by_output(given: Any) -> bool:
 
 
 def _number(weight: Any) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ModelError(
             "`loss_weights` holds something that is no number",
             given=f"{shorten(weight)} of type {type(weight).__name__}",
-            expected="a number for each loss",
+            expected="a finite number for each loss",
             fix="for example loss_weights=[1.0, 0.5]",
         )
     return float(weight)

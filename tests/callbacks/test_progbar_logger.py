@@ -91,16 +91,16 @@ class TestProgress:
         logger.on_epoch_begin(0)
         logger.on_train_batch_end(0)
         logger.on_epoch_end(0, {"f1": np.array([value, value])})
-        assert out.getvalue().endswith(f"steps/s - f1: {shown}\n")
+        assert out.getvalue().endswith(f"ms/step) - f1: {shown}\n")
 
     def test_steps_per_second_leave_the_first_execution_out(self, clock):
         out = io.StringIO()
         clock[0] = 0.5  # a look in each hook
         self.drive(ProgbarLogger(out), [1, 3, 5], steps=None)
-        assert out.getvalue() == f"6/6 {'━' * 20} 2s - 2.7 steps/s - loss: 0.5000\n", "4 steps in 1.5 s"
+        assert out.getvalue() == f"6/6 {'━' * 20} 2s - 2.7 steps/s (375 ms/step) - loss: 0.5000\n", "4 steps in 1.5 s"
         out.truncate(out.seek(0))
         self.drive(ProgbarLogger(out), [1], verbose=2)
-        assert out.getvalue() == "2/4 - 1s - 2.0 steps/s - loss: 0.5000\n"
+        assert out.getvalue() == "2/4 - 1s - 2.0 steps/s (500 ms/step) - loss: 0.5000\n"
 
     def test_a_terminal_gets_a_bar_with_the_time_that_is_left(self, terminal, clock):
         class Last(dict):
@@ -116,7 +116,7 @@ class TestProgress:
         progress = logger._progress
         assert progress is not None
         (task,) = progress.tasks
-        assert (task.completed, task.total) == (3, 4) and task.description.endswith("steps/s - loss: 0.1250")
+        assert (task.completed, task.total) == (3, 4) and task.description.endswith("ms/step) - loss: 0.1250")
         progress.refresh()
         shown = terminal.getvalue()
         assert "3/4" in shown and re.search(r"-?\d?-:--|\d\d:\d\d", shown)

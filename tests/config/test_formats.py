@@ -202,3 +202,7 @@ def test_file_in_a_closed_directory(loaded: Load, tmp_path: Path) -> None:
     finally:
         tmp_path.chmod(0o700)
     assert error.summary.endswith("run.toml: cannot be read: Permission denied")
+
+
+def test_a_colon_makes_no_number_in_base_60(refused: Refused) -> None:
+    assert "1:30" in str(refused("mesh:\n  shape: {data: 1:30}\n", ".yaml"))

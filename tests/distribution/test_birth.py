@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist.distribution.birth import _groups
@@ -90,3 +91,48 @@ def test_what_is_drawn_from_an_argument_or_given_back_is_right_too() -> None:
     assert len(compiled.programs) == 2
     for value, whole in zip(compiled(*args), init(*args), strict=True):
         np.testing.assert_allclose(value, whole, rtol=1e-6)
+
+
+class Net(nnx.Module):
+    """Blocks that draw from three streams: two of a user's own, and one that a fork has made."""
+
+    def __init__(self, depth: int) -> None:
+        self.rngs = nnx.Rngs(7, params=8)
+        forked = self.rngs.fork()
+        self.blocks = nnx.List(
+            nnx.Sequential(
+                nnx.Linear(4, 4, rngs=self.rngs),
+                nnx.LayerNorm(4, rngs=self.rngs),
+                nnx.Dropout(0.5, rngs=self.rngs),
+                nnx.Linear(4, 4, rngs=forked),
+            )
+            for _ in range(depth)
+        )
+
+
+def test_blocks_of_flax_modules_share_programs_however_many_they_are() -> None:
+    def programs_of(depth: int) -> int:
+        def init() -> nnx.State:
+            return nnx.state(Net(depth))
+
+        plan = kd.DataParallel().plan(jax.eval_shape(init))
+        compiled = plan.compile_init(init)
+        for row, *both in zip(plan.rows, *map(jax.tree.leaves, (compiled(), init())), strict=True):
+            value, whole = (v if jnp.issubdtype(v.dtype, np.number) else jax.random.key_data(v) for v in both)
+            exactly = row.role == "rng"  # keys, and counts of what was drawn
+            np.testing.assert_allclose(value, whole, rtol=0 if exactly else 1e-6, err_msg=row.path)
+        return len(compiled.programs)
+
+    assert programs_of(2) == programs_of(5) == 6
+
+
+def test_a_key_that_is_drawn_in_a_trace_is_not_asked_for_its_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since JAX 0.10 answers with an error about all that was traced before."""
+
+    def draw() -> jax.Array:
+        rngs = nnx.Rngs(0)
+        rngs.default.count[...] = 5  # Python numbers are taken as before
+        return [rngs(), rngs(), rngs.default.count[...]][-1]
+
+    monkeypatch.setattr(jax.core.Tracer, "sharding", property(lambda _: pytest.fail("asked")))
+    assert jax.jit(draw)() == 7

@@ -267,3 +267,37 @@ def test_a_rule_of_its_own_comes_first_for_a_statistic(mesh: kd.DeviceMesh) -> N
 def test_statistics_follow_into_full_sharding(mesh: kd.DeviceMesh) -> None:
     plan = kd.FullySharded(mesh).plan(Norm(nnx.Rngs(0)))
     assert plan.row("norm/mean").axes == plan.row("norm/scale").axes == ("data",)
+
+
+def test_a_rule_for_a_weight_that_the_layer_does_not_have_is_to_be_removed(mesh: kd.DeviceMesh) -> None:
+    with pytest.warns(LayoutWarning, match="'d1' has no 'bias', but 'kernel'; remove the rule"):
+        model_parallel(mesh, {"d1/bias": ("model",)}).plan({"d1": {"kernel": f32(8, 16)}})
+
+
+class Named(kd.Model):
+    """Its layer's attribute, which counts, and name differ."""
+
+    def __init__(self) -> None:
+        super().__init__(name="named")
+        self.first = kd.layers.Dense(8, name="hidden")
+
+    def call(self, inputs: Any) -> Any:
+        return self.first(inputs)
+
+
+@pytest.mark.parametrize("rule", ["hidden/kernel", "hiden/kernel"])
+def test_the_path_that_is_suggested_for_the_name_of_a_layer_is_in_the_table(mesh: kd.DeviceMesh, rule: str) -> None:
+    with pytest.warns(LayoutWarning) as caught, model_parallel(mesh, {rule: (None, "model")}).scope():
+        model = Named()
+        model.build((None, 4))
+    assert "'first/kernel'" in str(caught[0].message)
+    assert "named/" not in str(caught[0].message).partition(": write")[2]
+    assert [row.path for row in model.layout_plan.rows if row.path.endswith("kernel")] == ["first/kernel"]
+
+
+def test_the_warning_of_a_functional_model_points_to_the_user(mesh: kd.DeviceMesh) -> None:
+    inputs = kd.Input((4,))
+    outputs = kd.layers.Dense(8)(inputs)
+    with pytest.warns(LayoutWarning) as caught, model_parallel(mesh, {"typo": (None, "model")}).scope():
+        kd.Model(inputs, outputs)
+    assert caught[0].filename == __file__

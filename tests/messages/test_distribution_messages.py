@@ -99,7 +99,7 @@ Path 'd1/kernel' matches multiple layout specification keys: ['.*kernel', 'd1/.*
 rule 'd1/kernal' matched nothing
   given:    rule 'd1/kernal' -> (None, 'model')
   expected: a rule that matches a path
-  fix:      the nearest path is 'd1/kernel'; correct it""",
+  fix:      the nearest path is 'd1/kernel'; correct the rule, or remove it""",
     ),
     "layout of another mesh": (
         lambda: planned({"kernel": kd.TensorLayout(("model",), kd.DeviceMesh("data=4,model=2"))}, {}),
@@ -152,7 +152,7 @@ def test_warning_lists_the_dead_rules() -> None:
     assert [str(warning.message) for warning in caught] == [
         """\
 2 layout rule(s) had no effect on mesh {data: 2, model: 4}
-rule 'd1/kernal' matched nothing: the nearest path is 'd1/kernel'; correct it
+rule 'd1/kernal' matched nothing: the nearest path is 'd1/kernel'; correct the rule, or remove it
 rule 'bias' matched nothing: it is only a part of 'd1/bias': write 'd1/bias', or '.*bias'"""
     ]
 

@@ -102,6 +102,16 @@ class PiecewiseConstantDecay(LearningRateSchedule):
     """
 
     def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
+        for argument, numbers in (("boundaries", boundaries), ("values", values)):
+            if isinstance(numbers, str) or not isinstance(numbers, Sequence | np.ndarray) or np.ndim(numbers) != 1:
+                raise ModelError(
+                    f"PiecewiseConstantDecay: `{argument}` is not a list",
+                    given=f"{argument}={shorten(numbers)}",
+                    expected="a list of numbers",
+                    fix="for example boundaries=[100, 200], values=[1e-2, 1e-3, 1e-4]",
+                )
+            for number in numbers:
+                check_number(argument, number)
         if len(boundaries) != len(values) - 1:
             raise ModelError(
                 "PiecewiseConstantDecay: `boundaries` and `values` do not fit",
@@ -109,8 +119,6 @@ class PiecewiseConstantDecay(LearningRateSchedule):
                 expected="one value more than boundaries",
                 fix="give a value for the steps up to each boundary, and one for those after the last",
             )
-        for value in values:
-            check_number("values", value)
         if np.any(np.diff(boundaries) <= 0):
             raise ModelError(
                 "PiecewiseConstantDecay: `boundaries` do not rise",

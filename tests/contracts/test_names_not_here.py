@@ -1,0 +1,44 @@
+"""Names of Keras that keras_dist does not have: the error says what takes their place."""
+
+import re
+
+import pytest
+
+import keras_dist as kd
+from keras_dist import _not_here
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "words"),
+    [
+        (kd, "ops", "instead: `jax.numpy`"),
+        (kd, "backend", "JAX is the only backend"),
+        (kd, "applications", "from_nnx"),
+        (kd, "Quantizer", "see KERAS.md"),
+        (kd.layers, "Hashing", "hash while data is read"),
+        (kd.utils, "plot_model", "model.summary"),
+    ],
+)
+def test_the_error_names_the_replacement(package, name, words):
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'.*{re.escape(words)}"):
+        getattr(package, name)
+
+
+def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match=r"^module 'keras_dist\.layers' has no attribute 'Foo'$"):
+        kd.layers.Foo  # noqa: B018
+    assert not hasattr(kd, "__wrapped__")
+
+
+def test_every_namespace_with_missing_names_answers():
+    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", _not_here._TABLE.read_text(), re.MULTILINE)
+    namespace, missing = None, {}
+    for section, name in rows:
+        namespace = section if not name else namespace
+        if name and namespace is not None:
+            missing.setdefault(namespace, name)
+    packages = {name for name in missing if name and hasattr(kd, name)}
+    assert {"layers", "callbacks", "optimizers"} <= packages
+    for package in packages:
+        with pytest.raises(AttributeError, match="does not have this name of Keras"):
+            getattr(getattr(kd, package), missing[package])
