@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,21 @@ _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 def backend_started() -> bool:
     """Whether a JAX backend exists already, so that devices can no longer be configured."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = bool(xla_bridge._backends)  # without its lock, which a thread may have held that is not here
+
+
+_is_forked = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one whose JAX backend had started: its threads are not here."""
+    return _is_forked
 
 
 def configured_cpu_devices() -> int:

@@ -109,6 +109,13 @@ class CheckpointError(_ErrorOfProblems, ValueError):
     """
 
 
+class WriteError(KerasDistError, OSError):
+    """The system has not written what was to be saved: the disk is full, perhaps.
+
+    ``errno`` is the system's number, and ``filename`` the place.
+    """
+
+
 class MissingExtraError(KerasDistError, ImportError):
     """What was called needs a package that only an extra of keras_dist installs."""
 

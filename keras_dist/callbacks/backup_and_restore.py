@@ -11,7 +11,8 @@ from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
+from keras_dist.saving.paths import checked_path
 
 
 class BackupAndRestore(Callback):
@@ -72,14 +73,7 @@ class BackupAndRestore(Callback):
     ) -> None:
         super().__init__()
         check_frequency("BackupAndRestore", save_freq)
-        if not isinstance(backup_dir, str | os.PathLike) or not os.fspath(backup_dir):
-            raise ModelError(
-                "BackupAndRestore: `backup_dir` is no path",
-                given=f"backup_dir={shorten(backup_dir)}",
-                expected="a directory for this training alone",
-                fix='for example BackupAndRestore("backup")',
-            )
-        self.backup_dir = os.fspath(backup_dir)
+        self.backup_dir = checked_path("BackupAndRestore", "backup_dir", backup_dir, "backup")
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint

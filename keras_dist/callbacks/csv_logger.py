@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import pathlib
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ import numpy as np
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.paths import checked_path
 
 
 class CSVLogger(Callback):
@@ -26,7 +29,8 @@ class CSVLogger(Callback):
         append: whether what the file holds is kept.
 
     Raises:
-        ModelError: `separator` is not one character; at the first epoch, when the file holds other columns.
+        ModelError: `filename` is no path, or `separator` not one character; at the first epoch, when the file holds
+            other columns.
         OSError: at the begin of training, when the file cannot be written.
 
     Example:
@@ -54,7 +58,7 @@ class CSVLogger(Callback):
                 expected="a string of length 1",
                 fix='for example separator=";"',
             )
-        self.filename = os.fspath(filename)
+        self.filename = checked_path("CSVLogger", "filename", filename, "log.csv")
         self.separator = separator
         self.append = append
         self._columns: list[str] | None = None
@@ -63,8 +67,7 @@ class CSVLogger(Callback):
         """Make the file, or empty it."""
         self._columns = None
         if is_first_process():
-            with open(self.filename, "a" if self.append else "w"):
-                pass
+            self._write("a" if self.append else "w", "")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write a row."""
@@ -76,12 +79,13 @@ class CSVLogger(Callback):
             is_new = self._is_empty_or_fits(self._columns)
         else:
             is_new = False
-        with open(self.filename, "a", newline="") as file:
-            writer = csv.writer(file, delimiter=self.separator)
-            if is_new:
-                writer.writerow(self._columns)
-            row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
-            writer.writerow([row.get(column, "NA") for column in self._columns])
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, delimiter=self.separator)
+        if is_new:
+            writer.writerow(self._columns)
+        row = {"epoch": epoch, **{name: _cell(value) for name, value in values.items()}}
+        writer.writerow([row.get(column, "NA") for column in self._columns])
+        self._write("a", text.getvalue())
 
     def get_state(self) -> dict[str, Any]:
         """The columns and the file, which is small."""
@@ -94,8 +98,11 @@ class CSVLogger(Callback):
         """Go on after the epochs that are done: the file is as it was then."""
         self._columns = state["columns"]
         if is_first_process():
-            with open(self.filename, "w", newline="") as file:
-                file.write(state["text"])
+            self._write("w", state["text"])
+
+    def _write(self, mode: str, text: str) -> None:
+        with writing_to(self.filename), open(self.filename, mode, newline="") as file:
+            file.write(text)
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Whether the file is empty.

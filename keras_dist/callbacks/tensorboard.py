@@ -18,6 +18,7 @@ from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.paths import checked_path
 
 _STATE = ("_epoch", "_steps", "_steps_before_epoch")
 _TRAIN, _VALIDATION = "train", "validation"
@@ -68,7 +69,7 @@ class TensorBoard(Callback):
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
         check_count("TensorBoard", "histogram_freq", histogram_freq)
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = checked_path("TensorBoard", "log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_steps_per_second = write_steps_per_second

@@ -25,6 +25,8 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
 from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.paths import checked_path
+from keras_dist.saving.regular_files import read_regular
 
 KINDS = ("variables", "optimizers", "training")
 """The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
@@ -196,7 +198,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(checked_path("examine", "path", path, "states", CheckpointError))
     if not path.is_dir():
         raise CheckpointError(
             f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
@@ -292,7 +294,7 @@ def _examined(folder: pathlib.Path) -> SavedState:
 
 
 def _read(folder: pathlib.Path, document: str) -> Any:
-    return json.loads((folder / f"{document}.json").read_bytes())
+    return json.loads(read_regular(folder / f"{document}.json"))
 
 
 def _count(value: Any) -> int:

@@ -52,7 +52,8 @@ class Draft:
                 fix="give all processes the same absolute path, in a folder that their machines share",
             )
         self.place = place
-        self.folder = pathlib.Path(self._job.first(self._begin))
+        number = self._job.first(self._begin, str)
+        self.folder = place.parent / f".{place.name}.draft-{number}"
         try:
             self._job.each(self._check_shared)
         except BaseException:
@@ -69,7 +70,7 @@ class Draft:
         self._job.first(self._move)
 
     def _begin(self) -> str:
-        """Make the folder."""
+        """Make the folder, of this number."""
         place = self.place
         if place == pathlib.Path.cwd():
             raise CheckpointError(
@@ -88,9 +89,9 @@ class Draft:
                 )
         _check_holds_no_other(place)
         settled(place, is_only_writer=False)
-        self._number, folder, self._lock = _new_folder(place)
+        self._number, self._lock = _new_folder(place)
         self._is_over = False
-        return str(folder)
+        return self._number
 
     def _check_shared(self) -> None:
         """Nothing, if this process sees the folder that the first one has made.
@@ -98,7 +99,7 @@ class Draft:
         Raises:
             CheckpointError: it does not.
         """
-        if not self.folder.is_dir():
+        if place_of(self.folder) != self.place or not self.folder.is_dir():
             raise CheckpointError(
                 f"{str(self.folder)!r} is not there",
                 given=f"a folder that process 0 has made, and process {self._job.process} does not see",
@@ -175,8 +176,8 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
         )
 
 
-def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:
-    """A number that no other draft of a place has, its folder, and the lock of that; None if it has none."""
+def _new_folder(place: pathlib.Path) -> tuple[str, int | None]:
+    """A number that no other draft of a place has, and the lock of its folder, which is made; None if it has none."""
     place.parent.mkdir(parents=True, exist_ok=True)
     for count in range(_MOST_DRAFTS):
         number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
@@ -189,9 +190,9 @@ def _new_folder(place: pathlib.Path) -> tuple[str, pathlib.Path, int | None]:
         except OSError:
             if not folder.is_dir():
                 raise
-            return number, folder, None
+            return number, None
         if folder.is_dir() and os.path.samestat(os.fstat(lock), folder.stat()):
-            return number, folder, lock
+            return number, lock
         unlock_folder(lock)
     raise FileExistsError(f"{place}: there are {_MOST_DRAFTS} drafts of it already")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
 import pathlib
@@ -14,8 +13,15 @@ import sys
 from typing import TextIO
 
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.regular_files import read_regular
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 NAME = ".lock"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Holder:
 
 class Lock:
     """The right to write to a directory, held until `release` or the end of the process, however it ends.
+
+    On Windows nobody is refused: it is for the user to let one process alone write to a directory.
 
     Args:
         directory: made if need be.
@@ -66,6 +74,10 @@ class Lock:
     def release(self) -> None:
         """Let others write. Does nothing the second time."""
         if not self._file.closed:
+            if fcntl is None:  # Windows removes no open files
+                self._file.close()
+                self._path.unlink(missing_ok=True)
+                return
             if _is_at(self._path, self._file):
                 self._path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # what was not written, for lack of space, is not needed any more
@@ -77,10 +89,12 @@ def _locked(path: pathlib.Path) -> TextIO:
 
     Raises:
         CheckpointError: another one has the lock.
-        OSError: the file cannot be made, or has no locks.
+        OSError: the file cannot be made, has no locks, or is a link: what is written would go elsewhere.
     """
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "a+", encoding="utf-8")
+        if fcntl is None:
+            return file
         try:
             # the system drops it when the process ends: a killed writer leaves no lock behind
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +127,7 @@ def _is_at(path: pathlib.Path, file: TextIO) -> bool:
 def holder_of(directory: pathlib.Path) -> Holder | None:
     """Who holds the lock of a directory, or was killed while it did; None if nobody. The lock is not touched."""
     try:
-        owner = (directory / NAME).read_text(encoding="utf-8")
+        owner = read_regular(directory / NAME).decode()
     except (OSError, ValueError):
         return None
     return Holder(_described(owner), _is_alive(owner))
@@ -121,6 +135,8 @@ def holder_of(directory: pathlib.Path) -> Holder | None:
 
 def _is_alive(owner: str) -> bool | None:
     """Whether the process runs; None if that cannot be told from here."""
+    if fcntl is None:  # signal 0 is Ctrl-C on Windows
+        return None
     try:
         found = json.loads(owner)
         if found["host"] != socket.gethostname():

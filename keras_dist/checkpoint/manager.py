@@ -10,6 +10,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from types import NoneType
 from typing import Protocol, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from keras_dist.checkpoint.lock import Lock
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.saving.paths import checked_path
 
 _STEP = re.compile(r"step_(\d{8,})")
 
@@ -103,13 +105,7 @@ class CheckpointManager:
         asynchronous: bool = False,
     ) -> None:
         check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
-        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
-            raise CheckpointError(
-                "CheckpointManager: `directory` is no path",
-                given=f"directory={shorten(directory)}",
-                expected="a directory for the states of one training",
-                fix='for example CheckpointManager(model, "states")',
-            )
+        directory = checked_path("CheckpointManager", "directory", directory, "states", CheckpointError)
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
         self._max_to_keep = max_to_keep
@@ -208,7 +204,7 @@ class CheckpointManager:
             mine.append(self._newest())
             return mine[0].step if mine[0] is not None else None
 
-        step = self._job.first(look)
+        step = self._job.first(look, (int, NoneType))
         if mine or step is None:
             return mine[0] if mine else None
         return Stored(self._path(step), is_checked=True)
@@ -434,7 +430,7 @@ class _Writer:
     def _failed(self, error: BaseException) -> CheckpointError:
         return CheckpointError(
             f"{str(self._path)!r} was not written",
-            given=f"{type(error).__name__}: {error}",
+            given=f"{type(error).__name__}: {getattr(error, 'summary', error)}",
             expected="a directory that can be written, with room for another state",
             fix="free space or choose another directory; the states before this one are untouched",
         )

@@ -1,15 +1,17 @@
 """The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is seen before it is loaded.
 
 A checksum tells of accidents, and takes a fifth of the time of a digest. Whoever may write to the folder may forge
-both, which is why loading runs nothing that it reads.
+both, which is why loading runs nothing that it reads, and reads regular files alone, no more of them than is stated.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import pathlib
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 import google_crc32c
 
 from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.regular_files import open_regular, read_regular
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -31,13 +35,28 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     Args:
         folder: what all processes see.
         job: where the processes meet, each of which reads a part of the files.
+
+    Raises:
+        CheckpointError: a file is not inside of the folder; or what the processes tell are not the notes of all files.
+        OSError: a file cannot be read, or the manifest not be written.
     """
     job = job or Rendezvous()
-    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)])
+    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)], list)
     mine = names[job.process :: job.processes]
-    parts = job.each(lambda: _noted(folder, mine))
+    parts = job.each(lambda: _noted(folder, mine), dict)
     files = {name: noted for part in parts for name, noted in part.items()}
-    job.first(lambda: (folder / NAME).write_bytes(_rendered({name: files[name] for name in names})))
+
+    def write() -> None:
+        if files.keys() != {*names} or not all(map(_is_noted, files.values())):
+            raise CheckpointError(
+                f"the files of {str(folder)!r} cannot be noted",
+                given=shorten(files),
+                expected="bytes and checksum of each file, from the processes of the job",
+                fix="save again; let nobody else reach the coordinator's port",
+            )
+        (folder / NAME).write_bytes(_rendered({name: files[name] for name in names}))
+
+    job.first(write)
 
 
 def damage_of(folder: pathlib.Path) -> list[str]:
@@ -46,7 +65,7 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     Not one byte can differ without being noticed, in the manifest itself neither.
     """
     try:
-        content = (folder / NAME).read_bytes()
+        content = read_regular(folder / NAME)
     except FileNotFoundError:
         return [f"{NAME} is missing"]
     except OSError as error:
@@ -54,6 +73,9 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     files = _files_of(content)
     if files is None:
         return [f"{NAME} is damaged"]
+    irregular = _irregular_below(folder)
+    if irregular:
+        return irregular
     with _threads() as threads:
         problems = threads.map(functools.partial(_damage, folder), files, files.values())
         return [problem for problem in problems if problem is not None]
@@ -61,32 +83,61 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
     """The names of the files of a checkpoint; others that lie in its folder are none of it."""
-    return frozenset(_files_of((folder / NAME).read_bytes()) or ())
+    return frozenset(_files_of(read_regular(folder / NAME)) or ())
 
 
 def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
+def _irregular_below(folder: pathlib.Path) -> list[str]:
+    """What is neither a file nor a folder. Where no manifest lists it orbax may still be led there."""
+    paths = [pathlib.Path(place, name) for place, *names in os.walk(folder) for name in itertools.chain(*names)]
+    modes = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in sorted(paths)}
+    return [
+        f"{name} is a link, a pipe or a device"
+        for name, mode in modes.items()
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    ]
+
+
 def _noted(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the manifest says of these files."""
     with _threads() as threads:
-        checksums = threads.map(lambda name: _checksum(folder / name), names)
-        return {
-            name: {"bytes": (folder / name).stat().st_size, "crc32c": checksum}
-            for name, checksum in zip(names, checksums, strict=True)
-        }
+        return dict(zip(names, threads.map(functools.partial(_note, folder), names), strict=True))
+
+
+def _note(folder: pathlib.Path, name: Any) -> dict[str, Any]:
+    if not isinstance(name, str) or not _is_inside(name):
+        raise CheckpointError(
+            f"a file is not inside of {str(folder)!r}",
+            given=shorten(name),
+            expected="a file of the checkpoint, as the first process tells it",
+            fix="save again; let nobody else reach the coordinator's port",
+        )
+    size = (folder / name).stat().st_size
+    return {"bytes": size, "crc32c": _checksum(folder, name, size)}
+
+
+def _is_noted(noted: Any) -> bool:
+    """Whether this is what `_note` gives."""
+    is_size = isinstance(noted, dict) and type(noted.get("bytes")) is int
+    return is_size and noted.keys() == {"bytes", "crc32c"} and isinstance(noted["crc32c"], str)
+
+
+def _is_inside(name: str) -> bool:
+    return not pathlib.PurePosixPath(name).is_absolute() and ".." not in pathlib.PurePosixPath(name).parts
 
 
 def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:
-    path = folder / name
-    if pathlib.PurePosixPath(name).is_absolute() or ".." in pathlib.PurePosixPath(name).parts:
+    if not _is_inside(name):
         return f"{name} is not inside of the checkpoint"
     try:
-        size = path.stat().st_size
+        size = (folder / name).lstat().st_size
         if size != noted["bytes"]:
             return f"{name} has {size} bytes instead of {noted['bytes']}"
-        return None if _checksum(path) == noted["crc32c"] else f"{name} has other bytes than were written"
+        is_same = _checksum(folder, name, size) == noted["crc32c"]
+        return None if is_same else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
     except (OSError, ValueError) as error:  # a name may be none that the system takes
@@ -108,11 +159,12 @@ def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
     return json.dumps({"format": FORMAT, "files": listed, "crc32c_of_files": check}, indent=1).encode() + b"\n"
 
 
-def _checksum(path: pathlib.Path) -> str:
+def _checksum(folder: pathlib.Path, name: str, size: int) -> str:
+    """The checksum of a file of this size."""
     checksum = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum = google_crc32c.extend(checksum, chunk)
+    with open_regular(folder / name) as file:
+        while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
+            checksum, size = google_crc32c.extend(checksum, chunk), size - len(chunk)
     return _hexadecimal(checksum)
 
 

@@ -17,12 +17,14 @@ import jax
 
 from keras_dist import _jax
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import Draft, present
+from keras_dist.checkpoint.folder import Draft, place_of, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.regular_files import read_regular
 
 FORMAT = 1
 RECORD = "record"
@@ -68,16 +70,18 @@ class Snapshot:
                 (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
 
         try:
-            job.first(write_documents)
-            wait = write_arrays(draft.folder, self.arrays, job)
+            with writing_to(place):
+                job.first(write_documents)
+                wait = write_arrays(draft.folder, self.arrays, job)
         except BaseException:
             draft.abandon()
             raise
 
         def finish() -> None:
             try:
-                wait()
-                draft.commit()
+                with writing_to(place):
+                    wait()
+                    draft.commit()
             except BaseException:
                 draft.abandon()
                 raise
@@ -147,8 +151,15 @@ class Stored:
             checked[0] = cls(folder)
             return str(checked[0].folder)
 
-        place = Rendezvous("a load").first(check)
-        return checked[0] if checked else cls(pathlib.Path(place), is_checked=True)
+        place = pathlib.Path(Rendezvous("a load").first(check, str))
+        if not checked and place.resolve() != folder.resolve() and place_of(place) != folder.resolve():
+            raise CheckpointError(
+                "the processes load from different places",
+                given=f"process 0: {str(place)!r}, here: {str(folder)!r}",
+                expected="one place, which all processes see",
+                fix="give all processes the same path",
+            )
+        return checked[0] if checked else cls(place, is_checked=True)
 
     @property
     def step(self) -> int:
@@ -164,9 +175,10 @@ class Stored:
 
         Raises:
             CheckpointError: it is no JSON.
+            OSError: it cannot be read.
         """
         try:
-            return json.loads((self.folder / f"{name}.json").read_bytes()) if self.has(name) else None
+            return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
         except (ValueError, RecursionError) as error:
             raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
 

@@ -15,7 +15,7 @@ from keras_dist.config.formats import read_table
 from keras_dist.config.mesh_shape import parse_mesh_shape
 from keras_dist.config.problems import MISSING, Problem, config_error, pydantic_problems
 from keras_dist.config.schema import RunConfig
-from keras_dist.errors import MeshError
+from keras_dist.errors import ConfigError, MeshError, shorten
 
 MESH_VARIABLE = "KERAS_DIST_MESH"
 
@@ -44,6 +44,13 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         >>> load(file, environ={"KERAS_DIST_MESH": "data=8,model=1"}).mesh.shape
         {'data': 8, 'model': 1}
     """
+    if not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all check types
+        raise ConfigError(
+            "`path` is no path of a config file",
+            given=f"path={shorten(path)} of type {type(path).__name__}",
+            expected="a string, or a pathlib.Path",
+            fix='for example path="run.toml"',
+        )
     table = read_table(Path(path))
     override = (os.environ if environ is None else environ).get(MESH_VARIABLE, "").strip()
     if override and isinstance(table.get("mesh", {}), dict | None):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.checks import UNSHARDED, as_list, as_table, axis_problems, default_strategy, option_problems
 from keras_dist.config.problems import across, refuse, show
@@ -125,7 +126,7 @@ def _rule(rule: object) -> object:
     if not isinstance(rule, str):
         raise refuse("the rule is not a string", allowed=_RULE, fix='put it in quotes, for example "d1/kernel"')
     try:
-        re.compile(rule)
+        pattern(rule)
     except re.error as error:
         raise refuse(
             f"the rule is not a regular expression: {error}",

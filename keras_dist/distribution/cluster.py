@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from keras_dist.errors import ClusterError
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
 PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 
 _preemption_points = itertools.count()
 
@@ -27,6 +29,10 @@ def initialize(
     Every argument left out is read from the environment; where JAX detects the cluster itself (Cloud TPU, Slurm,
     Open MPI, Kubernetes), all may be left out. All processes then agree on one random seed.
 
+    The coordinator listens on the address that it is given, and nowhere else; one that JAX detects listens on every
+    interface. Who reaches its port can end the job: let it be a private network. Where the address is not one of the
+    machine itself, or its name leads to 127.0.0.1 there, `JAX_COORDINATOR_BIND_ADDRESS` tells where to listen.
+
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
@@ -35,7 +41,7 @@ def initialize(
 
     Raises:
         ClusterError: a variable is not an integer, an id is out of range, or the number of addresses and
-            `num_processes` differ.
+            `num_processes` differ; or the coordinator cannot listen on its address.
 
     Source: `keras.distribution.initialize`.
     """
@@ -46,10 +52,15 @@ def initialize(
     if process_id is None:
         process_id = _integer_variable(PROCESS_ID_VARIABLE)
     _check_process_id(num_processes, process_id)
+    coordinator = _coordinator(job_addresses, num_processes)
+    listens_on = os.environ.get(_BIND_VARIABLE, coordinator)
+    if process_id == 0 and listens_on is not None:
+        _check_can_listen(listens_on)
     jax.distributed.initialize(
-        coordinator_address=_coordinator(job_addresses, num_processes),
+        coordinator_address=coordinator,
         num_processes=num_processes,
         process_id=process_id,
+        coordinator_bind_address=listens_on,
     )
     _agree_on_seed()
 
@@ -110,6 +121,27 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
             fix=f'"{addresses[0]}:1234", with a free port of that machine',
         )
     return addresses[0]
+
+
+def _check_can_listen(address: str) -> None:
+    """Nothing, if a port of this machine can be opened; else jax 0.12 ends the process.
+
+    Raises:
+        ClusterError: it cannot.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise ClusterError(
+            "initialize: the coordinator cannot listen on its address",
+            given=f"{address!r}: {error}",
+            expected="an address of this machine, and a port that is free",
+            fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
+        ) from error
 
 
 def _integer_variable(name: str) -> int | None:

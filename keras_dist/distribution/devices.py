@@ -106,6 +106,21 @@ def use_cpu_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
+def check_not_forked() -> None:
+    """Nothing, if JAX can run here; else it would wait for ever for the threads of its backend.
+
+    Raises:
+        DeviceError: the process was forked after the backend had started.
+    """
+    if _jax.is_forked():
+        raise DeviceError(
+            "this process was forked from one in which JAX had started, and JAX cannot run in it",
+            given="os.fork, or multiprocessing with the start method 'fork', after the first JAX computation",
+            expected="a process of its own",
+            fix='multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device',
+        )
+
+
 def _confirm_cpu_devices(count: int) -> None:
     existing = [device_name(device) for device in jax.devices()]
     if len(existing) != count or not all(name.startswith("cpu:") for name in existing):

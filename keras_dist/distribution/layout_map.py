@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
+from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.errors import LayoutError, shorten, type_name
@@ -15,6 +16,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     """An ordered mapping from path rules to layouts.
 
     Looking up a path tries it as a key first; else the keys are regular expressions that must match the whole path.
+    Matching ends soon, also for expressions that take Python's `re` for ever.
     `len`, iteration, `in`, `pop` and `del` see the keys themselves.
 
     Args:
@@ -179,7 +181,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             )
         if path in self._layout_map:
             return [path]
-        return [rule for rule in self._layout_map if re.fullmatch(rule, path)]
+        return [rule for rule in self._layout_map if pattern(rule).fullmatch(path)]
 
     def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
         """The key that decides the layout of the variable known as `path` and by `aliases`, or None.
@@ -224,7 +226,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 fix=f"`del rules[{key!r}]` first",
             )
         try:
-            re.compile(key)
+            pattern(key)
         except re.error as error:
             raise LayoutError(
                 f"rule {key!r} is not a regular expression: {error}",

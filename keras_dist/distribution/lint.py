@@ -12,6 +12,7 @@ from typing import Literal
 
 from flax import nnx
 
+from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -178,7 +179,7 @@ def _check_dim(
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
     """Why `rule` decided nothing, where `paths` has the path in the table for each name that rules may match."""
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    shadowed = [name for name in paths if re.fullmatch(rule, name)]
+    shadowed = [name for name in paths if pattern(rule).fullmatch(name)]
     if shadowed:
         winner = layout_map.matching_rules(shadowed[0])[0]
         return Problem(
@@ -189,7 +190,7 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
             "a path that no exact rule decides",
             f"remove it: {winner!r} is exact and wins for {shadowed[0]!r}",
         )
-    inside = next((name for name in paths if re.search(rule, name)), None)
+    inside = next((name for name in paths if pattern(rule).search(name)), None)
     if inside is not None:
         path = paths[inside]
         return Problem(
@@ -217,11 +218,11 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
 def _widened(rule: str, path: str) -> str:
     """`, or '.*kernel'`: the rule with whatever stands around it in `path`, where that is a regular expression."""
     core = rule.removeprefix("^").removesuffix("$")
-    found = re.search(rule, path)
-    before, after = (".*" if found and found.start() else ""), (".*" if found and found.end() < len(path) else "")
+    start, end = pattern(rule).search(path) or (0, len(path))
+    before, after = (".*" if start else ""), (".*" if end < len(path) else "")
     widened = f"{before}(?:{core}){after}" if "|" in core else f"{before}{core}{after}"
     try:
-        return f", or {widened!r}" if re.fullmatch(widened, path) else ""
+        return f", or {widened!r}" if pattern(widened).fullmatch(path) else ""
     except re.error:
         return ""
 

@@ -1,16 +1,20 @@
-"""`Rendezvous`: what the processes of a job tell each other beside their devices."""
+"""`Rendezvous`: what the processes of a job tell each other beside their devices.
+
+They do so by JAX's key-value store, which anyone may write who reaches the coordinator's port. So it holds JSON alone,
+errors by the names of known classes, and what is read there is checked: it can end a job, and run nothing.
+"""
 
 from __future__ import annotations
 
 import itertools
-import pickle
+import json
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from keras_dist import _jax
+from keras_dist import _jax, errors
 from keras_dist.distribution import cluster
-from keras_dist.errors import ClusterError, shorten
+from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 T = TypeVar("T")
 
@@ -18,6 +22,23 @@ TIMEOUT_S = 3600.0
 """How long one process waits for the others. Those that die are noticed earlier, by JAX, which ends the job."""
 
 _POLL_MS = 1000  # so that Ctrl-C is heard while one waits
+
+_LIMIT_BYTES = 16 * 2**20
+"""What one process has to say takes less."""
+
+_BUILTINS = (
+    AttributeError, FileExistsError, FileNotFoundError, IndexError, IsADirectoryError, KeyError,
+    MemoryError, NotADirectoryError, NotImplementedError, OSError, PermissionError, RuntimeError,
+    TimeoutError, TypeError, ValueError,
+)  # fmt: skip
+_OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, KerasDistError)]
+_ERRORS: dict[str, Callable[..., Exception]] = {kind.__name__: kind for kind in (*_BUILTINS, *_OURS)}
+"""The errors that come from other processes as what they were there."""
+
+_REASON_BYTES = 500
+"""What is shown of why a process has given up."""
+
+_FIELDS = ("given", "expected", "fix")
 
 _numbers = itertools.count()
 
@@ -46,18 +67,21 @@ class Rendezvous:
         self._given_up = f"{self._place}/given_up/"
         self._rounds = itertools.count()
 
-    def each(self, action: Callable[[], T]) -> list[T]:
+    def each(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> list[T]:
         """Do something in every process.
 
         Args:
-            action: what to do. Its value can be pickled.
+            action: what to do. Its value is plain data that JSON can hold.
+            of: the type of the values, or several. What is in them is for the caller to check.
 
         Returns:
-            The values of all processes, by their indices.
+            The values of all processes, by their indices, as they come from JSON.
 
         Raises:
-            BaseException: what the first of the processes that failed has raised, in all of them.
-            ClusterError: a process does not come, has given up, or is somewhere else in the program.
+            BaseException: what the first of the processes that failed has raised, in all of them; in the others a
+                ClusterError that quotes it, where its class is not one of keras_dist or a common one of Python.
+            ClusterError: a process does not come, has given up, says what none does, or is somewhere else in the
+                program.
         """
         if self.processes == 1:
             return [action()]
@@ -69,7 +93,7 @@ class Rendezvous:
         except BaseException as raised:
             self.give_up(raised)
             raise
-        outcomes = [pickle.loads(outcome) for outcome in self._gathered(_packed(self._about, value, error))]
+        outcomes = self._gathered(_packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
             raise ClusterError(
@@ -84,11 +108,12 @@ class Rendezvous:
                     raise error
                 raised.add_note(f"in process {process} of {self.processes}")
                 raise raised
-        return [value for _, value, _ in outcomes]
+        return [self._checked(value, of, process) for process, (_, value, _) in enumerate(outcomes)]
 
-    def first(self, action: Callable[[], T]) -> T:
+    def first(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> T:
         """Do something in the first process; the others wait for it, and have its value. See `each`."""
-        return cast(T, self.each(lambda: action() if self.process == 0 else None)[0])
+        value = self.each(lambda: action() if self.process == 0 else None)[0]
+        return cast(T, self._checked(value, of, 0))
 
     def give_up(self, reason: BaseException) -> None:
         """Come no more, and let those that wait know.
@@ -100,16 +125,48 @@ class Rendezvous:
             told = f"it has given up: {shorten(reason)}"
             self._service().key_value_set(f"{self._given_up}{self.process}", told, allow_overwrite=True)
 
+    def _checked(self, value: Any, of: type | tuple[type, ...], process: int) -> Any:
+        """The value.
+
+        Raises:
+            ClusterError: it is of another type.
+        """
+        if isinstance(value, of):
+            return value
+        raise self._forged(process, f"{shorten(value)}, {self._about}")
+
+    def _forged(self, process: int, given: str) -> ClusterError:
+        """The error of what no process says, of which the others are told, so that they do not wait."""
+        error = ClusterError(
+            f"what stands in JAX's key-value store for process {process} is not from a process of this job",
+            given=given,
+            expected="what a process of the same program, with the same version of keras_dist, says",
+            fix="let nobody else reach the coordinator's port: a private network, or a firewall",
+        )
+        self.give_up(error)
+        return error
+
     def _service(self) -> Any:
         return _jax.job_client() if self._client is None else self._client
 
-    def _gathered(self, mine: bytes) -> list[bytes]:
-        """What all processes give in this round, by their indices."""
+    def _gathered(self, mine: bytes) -> list[tuple[str, Any, Exception | None]]:
+        """What all processes say in this round, by their indices: what it is about, the value and the error."""
         client = self._service()
         number = next(self._rounds)
         place = f"{self._place}/{number}"
-        client.key_value_set_bytes(f"{place}/{self.process}", mine)
-        found = [self._awaited(client, f"{place}/{process}", process) for process in range(self.processes)]
+        try:
+            client.key_value_set_bytes(f"{place}/{self.process}", mine)
+        except RuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+            raise self._forged(self.process, "a value that was there before its own") from error
+        found = []
+        for process in range(self.processes):
+            content = mine if process == self.process else self._awaited(client, f"{place}/{process}", process)
+            try:
+                found.append(_unpacked(content))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise self._forged(process, f"{shorten(content[:100])}: {shorten(error)}") from None
         if self.process == 0 and number:
             client.key_value_delete(f"{self._place}/{number - 1}/")  # who is in this round has read that of the last
         return found
@@ -122,25 +179,78 @@ class Rendezvous:
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-            reasons = [told for name, told in client.key_value_dir_get(self._given_up) if name.endswith(f"/{process}")]
+            told = client.key_value_dir_get_bytes(self._given_up)
+            reasons = [reason[:_REASON_BYTES] for name, reason in told if name.endswith(f"/{process}")]
             if not reasons and time.monotonic() <= end:
                 continue
+            waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
             raise ClusterError(
                 f"process {process} of the job does not come: {self._about}",
-                given=reasons[0] if reasons else f"process {self.process} has waited for {TIMEOUT_S:g} s",
+                given=reasons[0].decode(errors="replace") if reasons else waited,
                 expected="all processes save and restore at the same points of the program",
                 fix="look what that process does; call save and restore in every process, not in the first one alone",
             )
 
 
 def _packed(about: str, value: Any, error: Exception | None) -> bytes:
-    """What a process has to say. The others run the same program: they may trust it."""
+    """What a process has to say."""
     try:
-        outcome = pickle.dumps((about, value, error))
-        pickle.loads(outcome)  # not every exception can be made again
-    except Exception:
-        told = ClusterError(
-            f"what a process has to say cannot be pickled: {shorten(value if error is None else error)}"
-        )
-        outcome = pickle.dumps((about, None, told))
-    return outcome
+        content = json.dumps([about, value, None if error is None else _described(error)]).encode()
+        if len(content) < _LIMIT_BYTES:
+            return content
+        told = f"what a process has to say takes {len(content)} bytes, not less than {_LIMIT_BYTES}"
+    except (TypeError, ValueError, RecursionError):
+        told = f"what a process has to say is no JSON: {shorten(value)}"
+    return json.dumps([about, None, _described(ClusterError(told))]).encode()
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    """An error as plain data."""
+    kind = type(error)
+    args = list(error.args)
+    fields: dict[str, Any] = {}
+    if isinstance(error, KerasDistError):
+        fields = {name: str(getattr(error, name)) for name in _FIELDS}
+        if "problems" in vars(error):
+            fields["problems"] = [str(problem) for problem in vars(error)["problems"]]
+    elif isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
+        args += [str(error.filename), None, None if error.filename2 is None else str(error.filename2)]
+    return {
+        "name": kind.__name__ if _ERRORS.get(kind.__name__) is kind else f"{kind.__module__}.{kind.__qualname__}",
+        "args": args if all(map(_is_plain, args)) else [str(error)],
+        "fields": fields,
+        "text": shorten(error),
+        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+    }
+
+
+def _unpacked(content: bytes) -> tuple[str, Any, Exception | None]:
+    """What `_packed` has packed; an error of any kind, if it is anything else."""
+    if len(content) > _LIMIT_BYTES:
+        raise ValueError(f"{len(content)} bytes")
+    about, value, error = json.loads(content)
+    if not isinstance(about, str):
+        raise TypeError(f"about {shorten(about)}")
+    return about, value, None if error is None else _error_of(error)
+
+
+def _error_of(told: Any) -> Exception:
+    """The error that `_described` has described; a `ClusterError` that quotes it, if its class is not known."""
+    name, text, notes, args, fields = (told[key] for key in ("name", "text", "notes", "args", "fields"))
+    problems = {key: tuple(fields.pop(key)) for key in ("problems",) if key in fields}
+    texts = (name, text, *notes, *fields.values(), *problems.get("problems", ()))
+    if not all(isinstance(one, str) for one in texts) or not all(map(_is_plain, args)):
+        raise TypeError("the parts of an error are no text")
+    kind = _ERRORS.get(name)
+    if kind is None:
+        error: Exception = ClusterError(f"a process of the job has raised {name}: {text}")
+    else:
+        error = kind(*args, **fields, **problems)
+        str(error)  # which summaries that are no text do not have
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)

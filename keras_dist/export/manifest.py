@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from keras_dist.errors import ModelError
 from keras_dist.export.structure import Structure, is_structure
+from keras_dist.saving.regular_files import open_regular, read_regular
 
 PROGRAM = "program.jax_export"
 WEIGHTS = "weights.safetensors"
@@ -74,8 +75,8 @@ class Manifest:
             kind = "a file" if folder.is_file() else f"a folder without {MANIFEST!r}" if folder.is_dir() else "nothing"
             raise damaged(folder, f"{kind} is there")
         try:
-            content = json.loads((folder / MANIFEST).read_bytes())
-        except (ValueError, RecursionError) as error:
+            content = json.loads(read_regular(folder / MANIFEST))
+        except (OSError, ValueError, RecursionError) as error:
             raise damaged(folder, f"{MANIFEST!r}: {type(error).__name__}: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise damaged(folder, f"{MANIFEST!r} is of another format")
@@ -108,7 +109,7 @@ class Manifest:
 
 def sha256_of(file: pathlib.Path) -> str:
     """The checksum of a file."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
@@ -123,9 +124,12 @@ def damaged(folder: pathlib.Path, given: str) -> ModelError:
 
 
 def _check_file(folder: pathlib.Path, name: str, expected: Any) -> None:
-    if not (folder / name).is_file():
-        raise damaged(folder, f"{name!r} is missing")
-    found = sha256_of(folder / name)
+    try:
+        found = sha256_of(folder / name)
+    except FileNotFoundError:
+        raise damaged(folder, f"{name!r} is missing") from None
+    except OSError as error:
+        raise damaged(folder, f"{name!r}: {error}") from error
     if found != expected:
         raise damaged(folder, f"{name!r} has the sha256 checksum {found}, not {expected}")
 

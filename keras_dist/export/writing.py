@@ -17,7 +17,7 @@ import numpy as np
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled
-from keras_dist.saving.drafts import draft_of
+from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.tensor_files import write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -153,7 +153,7 @@ def write(
         OSError: it cannot be written.
     """
     program = lowered.program
-    with draft_of(path) as folder:
+    with writing_to(path), draft_of(path) as folder:
         draft = folder / path.name
         draft.mkdir()
         write_file("export", draft / WEIGHTS, weights, path / WEIGHTS)

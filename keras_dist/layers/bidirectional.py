@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.arguments import check_option
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_libraries import check_is_ours
 
 
 class Bidirectional(Layer):
@@ -154,6 +155,7 @@ def _again(layer: Layer, **changes: Any) -> Any:
 def _check_sequence_layer(argument: str, value: Any, layer: str) -> None:
     options = ("go_backwards", "return_sequences", "return_state")
     if not isinstance(value, Layer) or not all(hasattr(value, option) for option in options):
+        check_is_ours(f"`{argument}` of layer {layer!r}", value)
         raise ModelError(
             f"`{argument}` of layer {layer!r} is no recurrent layer",
             given=f"{shorten(value)} of type {type(value).__name__}",

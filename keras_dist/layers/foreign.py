@@ -9,6 +9,7 @@ from flax import nnx
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.attributes import to_snake_case
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_libraries import check_is_ours
 
 
 class NNXLayer(Layer):
@@ -34,6 +35,7 @@ class NNXLayer(Layer):
 
     def __init__(self, module: nnx.Module, *, name: str | None = None, **kwargs: Any) -> None:
         if not isinstance(module, nnx.Module):
+            check_is_ours("NNXLayer: `module`", module)
             raise ModelError(
                 "NNXLayer: `module` is not a flax.nnx.Module",
                 given=f"{shorten(module)} of type {type(module).__name__}",
@@ -81,6 +83,7 @@ def as_layer(value: Any) -> Layer:
         return value
     if isinstance(value, nnx.Module):
         return NNXLayer(value)
+    check_is_ours("not a layer: it", value)
     raise ModelError(
         "not a layer",
         given=f"{shorten(value)} of type {type(value).__name__}",

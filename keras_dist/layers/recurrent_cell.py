@@ -12,6 +12,7 @@ from keras_dist import activations, random
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.arguments import check_option, check_rate, check_size
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_libraries import check_is_ours
 
 Noise = tuple[list[jax.Array], list[jax.Array]]
 """What the inputs, and what the states are multiplied by: nothing, one array, or one for each gate."""
@@ -157,6 +158,7 @@ def check_cell(cell: Any, layer: str) -> Layer:
         ModelError: it is no layer, or does not say how large its states are.
     """
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
+        check_is_ours(f"`cell` of layer {layer!r}", cell)
         raise ModelError(
             f"`cell` of layer {layer!r} cannot be a step",
             given=f"{shorten(cell)} of type {type(cell).__name__}",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 
 from keras_dist import _paths
 from keras_dist._operators import Operators, as_pytree
@@ -130,6 +130,11 @@ def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
             yield (name,), value
         elif isinstance(value, nnx.List | nnx.Dict):
             yield from (((name, *inner), variable) for inner, variable in own_variables(value))
+    if not hasattr(node, "_trainable"):  # flax.nnx.bridge holds what Linen's modules have in plain dicts
+        for name, value in vars(node).items():
+            if isinstance(value, dict):
+                flat = traverse_util.flatten_dict(value)
+                yield from (((name, *inner), one) for inner, one in flat.items() if isinstance(one, nnx.Variable))
 
 
 def _rank(variable: nnx.Variable) -> tuple[bool, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_libraries import check_is_ours
 
 
 class Wrapper(Layer):
@@ -29,6 +30,7 @@ class Wrapper(Layer):
     def __init__(self, layer: Layer, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(layer, Layer):
+            check_is_ours(f"`layer` of layer {self.name!r}", layer)
             raise ModelError(
                 f"`layer` of layer {self.name!r} is not a layer",
                 given=f"layer={shorten(layer)} of type {type(layer).__name__}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +28,20 @@ from keras_dist.models.session import Session, current_distribution, told_of_one
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
+
+Check = Callable[[Sequence[VariableSpec]], None]
+
+_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check_of_births", default=lambda specs: None)
+
+
+@contextlib.contextmanager
+def births_checked(check: Check) -> Iterator[None]:
+    """Call `check(specs)` before weights of models of layers are born in this context, also inside of other models."""
+    before = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(before)
 
 
 def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int) -> Session:
@@ -75,6 +91,7 @@ def give_birth(model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], 
     distribution = current_distribution()
     with told_of_one_device(scope.distribution()):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
+    _check.get()(graph.specs)
     cell = StateCell(graph, plan, plan.init(init))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:

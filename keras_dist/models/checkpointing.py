@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.session import Session
@@ -34,6 +36,14 @@ _PARTS_READ, _PART_BYTES = 8, 16 * 2**20
 _LISTED = 20
 
 _FILES = (".safetensors", ".h5", ".hdf5")
+
+KERAS_FILES = (".keras", ".h5", ".hdf5")
+
+FROM_KERAS = (
+    "read it with Keras, and make the model anew: kd.models.model_from_json(keras_model.to_json()), "
+    "then model.set_weights(keras_model.get_weights())"
+)
+"""What to do with a file that Keras wrote."""
 
 
 class Checkpointing:
@@ -341,14 +351,36 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
                 f"in the model {like.shape} {like.dtype}"
             )
     if problems:
-        more = f" and {len(problems) - _LISTED} more (see `problems`)" if len(problems) > _LISTED else ""
-        raise CheckpointError(
-            f"{str(stored.folder)!r} does not fit model {model!r}",
-            given="; ".join(problems[:_LISTED]) + more,
-            expected=f"the names, shapes and types of the {len(wanted)} arrays of the model",
-            fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
-            problems=tuple(problems),
-        )
+        raise _unfit(stored, f"model {model!r}", problems, len(wanted))
+
+
+def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
+    """Nothing, if a checkpoint has an array for each variable of a model, or of a part of one, by shape and type.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    noted = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
+    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in noted)
+    problems = []
+    for spec in specs:
+        kind = spec.shape, str(spec.dtype)
+        left[kind] -= 1
+        if left[kind] < 0:
+            problems.append(f"not in the checkpoint: for {spec.path} an array of shape {kind[0]} and type {kind[1]}")
+    if problems:
+        raise _unfit(stored, "the model that is to be made", problems, len(specs))
+
+
+def _unfit(stored: Stored, model: str, problems: list[str], count: int) -> CheckpointError:
+    more = f" and {len(problems) - _LISTED} more (see `problems`)" if len(problems) > _LISTED else ""
+    return CheckpointError(
+        f"{str(stored.folder)!r} does not fit {model}",
+        given="; ".join(problems[:_LISTED]) + more,
+        expected=f"the names, shapes and types of the {count} arrays of the model",
+        fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
+        problems=tuple(problems),
+    )
 
 
 def model_path(caller: str, filepath: Any) -> pathlib.Path:

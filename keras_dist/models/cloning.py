@@ -10,6 +10,7 @@ import jax
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
+from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import named
@@ -54,6 +55,7 @@ def clone_model(
     Source: `keras.models.clone_model`.
     """
     if not isinstance(model, Model):
+        check_is_ours("clone_model: `model`", model)
         raise ModelError(
             "clone_model: `model` is not a model",
             given=f"{shorten(model)} of type {type(model).__name__}",

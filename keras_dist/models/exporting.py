@@ -21,6 +21,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
 from keras_dist.models.session import Session
+from keras_dist.saving.paths import checked_path
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
@@ -179,14 +180,7 @@ def _sized(shape: Dims, batch_size: int | None) -> Dims:
 
 
 def _checked_path(filepath: Any) -> pathlib.Path:
-    if not isinstance(filepath, str | os.PathLike):
-        raise ModelError(
-            "export: `filepath` is no path",
-            given=f"filepath={shorten(filepath)}",
-            expected="the path of a folder",
-            fix='for example model.export("exported")',
-        )
-    return pathlib.Path(os.path.abspath(os.fspath(filepath)))
+    return pathlib.Path(os.path.abspath(checked_path("export", "filepath", filepath, "exported")))
 
 
 def _check_free(path: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from keras_dist.models.arguments import (
     weighted_arrays,
 )
 from keras_dist.models.optimizer_handle import OptimizerHandle
-from keras_dist.models.session import Choices, Session
+from keras_dist.models.session import Choices, ModuleCall, Session
 from keras_dist.training.loop import Mode
 from keras_dist.training.measures import Measures
 from keras_dist.training.objective import resolve_objective
@@ -408,6 +408,8 @@ class Fitting:
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
+        *,
+        call: ModuleCall | None = None,
     ) -> Any:
         """The outputs for every example that this process gave, in order, as numpy arrays.
 
@@ -417,17 +419,44 @@ class Fitting:
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             steps: how many batches to look at; by default all.
             callbacks: called in order.
+            call: `call(module, x, training, rngs) -> y_pred` in place of the model's own, as of `from_nnx`: another
+                method of the same weights. Compiled once for each function: define it outside of loops.
 
         Raises:
             ModelError: an output has no row for each example, or an argument cannot be used.
             DataError: the data cannot be batched.
 
+        Example:
+            >>> import keras_dist as kd
+            >>> import numpy as np
+            >>> from flax import nnx
+            >>> class Autoencoder(nnx.Module):
+            ...     def __init__(self, rngs):
+            ...         self.encoder = nnx.Linear(8, 2, rngs=rngs)
+            ...         self.decoder = nnx.Linear(2, 8, rngs=rngs)
+            ...
+            ...     def encode(self, x):
+            ...         return self.encoder(x)
+            ...
+            ...     def __call__(self, x):
+            ...         return self.decoder(self.encode(x))
+            >>> def encode(module, x, training, rngs):
+            ...     return module.encode(x)
+            >>> model = kd.Model.from_nnx(Autoencoder)
+            >>> x = np.ones((5, 8))
+            >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
+            ((5, 8), (5, 2))
+
+        Differs from Keras: `call`.
+
         Source: `keras.Model.predict`.
         """
+        if call is not None:
+            check_callable("call", call, "module, x, training, rngs")
         source = source_of(x)
         session = self._born(source.x)
         examples = batching(source, batch_size, steps)
-        return session.trainer.predict(examples, self._hooks(callbacks, verbose, examples))
+        return session.trainer.predict(examples, self._hooks(callbacks, verbose, examples), call)
 
     def train_on_batch(
         self,

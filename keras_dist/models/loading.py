@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,11 +16,22 @@ from keras_dist.errors import (
     DistributionError,
     LayoutError,
     MissingExtraError,
+    ModelError,
     shorten,
     type_name,
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
-from keras_dist.models.checkpointing import COMPILE, CONFIG, POLICY, model_path, noted_of
+from keras_dist.models.birth import births_checked
+from keras_dist.models.checkpointing import (
+    COMPILE,
+    CONFIG,
+    FROM_KERAS,
+    KERAS_FILES,
+    POLICY,
+    check_shapes,
+    model_path,
+    noted_of,
+)
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 
@@ -50,8 +62,10 @@ def load_model(
         trainable: for a model of `from_nnx` which variables are trained.
 
     Raises:
+        ModelError: it is a file, of Keras perhaps.
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
-            round; or its variables are not those that the factory makes.
+            round; or its variables are not those that the factory makes, or that the config describes, which are not
+            made then.
         ConfigError: it mentions what is not known, or a lambda in `safe_mode`.
         LayoutError: the layout rules cannot be applied to it.
 
@@ -64,6 +78,7 @@ def load_model(
             expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
             fix="for example load_model(path, distribution=DataParallel())",
         )
+    _check_is_folder(filepath)
     stored = Stored.of_job(model_path("load_model", filepath))
     if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):
         raise _no_model(stored)
@@ -74,6 +89,7 @@ def load_model(
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
         _policy(stored),
+        births_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
     ):
         if factory is not None:
             model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])
@@ -119,6 +135,23 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
         raise
     except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
         raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
+
+
+def _check_is_folder(filepath: Any) -> None:
+    """Nothing, unless a file is there.
+
+    Raises:
+        ModelError: one is.
+    """
+    if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
+        return
+    is_of_keras = str(os.fspath(filepath)).endswith(KERAS_FILES)
+    raise ModelError(
+        f"load_model: {str(os.fspath(filepath))!r} is a file{' of Keras' if is_of_keras else ''}",
+        given=f"filepath={shorten(filepath)}",
+        expected="a folder that model.save of keras_dist has written",
+        fix=FROM_KERAS if is_of_keras else "model.load_weights reads files of weights that end in '.safetensors'",
+    )
 
 
 def _no_model(stored: Stored) -> CheckpointError:

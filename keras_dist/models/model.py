@@ -12,12 +12,14 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
+from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
@@ -101,6 +103,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
                 fix="kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
             )
         if (inputs is None) != (outputs is None):
+            check_is_ours("Model: `inputs`: it", inputs)
             raise ModelError(
                 "Model needs `inputs` and `outputs`",
                 given=f"inputs={shorten(inputs)}, outputs={shorten(outputs)}",
@@ -151,8 +154,12 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
             >>> [variable.path for variable in model.variables]
             ['bias', 'kernel']
         """
+        check_not_forked()
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
+        check_is_ours("from_nnx: what was given", factory_or_module)
+        if not isinstance(factory_or_module, nnx.Module):
+            check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
         distribution = current_distribution()
         if isinstance(factory_or_module, nnx.Module):
@@ -360,6 +367,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         return self.autocast and self._program is None
 
     def _born(self, x: Any = None, *others: Any, **options: Any) -> Session:
+        check_not_forked()
         session = getattr(self, "_session", None)
         if session is not None:
             return session
@@ -382,6 +390,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
             self._give_birth(tensors)
 
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
+        check_not_forked()
         self._check_initialised()
         session = give_birth(self, (args, kwargs), random.current_seed())
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)
@@ -400,6 +409,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         object.__setattr__(self, "_session", session)
 
     def _choose(self, choices: Choices) -> None:
+        check_not_forked()
         object.__setattr__(self, "_choices", choices)
         session = getattr(self, "_session", None)
         if session is not None:

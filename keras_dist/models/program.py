@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import row_watch
+from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
 from keras_dist.models.naming import free_name
 
@@ -230,6 +231,7 @@ def _leaves(argument: str, tree: Any) -> list[KerasTensor]:
         ) from None
     for leaf in leaves if leaves else [tree]:
         if not isinstance(leaf, KerasTensor):
+            check_is_ours(f"Model: `{argument}`: it", leaf)
             raise ModelError(
                 f"Model: `{argument}` are not symbolic tensors",
                 given=f"{shorten(leaf)} of type {type(leaf).__name__}",

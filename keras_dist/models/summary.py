@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from flax import nnx
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist._patterns import pattern
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
 from keras_dist.errors import ModelError, shorten
@@ -143,7 +143,7 @@ def _between(layer_range: Any, entries: list[_Entry]) -> list[_Entry]:
     """The entries from the first that the one pattern matches to the last that the other matches."""
     patterns = list(layer_range) if isinstance(layer_range, list | tuple) else []
     if len(patterns) == 2 and all(isinstance(pattern, str) for pattern in patterns):
-        first, last = ([i for i, entry in enumerate(entries) if re.match(p, entry.name)] for p in patterns)
+        first, last = ([i for i, entry in enumerate(entries) if pattern(p).match(entry.name)] for p in patterns)
         if first and last:
             ends = (min(first), max(last)) if min(first) <= max(last) else (min(last), max(first))
             return entries[ends[0] : ends[1] + 1]

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from keras_dist._operators import Operators, as_pytree
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
@@ -89,6 +90,7 @@ class ModelVariable(Operators):
         Raises:
             ModelError: the shape differs, or it is no array that its dtype can hold.
         """
+        check_not_forked()
         self._cell.write(self.path, checked_value(value, self._row))
         return self.value
 

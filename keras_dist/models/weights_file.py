@@ -9,18 +9,24 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from keras_dist import _jax
 from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
+from keras_dist.models.checkpointing import FROM_KERAS, KERAS_FILES
 from keras_dist.models.session import Session
+from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, WeightNames
 from keras_dist.models.weights_folder import SUFFIX as FOLDER_SUFFIX
 from keras_dist.models.weights_folder import StoredWeights, write_weights
+from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -45,12 +51,14 @@ class LoadReport:
         missing: those that are not in the file.
         extra: names in the file that are none of the model's.
         misshaped: those that have another shape in the file, or are complex only there.
+        unused: rules of `name_map` and `transform` that match no weight.
     """
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     misshaped: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         kinds = {
@@ -58,6 +66,7 @@ class LoadReport:
             "missing in the file": self.missing,
             "not in the model": self.extra,
             "of another shape": self.misshaped,
+            "rules that match no weight": self.unused,
         }
         return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names) or "empty"
 
@@ -86,7 +95,7 @@ class WeightsFile:
         What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.
         Neither the keys of random streams nor the state of
-        the optimizer are in it.
+        the optimizer are in it. Each weight has a checksum in the header of its file, which `load_weights` compares.
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
@@ -140,7 +149,8 @@ class WeightsFile:
         sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
         groups = grouped(sizes, max_bytes)
         # all are of one step, whoever trains
-        with self._born().cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+        session = self._born()
+        with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
 
             def write(number: int) -> None:
                 if is_first_process():
@@ -154,26 +164,42 @@ class WeightsFile:
             job.first(writer.commit)
 
     def load_weights(
-        self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, *, strict: bool = True
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        *,
+        strict: bool = True,
+        name_map: NameMap | None = None,
+        transform: Transforms | None = None,
     ) -> LoadReport:
-        """Set the weights to those that `save_weights` wrote, from the next step on.
+        r"""Set the weights to those that `save_weights`, or another program, wrote, from the next step on.
 
-        Layouts and element types stay those of the model; so the file may come from another mesh.
+        Layouts and element types stay those of the model; so the file may come from another mesh. Of each array only
+        what the devices of this process hold is copied, after its checksum was compared; files of other programs have
+        none, which a warning tells. In a job of several processes all must call.
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
                 there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
                 a `CheckpointManager`, whose weights alone are taken then; each device reads its part.
             skip_mismatch: Keras's word for `strict=False`.
-            strict: whether names and shapes must be those of the model. Else what fits is set, and a warning tells what
-                was left out.
+            strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
+                used. Else what fits is set, and a warning tells what was left out.
+            name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
+                names, in which `\1` stands for the first group. A list of names is joined along the dim which gives
+                the weight's shape, or stacked along a new first one. Other weights go by their paths.
+            transform: a dict from such regular expressions to functions, called with each array of the file that the
+                weight is made of, before they are joined. What a function gives as a view of the array (transposed,
+                reshaped, split, sliced) is read in part; a function that computes has the whole array on the host, is
+                called twice, and one array after the other.
 
         Returns:
             What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of safetensors, or its names or shapes are not those of the model; of an index,
-                a file is missing, damaged, elsewhere, of another save, or lacks a weight. No weight is set then.
+            ModelError: the file is none of safetensors, is damaged, or its names or shapes are not those of the model;
+                of an index, a file is missing, elsewhere, of another save, or lacks a weight; `name_map` or `transform`
+                cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
             FileNotFoundError: there is no such file.
 
@@ -187,18 +213,77 @@ class WeightsFile:
             ...     print(other.load_weights(path, strict=False))
             2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
 
+            Hugging Face's names: here each kernel is the other way round, and query, key and value are one kernel.
+
+            >>> import numpy as np
+            >>> from safetensors.numpy import save_file
+            >>> names = [f"layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+            >>> save_file({name: np.ones((2, 3), np.float32) for name in names}, path)
+            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(6, use_bias=False, name="qkv_0")])
+            >>> with warnings.catch_warnings(action="ignore"):  # it has no checksums
+            ...     report = model.load_weights(
+            ...         path,
+            ...         name_map={r"qkv_(\d+)/kernel": [rf"layers.\1.self_attn.{kind}_proj.weight" for kind in "qkv"]},
+            ...         transform={r".*/kernel": lambda kernel: kernel.T},
+            ...     )
+            >>> print(report)
+            1 loaded: qkv_0/kernel
+
+            The other way round, one array for three kernels, each takes its part:
+            `transform={"q/kernel": lambda qkv: qkv[:256].T, "k/kernel": lambda qkv: qkv[256:512].T, ...}`.
+
+        Differs from Keras: `name_map` and `transform`.
+
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        reader = self._reader(filepath)
+        reader, names = self._reader(filepath), WeightNames(name_map, transform)
         handles = {weight.path: weight for weight in self.weights}
-        report = self._compared(handles, reader, strict)
-        values = reader.read(report.loaded)
-        for name in report.loaded:
-            handles[name].assign(values.pop(name))
-        if not strict and (report.missing or report.extra or report.misshaped):
+        origins, unused = names.origins(handles)
+        if not isinstance(reader, TensorReader) and (name_map or transform):
+            raise ModelError(
+                "load_weights: `name_map` and `transform` are for files of safetensors",
+                given=f"the folder {str(reader.path)!r}",
+                expected="weights of orbax, which keep their names and shapes",
+                fix="leave them out, or load a file that ends in '.safetensors'",
+            )
+        report = self._compared(handles, origins, unused, reader, strict)
+        if isinstance(reader, TensorReader):
+            self._read(reader, {path: origins[path] for path in report.loaded})
+        else:
+            values = reader.read(report.loaded)
+            for name in report.loaded:
+                handles[name].assign(values.pop(name))
+        if not strict and (report.missing or report.extra or report.misshaped or report.unused):
             warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=2)
+        if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
+            warnings.warn(
+                f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
+                "keras_dist did not write it; model.save_weights does it with them",
+                stacklevel=2,
+            )
         return report
+
+    def _read(self, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
+        """Set weights, of which each device of this process gets its part.
+
+        Raises:
+            ModelError: an array is damaged. None is set then.
+        """
+        Rendezvous("a load of weights").each(lambda: reader.check(_names_in(origins, origins)))
+        cell = self._born().cell
+        for path, origin in origins.items():
+            row = cell.row(path)
+            parts, found = origin.of(reader, path, row.shape), {}
+
+            def part(index: Any, parts: Parts = parts, dtype: Any = row.dtype, found: Any = found) -> np.ndarray:
+                key = str(index)  # devices that hold the same share it
+                if key not in found:
+                    found[key] = np.array(parts[index], dtype)
+                return found[key]
+
+            sharding = TensorLayout(row.axes, cell.mesh).backend_layout
+            cell.write(path, jax.make_array_from_callback(row.shape, sharding, part))
 
     def _reader(self, filepath: Any) -> TensorReader | StoredWeights:
         """What reads the weights at this path."""
@@ -209,34 +294,57 @@ class WeightsFile:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return TensorReader("load_weights", path)
 
-    def _compared(self, handles: dict[str, Any], reader: TensorReader | StoredWeights, strict: bool) -> LoadReport:
+    def _compared(
+        self,
+        handles: Mapping[str, Any],
+        origins: Mapping[str, Origin],
+        unused: tuple[str, ...],
+        reader: TensorReader | StoredWeights,
+        strict: bool,
+    ) -> LoadReport:
         """What can be loaded.
 
         Raises:
             ModelError: not all, and `strict`; all that is wrong is told.
         """
-        shapes, extra = reader.shapes, tuple(name for name in reader.shapes if name not in handles)
-        missing = tuple(name for name in handles if name not in shapes)
-        unfit = {
-            name: f"{name} {_told(shapes[name], reader.is_complex(name))} for {weight.shape}"
-            for name, weight in handles.items()
-            if name in shapes and (shapes[name] != weight.shape or _loses_part(reader.is_complex(name), weight))
-        }
-        if strict and (missing or extra or unfit):
+        used = set(_names_in(origins, origins))
+        extra = tuple(name for name in reader.shapes if name not in used)
+        missing: dict[str, str] = {}
+        unfit: dict[str, str] = {}
+        for path, weight in handles.items():
+            origin = origins[path]
+            lacking = [name for name in origin.names if name not in reader.shapes]
+            if lacking:
+                missing[path] = path if lacking == [path] else f"{path}, there {_listed(lacking)}"
+                continue
+            if isinstance(reader, TensorReader):
+                parts = origin.of(reader, path, weight.shape)
+                shape, is_complex = parts.shape, parts.is_complex
+            else:
+                shape, is_complex = reader.shapes[path], reader.is_complex(path)
+            if shape != weight.shape or _loses_part(is_complex, weight):
+                unfit[path] = f"{path} {_told(shape, is_complex)} for {weight.shape}"
+        if strict and (missing or extra or unfit or unused):
             problems = {
-                "missing in the file": missing,
+                "missing in the file": tuple(missing.values()),
                 "not in the model": extra,
                 "of another shape": tuple(unfit.values()),
+                "rules that match no weight": unused,
             }
             raise ModelError(
                 f"load_weights: {str(reader.path)!r} does not fit model {self.name!r}",
                 given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names),
                 expected=f"the names and shapes of its {len(handles)} weights",
                 fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
-                "model.layout_plan lists the names",
+                "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
             )
-        loaded = tuple(name for name in handles if name in shapes and name not in unfit)
-        return LoadReport(loaded, missing, extra, tuple(unfit))
+        loaded = tuple(path for path in handles if path not in missing and path not in unfit)
+        return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
+
+
+def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
+    """The arrays in a file that weights are made of, each once."""
+    return list(dict.fromkeys(name for path in paths for name in origins[path].names))
 
 
 def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib.Path:
@@ -247,12 +355,13 @@ def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib
     """
     if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
         return pathlib.Path(filepath)
+    is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
     raise ModelError(
         f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
         given=f"filepath={shorten(filepath)}",
         expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; Keras's '.weights.h5' and '.keras' are "
         "neither written nor read",
-        fix=f"for example 'model.weights{SUFFIX}'",
+        fix=FROM_KERAS if is_of_keras else f"for example 'model.weights{SUFFIX}'",
     )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist import _paths
+from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.adam import check_betas, scale_by_adam
 from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer
@@ -115,7 +116,7 @@ class Muon(Optimizer):
 
     def _is_adams(self, path: str, param: Any) -> bool:
         is_embedding = self.exclude_embeddings and "embedding" in path.lower()
-        return param.ndim != 2 or is_embedding or any(re.search(rule, path) for rule in self.exclude_layers)
+        return param.ndim != 2 or is_embedding or any(pattern(rule).search(path) for rule in self.exclude_layers)
 
     def _orthogonal(self, matrix: jax.Array) -> jax.Array:
         """The matrix with singular values near 1, scaled to `rms_rate`."""
@@ -133,7 +134,7 @@ def _expressions(given: Sequence[str] | None) -> tuple[str, ...]:
     try:
         rules = () if isinstance(given, str) else tuple(given or ())
         for rule in rules:
-            re.compile(rule)
+            pattern(rule)
     except (TypeError, re.error) as error:
         rules, problem = (), str(error)
     if problem is not None or isinstance(given, str):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist import _paths
+from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.ranges import check_count, check_number
@@ -365,7 +366,7 @@ class Optimizer(CustomLoops, Configurable):
         return steps, average
 
     def _is_excluded(self, path: str) -> bool:
-        return path in self._excluded_paths or any(re.search(name, path) for name in self._excluded_names)
+        return path in self._excluded_paths or any(pattern(name).search(path) for name in self._excluded_names)
 
     def _check_params(self, params: Any) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
@@ -437,7 +438,7 @@ def _check_exclusion(argument: str, value: Any) -> None:
     problem = None if isinstance(value, str) else f"of type {type(value).__name__}"
     if problem is None and argument == "var_names":
         try:
-            re.compile(value)
+            pattern(value)
         except re.error as error:
             problem = f"no regular expression: {error}"
     if problem is not None:

@@ -1,9 +1,9 @@
-"""`draft_of`: a folder beside a place, for files that are written there and then moved to it."""
+"""What files have while they are written: `draft_of`, a folder beside their place; `writing_to`, for their errors."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import pathlib
 import re
@@ -12,7 +12,52 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
-from keras_dist.errors import CheckpointWarning
+from keras_dist.errors import CheckpointWarning, KerasDistError, WriteError, shorten
+
+_SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
+"""How safetensors and tensorstore write down the number of an error of the system."""
+
+
+@contextlib.contextmanager
+def writing_to(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of the system that name no file, as of a full disk, name the place that is written.
+
+    Args:
+        place: what the user has asked for.
+
+    Raises:
+        WriteError: instead of such an error, or of one that a library has made of it.
+    """
+    try:
+        yield
+    except KerasDistError:
+        raise
+    except Exception as error:
+        number = _number_of(error)
+        if number is None:
+            raise
+        told = WriteError(
+            f"{os.fspath(place)!r} was not written: {os.strerror(number)}",
+            given=f"{type(error).__name__}: {shorten(str(error))}",
+            expected="room on the disk, and leave to write there",
+            fix="free space, or choose another place; what was there before is untouched",
+        )
+        told.errno, told.strerror, told.filename = number, os.strerror(number), os.fspath(place)
+        raise told from error
+
+
+def _number_of(error: Exception) -> int | None:
+    """The system's number for an error that does not say which file it is about; None for others."""
+    if isinstance(error, OSError):
+        return None if error.filename is not None else error.errno
+    match = _SYSTEM.search(str(error))
+    return None if match is None else int(match["number"])
+
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 
 @contextlib.contextmanager
@@ -44,7 +89,7 @@ def alone_in(folder: pathlib.Path) -> Iterator[None]:
     """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
-            locks.callback(unlock_folder, lock_folder(folder, fcntl.LOCK_EX))
+            locks.callback(unlock_folder, lock_folder(folder, waits=True))
         yield
 
 
@@ -77,20 +122,22 @@ def _remove_left(place: pathlib.Path) -> None:
                     unlock_folder(lock)
 
 
-def lock_folder(folder: pathlib.Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
+def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
     """The system's lock of a folder, as the descriptor that holds it.
 
     Args:
         folder: which.
-        how: an operation of `flock`; by default nobody else may have it, and it is not waited for.
+        waits: whether to wait until nobody else has it.
 
     Raises:
         BlockingIOError: another one has it.
-        OSError: there is no such folder, it may not be read, or it cannot be locked.
+        OSError: there is no such folder, it may not be read, or it cannot be locked, as on Windows.
     """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(descriptor)
         raise
@@ -99,7 +146,7 @@ def lock_folder(folder: pathlib.Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) 
 
 def unlock_folder(descriptor: int | None) -> None:
     """Give back a lock, if there is one."""
-    if descriptor is not None:
+    if descriptor is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

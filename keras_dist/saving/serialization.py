@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextvars
 import importlib
-import marshal
+import marshal  # noqa: TID251  # lambdas, which are read where the user passes safe_mode=False, as in Keras
 import sys
 import types
 from collections.abc import Mapping
@@ -262,6 +262,6 @@ def _read_lambda(inner: Mapping[str, Any]) -> Any:
             expected="named functions, while safe_mode=True",
             fix="pass safe_mode=False if you trust where it comes from, or register a named function instead",
         )
-    code = marshal.loads(base64.b64decode(inner["value"]))
+    code = marshal.loads(base64.b64decode(inner["value"]))  # noqa: S302  # the user trusts where it comes from
     defaults = tuple(_read(inner.get("defaults", []), {}))
     return types.FunctionType(code, {"__builtins__": __builtins__}, "<lambda>", defaults)

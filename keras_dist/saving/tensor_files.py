@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from keras_dist import _jax
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.drafts import alone_in, draft_of
+from keras_dist.saving.drafts import alone_in, draft_of, writing_to
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 _SAVE = "keras_dist_save"
 """Under this name index and files say which save they are of."""
+
+_CHECKSUMS = "keras_dist_crc32c"
+"""Under this name index and files have a checksum of each array by its name: eight digits of the CRC-32C of a line such
+as `float32 (3, 2)` and the bytes of its elements. In files it is a string of JSON, since metadata are strings there."""
+
+_SIZE_BYTES = 8
+"""In so many bytes a file says how long its header is."""
+
+_CHUNK_BYTES = 2**20
+
+_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""The element types of safetensors by numpy's names."""
 
 Groups = Sequence[Sequence[str]]
 """The names of the arrays of each file."""
@@ -46,8 +77,27 @@ def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]
     return groups
 
 
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """What a file says of one of its arrays.
+
+    Attributes:
+        file: which one.
+        offset: the byte at which the elements begin.
+        shape: its dims.
+        type_name: of the elements, as safetensors calls it.
+        checksums: what the file, and the index, say of it; empty where another program wrote them.
+    """
+
+    file: pathlib.Path
+    offset: int
+    shape: tuple[int, ...]
+    type_name: str
+    checksums: frozenset[str] = frozenset()
+
+
 class TensorReader:
-    """The arrays in a file, or in those that an index names. Making it checks all files, and reads no array.
+    """The arrays in a file, or in those that an index names. Making it checks what all files say of their arrays.
 
     Args:
         caller: how errors call what reads.
@@ -66,42 +116,87 @@ class TensorReader:
         index = path if path.name.endswith(INDEX_SUFFIX) else index_path(path)
         is_index = path == index or (not path.exists() and index.exists())
         self.path = index if is_index else path
-        self.shapes: dict[str, tuple[int, ...]] = {}
         self._caller = caller
-        self._complex: set[str] = set()
-        self._files = self._indexed() if is_index else self._listed(path)
+        self._entries = self._indexed() if is_index else self._header(path)[0]
+        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
-    def is_complex(self, name: str) -> bool:
-        """Whether the elements of an array have an imaginary part."""
-        return name in self._complex
+    def lacks_checksums(self, names: Iterable[str]) -> bool:
+        """Whether nothing tells that the bytes of some of these arrays are those that were written."""
+        return any(not self._entries[name].checksums for name in names)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Compare the bytes of arrays with their checksums. They pass through memory in small parts.
+
+        Raises:
+            ModelError: some differ; file and array are named.
+        """
+        for name in names:
+            entry = self._entries[name]
+            if not entry.checksums:
+                continue
+            found = self._checksum(name)
+            if entry.checksums != {found}:
+                noted = " and ".join(sorted(entry.checksums))
+                raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
+
+    def view(self, name: str) -> np.ndarray:
+        """An array that cannot be written to. Only what is looked at is read from the disk.
+
+        Raises:
+            ModelError: numpy has no such elements, or the file has changed meanwhile.
+        """
+        entry = self._entries[name]
+        dtype = self._dtype(name)
+        if not math.prod(entry.shape):
+            return np.empty(entry.shape, dtype)
+        try:
+            return np.asarray(np.memmap(entry.file, dtype, "r", entry.offset, entry.shape))
+        except ValueError as error:
+            raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arrays of these names."""
-        values: dict[str, np.ndarray] = {}
-        for file in {self._files[name]: None for name in names}:
-            with self._opened(file) as opened:
-                values |= {name: opened.get_tensor(name) for name in names if self._files[name] == file}
-        return values
+        """The arrays of these names, which are checked."""
+        self.check(names)
+        return {name: np.array(self.view(name)) for name in names}
 
-    def _listed(self, file: pathlib.Path) -> dict[str, pathlib.Path]:
-        with self._opened(file) as opened:
-            return dict.fromkeys(self._noted(opened, opened.keys()), file)
+    def _checksum(self, name: str) -> str:
+        entry = self._entries[name]
+        dtype = self._dtype(name)
+        checksum, left = _checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
+        with entry.file.open("rb") as file:
+            file.seek(entry.offset)
+            while chunk := file.read(min(left, _CHUNK_BYTES)):
+                checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
+        return f"{checksum:08x}"
 
-    def _indexed(self) -> dict[str, pathlib.Path]:
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        entry = self._entries[name]
+        if entry.type_name not in _TYPES:
+            raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
+        return _jax.dtype_named(_TYPES[entry.type_name])
+
+    def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()
-        folder, save = self.path.parent, _mapping(index.get("metadata")).get(_SAVE)
-        files: dict[str, pathlib.Path] = {}
+        noted = _mapping(index.get("metadata"))
+        save, checksums = noted.get(_SAVE), _mapping(noted.get(_CHECKSUMS))
+        entries: dict[str, _Entry] = {}
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
             by_file.setdefault(file, []).append(name)
         for file, names in by_file.items():
             try:
-                with self._opened(folder / file) as opened:
-                    self._check_file(file, names, opened, save)
-                    files |= dict.fromkeys(self._noted(opened, names), folder / file)
+                found, metadata = self._header(self.path.parent / file)
             except FileNotFoundError as error:
                 raise self._damaged(f"{file!r} is missing") from error
-        return files
+            lacking = sorted(set(names) - set(found))
+            if lacking:
+                raise self._damaged(f"{file!r} lacks {shorten(lacking)}")
+            if save is not None and metadata.get(_SAVE) != save:
+                raise self._damaged(f"{file!r} is of another save")
+            for name in names:
+                both = found[name].checksums | ({str(checksums[name])} if name in checksums else set())
+                entries[name] = dataclasses.replace(found[name], checksums=both)
+        return entries
 
     def _read_index(self) -> dict[str, Any]:
         """What the index says.
@@ -109,6 +204,7 @@ class TensorReader:
         Raises:
             ModelError: it is no index, or names files elsewhere.
         """
+        self._check_regular(self.path)
         try:
             index = json.loads(self.path.read_bytes())
         except (ValueError, RecursionError) as error:
@@ -121,29 +217,42 @@ class TensorReader:
             raise self._damaged(f"files that are not in its folder: {shorten(elsewhere)}")
         return index
 
-    def _check_file(self, file: str, names: Sequence[str], opened: Any, save: Any) -> None:
-        lacking = sorted(set(names) - set(opened.keys()))
-        if lacking:
-            raise self._damaged(f"{file!r} lacks {shorten(lacking)}")
-        found = (opened.metadata() or {}).get(_SAVE)
-        if save is not None and found != save:
-            raise self._damaged(f"{file!r} is of another save")
+    def _header(self, file: pathlib.Path) -> tuple[dict[str, _Entry], dict[str, str]]:
+        """What a file says of its arrays, and its metadata.
 
-    def _noted(self, opened: Any, names: Sequence[str]) -> list[str]:
-        for name in names:
-            view = opened.get_slice(name)
-            self.shapes[name] = tuple(view.get_shape())
-            if view.get_dtype().startswith("C"):
-                self._complex.add(name)
-        return list(names)
-
-    @contextlib.contextmanager
-    def _opened(self, file: pathlib.Path) -> Iterator[Any]:
+        Raises:
+            ModelError: it does not fit the file.
+            FileNotFoundError: there is none.
+        """
+        self._check_regular(file)
         try:
-            with safe_open(file, framework="np") as opened:
-                yield opened
-        except (SafetensorError, AttributeError, TypeError) as error:  # the latter for elements that numpy lacks
+            with safe_open(file, framework="np"):
+                pass  # it has looked whether sizes and places of all arrays are those of the file
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(_SIZE_BYTES), "little")
+                header = json.loads(opened.read(size))
+            metadata = header.pop("__metadata__", None) or {}
+            checksums = json.loads(metadata[_CHECKSUMS]) if _CHECKSUMS in metadata else None
+            entries = {
+                name: _Entry(
+                    file,
+                    _SIZE_BYTES + size + noted["data_offsets"][0],
+                    tuple(noted["shape"]),
+                    noted["dtype"],
+                    frozenset() if checksums is None else frozenset({str(checksums[name])}),
+                )
+                for name, noted in header.items()
+            }
+        except KeyError as error:
+            raise self._damaged(f"{file.name!r} has no checksum of {error}") from error
+        except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"{file.name!r}: {error}") from error
+        return entries, metadata
+
+    def _check_regular(self, file: pathlib.Path) -> None:
+        """Nothing, if there is a file or nothing: a device, or a pipe, may be read for ever."""
+        if file.exists() and not file.is_file():
+            raise self._damaged(f"{file.name!r} is no regular file")
 
     def _damaged(self, given: str) -> ModelError:
         return ModelError(
@@ -174,6 +283,7 @@ class TensorWriter:
         self._save = uuid.uuid4().hex
         self._open = contextlib.ExitStack()
         self._folder: pathlib.Path | None = None
+        self._checksums: dict[str, str] = {}
 
     def __enter__(self) -> TensorWriter:
         return self
@@ -188,8 +298,8 @@ class TensorWriter:
             ModelError: an array has an element type that the format does not know.
             OSError: the file cannot be written.
         """
-        metadata = {_SAVE: self._save} if len(self._groups) > 1 else None
-        write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
+        metadata = {_SAVE: self._save} if len(self._groups) > 1 else {}
+        self._checksums |= write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
 
     def commit(self) -> None:
         """Put all files, which are written, in their places, and remove those of the save before.
@@ -223,7 +333,7 @@ class TensorWriter:
     def _index_of(self, files: Sequence[pathlib.Path]) -> str:
         """The content of the index of these files."""
         weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
-        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save}
+        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, _CHECKSUMS: self._checksums}
         return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
 
 
@@ -232,9 +342,9 @@ def write_file(
     file: pathlib.Path,
     arrays: dict[str, np.ndarray],
     place: pathlib.Path,
-    metadata: dict[str, str] | None = None,
-) -> None:
-    """Write arrays to one file.
+    metadata: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Write arrays to one file, with their checksums.
 
     Args:
         caller: how errors call what writes.
@@ -243,27 +353,44 @@ def write_file(
         place: how errors call the file.
         metadata: what else is noted in it.
 
+    Returns:
+        The checksums by name.
+
     Raises:
         ModelError: an array has an element type that the format does not know.
         OSError: the file cannot be written.
     """
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode
+    checksums = {name: _checksum_of(array) for name, array in arrays.items()}
     try:
-        save_file(arrays, file, metadata)
+        with writing_to(place):
+            save_file(arrays, file, {**(metadata or {}), _CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
         raise ModelError(
             f"{caller}: {str(place)!r} cannot be written",
             given=str(error),
-            expected="element types that safetensors knows, and room on the disk",
-            fix="build the model with another dtype, or free space",
+            expected="element types that safetensors knows",
+            fix="build the model with another dtype",
         ) from error
     file.chmod(mode)  # safetensors leaves a file that only its owner may read
+    return checksums
 
 
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
     """The arrays with their elements in C order: the format wants them so, and takes others without a word."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
+
+
+def _checksum_of(array: np.ndarray) -> str:
+    """The checksum of an array whose elements are in C order."""
+    begun = _checksum_begun(array.dtype, array.shape)
+    return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):08x}"
+
+
+def _checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """That of what comes before the elements: other bits in the header are noticed, too."""
+    return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
 
 def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> None:

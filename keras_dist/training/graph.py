@@ -11,10 +11,12 @@ import jax
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
+from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.layers.other_libraries import check_is_ours
 
 Trainable = Any
 """Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
@@ -171,7 +173,7 @@ def split_module(module: Any, trainable: Trainable) -> tuple[ModuleGraph, Any]:
     return _graph_of(module, graphdef, state, trainable), state
 
 
-def compile_rule(rule: str, argument: str) -> re.Pattern[str]:
+def compile_rule(rule: str, argument: str) -> Pattern:
     """`rule` as a regular expression for whole paths.
 
     Args:
@@ -182,7 +184,7 @@ def compile_rule(rule: str, argument: str) -> re.Pattern[str]:
         ModelError: it is not a regular expression.
     """
     try:
-        return re.compile(rule)
+        return pattern(rule)
     except re.error as error:
         raise ModelError(
             f"`{argument}` is not a regular expression: {error}",
@@ -285,9 +287,10 @@ def _check_signature(factory: Callable[..., Any]) -> None:
 
 def _check_module(module: Any, what: str) -> None:
     if not isinstance(module, nnx.Module):
+        check_is_ours(f"from_nnx: {what}", module)
         raise ModelError(
             f"from_nnx: {what} is not a flax.nnx.Module",
             given=f"{type(module).__name__}",
             expected="a flax.nnx.Module",
-            fix="wrap Linen in flax.nnx.bridge.ToNNX; for other code use your distribution's plan() and jax.jit",
+            fix="for other code use your distribution's plan() and jax.jit",
         )

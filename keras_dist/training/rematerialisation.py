@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 from flax import nnx
 
 from keras_dist import _jax
+from keras_dist._patterns import Pattern
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.row_by_row import STANDS_FOR
@@ -45,7 +45,7 @@ class Remat:
     """
 
     given: str
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
 
     def whole(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, computed again on the way back, unless only layers are."""

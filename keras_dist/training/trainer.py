@@ -72,6 +72,7 @@ class Trainer:
         self._options = recipe.options if recipe is not None else StepOptions()
         self._compiled = CompiledSteps(cell.state_plan, forward, distribution, self._options)
         self._predict_step = steps.make_predict_step(forward)
+        self._predict_steps: dict[Callable[..., Any], Any] = {}
         self._train_tallies: dict[str, Tally] | None = None
         self._test_tallies: dict[str, Tally] | None = None
         self._zero_logs: dict[int, Logs] = {}
@@ -177,6 +178,7 @@ class Trainer:
     def use_seed(self, seed: int) -> None:
         """Draw the random numbers of steps from another seed."""
         self._forward.seed = seed
+        self._predict_steps.clear()
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
@@ -230,8 +232,21 @@ class Trainer:
         with interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks, 1)(check_interrupt))
 
-    def predict(self, examples: Examples, hooks: Hooks) -> Any:
-        """The outputs for the examples, in order, on the host."""
+    def predict(self, examples: Examples, hooks: Hooks, call: Callable[..., Any] | None = None) -> Any:
+        """The outputs for the examples, in order, on the host.
+
+        Args:
+            examples: in batches.
+            hooks: the callbacks.
+            call: how the module is called; by default as ever.
+        """
+        step = self._predict_step
+        if call is not None:
+            if call not in self._predict_steps:
+                self._predict_steps[call] = steps.make_predict_step(
+                    dataclasses.replace(self._forward, call=call, compute_loss=None)
+                )
+            step = self._predict_steps[call]
         outputs: list[Any] = []
         self._compiled.forget_shapes("predict")
         should_stop = self._stopper("predict")
@@ -241,7 +256,7 @@ class Trainer:
             run_steps(
                 "predict",
                 _only(feed.epochs(range(1))),
-                self._predict_dispatch,
+                functools.partial(self._predict_dispatch, step),
                 hooks,
                 check_interrupt,
                 Meter(),
@@ -276,7 +291,7 @@ class Trainer:
     def predict_batch(self, source: ArraySource) -> Any:
         """The outputs for all rows of `source` as one batch, on the host."""
         batch = self._whole(source)
-        outputs = self._predict_dispatch(Single(batch))[0]
+        outputs = self._predict_dispatch(self._predict_step, Single(batch))[0]
         return real_outputs(batch.rows, outputs, self._own_rows(source)(batch.rows))
 
     def lower_train(self, source: ArraySource) -> Any:
@@ -429,10 +444,10 @@ class Trainer:
 
         return dispatch
 
-    def _predict_dispatch(self, execution: Execution) -> tuple[Any, bool]:
+    def _predict_dispatch(self, step: Any, execution: Execution) -> tuple[Any, bool]:
         known = self._compiled.count
         with self._cell.lock:
-            outputs = self._compiled.predict(self._predict_step, self._cell.arrays, execution)
+            outputs = self._compiled.predict(step, self._cell.arrays, execution)
         return outputs, self._compiled.count > known
 
     def _evaluation(self, examples: Examples, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:

@@ -1,13 +1,15 @@
 """Not one byte of a checkpoint can differ without being noticed."""
 
+import io
 import json
+import os
 
 import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_dist.checkpoint import Stored
+from keras_dist.checkpoint import Stored, examine, manifest
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.errors import CheckpointError
 from tests.checkpoint.conftest import flip
@@ -147,3 +149,52 @@ def test_a_manifest_without_files_is_no_checkpoint(tmp_path):
 def test_a_manifest_that_is_a_folder(tmp_path):
     (tmp_path / NAME).mkdir()
     assert damage_of(tmp_path)[0].startswith("manifest.json cannot be read")
+
+
+def _zero(path):
+    path.symlink_to("/dev/zero")
+
+
+def _elsewhere(path):
+    (path.parent.parent / "elsewhere").mkdir(exist_ok=True)
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["record.json", "arrays/d/0", "arrays/not listed", NAME])
+@pytest.mark.parametrize("make", [_zero, os.mkfifo, _elsewhere])
+def test_links_pipes_and_devices_are_not_read(tmp_path, name, make):
+    folder = written(tmp_path / "checkpoint")
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    (problem,) = damage_of(folder)
+    assert problem.startswith(name) and "link" in problem
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Stored(folder)
+    assert not examine(folder).is_good
+
+
+def test_folders_that_are_links_are_not_read(tmp_path):
+    folder = written(tmp_path / "checkpoint")
+    (folder / "arrays").rename(tmp_path / "arrays")
+    (folder / "arrays").symlink_to(tmp_path / "arrays")
+    assert damage_of(folder) == ["arrays is a link, a pipe or a device"]
+
+
+def test_no_more_is_read_than_is_stated(tmp_path, monkeypatch):
+    folder = written(tmp_path / "checkpoint")
+    read = []
+    monkeypatch.setattr(manifest, "open_regular", lambda path: Endless(read))
+    assert manifest._checksum(folder, "record.json", 13) == crc32c(bytes(13))
+    assert sum(read) == 13
+
+
+class Endless(io.BytesIO):
+    """A file that grows while it is read."""
+
+    def __init__(self, read):
+        super().__init__()
+        self._read = read
+
+    def read(self, size):
+        self._read.append(size)
+        return bytes(size)

@@ -25,3 +25,21 @@ def test_imports_go_to_lower_floors_only() -> None:
 def test_only_one_room_opens_the_door_to_unstable_calls() -> None:
     users = {path.name for path in (ROOT / "keras_dist").rglob("*.py") if STABLE_DOORS.search(path.read_text())}
     assert users == {"_jax.py"}
+
+
+def test_nothing_runs_what_it_reads() -> None:
+    lines = [
+        *("import pickle", "from dill import loads", "import cloudpickle", "import shelve", "import marshal"),
+        *("eval('1')", "exec('1')", "numpy.load('1')"),
+    ]
+    room = "keras_dist/saving/a_room.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--output-format=concise", f"--stdin-filename={room}", "-"],
+        cwd=ROOT,
+        input="\n".join(['"""A room."""', "import numpy", *lines]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {int(line) for line in re.findall(r":(\d+):\d+: (?:S102|S307|TID251) ", run.stdout)}
+    assert found == set(range(3, 3 + len(lines))), run.stdout + run.stderr

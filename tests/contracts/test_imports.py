@@ -50,3 +50,28 @@ from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
 """
     assert run_python(program) == "False"
+
+
+WITHOUT_FCNTL = """
+import os, sys, pathlib, tempfile
+import flax.nnx, grain, optax, orbax.checkpoint  # which know what to do there
+sys.modules["fcntl"] = None
+del os.O_NOFOLLOW, os.O_DIRECTORY, os.O_NONBLOCK, os.register_at_fork, os.fork
+import keras_dist as kd
+for name in kd.__all__:
+    getattr(kd, name)
+folder = pathlib.Path(tempfile.mkdtemp())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2)])
+model.save(folder / "model")
+model.save_weights(folder / "w.safetensors")
+model.load_weights(folder / "w.safetensors")
+with kd.checkpoint.CheckpointManager(model, folder / "states") as manager:
+    manager.save()
+    found = kd.checkpoint.examine(folder / "states")
+    print(found.is_good, found.writer.is_alive)
+print(kd.models.load_model(folder / "model").count_params(), sorted(path.name for path in folder.rglob(".*")))
+"""
+
+
+def test_works_without_what_windows_lacks() -> None:
+    assert run_python(WITHOUT_FCNTL).splitlines() == ["True None", "8 []"]

@@ -5,10 +5,12 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import random
-from keras_dist.distribution import num_processes, process_id
+from keras_dist.distribution import cluster, num_processes, process_id
 from keras_dist.errors import ClusterError
 
 ADDRESSES = "10.0.0.1:1234,10.0.0.2:2345"
+FIRST = "10.0.0.1:1234"
+ARGUMENTS = {"coordinator_address": FIRST, "coordinator_bind_address": FIRST, "num_processes": 2}
 
 
 @pytest.fixture
@@ -16,6 +18,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments with which JAX's runtime was started, instead of starting it."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(cluster, "_check_can_listen", lambda address: None)
     monkeypatch.setattr(random.keys, "_seed", None)
     return calls
 
@@ -28,7 +31,7 @@ def test_this_process_alone_is_a_job() -> None:
 @pytest.mark.parametrize("addresses", [ADDRESSES, "10.0.0.1:1234", "10.0.0.1:1234 , 10.0.0.2:2345"])
 def test_the_first_address_is_the_coordinator(joined: list[dict[str, Any]], addresses: str) -> None:
     kd.initialize(addresses, 2, 1)
-    assert joined == [{"coordinator_address": "10.0.0.1:1234", "num_processes": 2, "process_id": 1}]
+    assert joined == [ARGUMENTS | {"process_id": 1}]
 
 
 def test_what_is_left_out_comes_from_the_environment(
@@ -39,15 +42,15 @@ def test_what_is_left_out_comes_from_the_environment(
     monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "0")
     kd.initialize()
     kd.initialize(process_id=1)
-    assert joined == [
-        {"coordinator_address": "10.0.0.1:1234", "num_processes": 2, "process_id": 0},
-        {"coordinator_address": "10.0.0.1:1234", "num_processes": 2, "process_id": 1},
-    ]
+    assert joined == [ARGUMENTS | {"process_id": 0}, ARGUMENTS | {"process_id": 1}]
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0:1234")
+    kd.initialize()
+    assert joined[2] == ARGUMENTS | {"process_id": 0, "coordinator_bind_address": "0.0.0.0:1234"}
 
 
 def test_without_anything_jax_finds_the_cluster(joined: list[dict[str, Any]]) -> None:
     kd.initialize()
-    assert joined == [{"coordinator_address": None, "num_processes": None, "process_id": None}]
+    assert joined == [dict.fromkeys([*ARGUMENTS, "process_id"])]
 
 
 def test_afterwards_all_processes_have_one_seed(joined: list[dict[str, Any]]) -> None:

@@ -1,6 +1,9 @@
 """What processes tell each other; threads stand for them here, and a dict for JAX's service."""
 
 import itertools
+import json
+import os
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +12,7 @@ import pytest
 from keras_dist.distribution import cluster, rendezvous
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ClusterError, KerasDistError
+from tests.contracts.processes import run_python
 
 PROCESSES = 3
 
@@ -36,9 +40,9 @@ class Service:
         with self.changed:
             self.values[key] = value
 
-    def key_value_dir_get(self, key):
+    def key_value_dir_get_bytes(self, key):
         with self.changed:
-            return [(name, value) for name, value in self.values.items() if name.startswith(key)]
+            return [(name, value.encode()) for name, value in self.values.items() if name.startswith(key)]
 
     def key_value_delete(self, key):
         with self.changed:
@@ -149,6 +153,95 @@ def test_errors_that_cannot_be_made_again_are_described(run):
     for found in others:
         assert isinstance(found, ClusterError)
         assert "Odd('this')" in str(found)
+
+
+class WritesAFile:
+    """What one may put into the key-value store: whoever unpickles it writes the file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+ERROR = {"name": "ValueError", "args": ["a"], "fields": {}, "text": "a", "notes": []}
+FORGED = {
+    "no JSON": b"\x80\xff",
+    "endless": b"[" * 2**20,
+    "too large": json.dumps(["a test", "a" * 2**24, None]).encode(),
+    "another form": b'{"about": "a test"}',
+    "about nothing": b"[[], 1, null]",
+    "another type": b'["a test", {"a": 1}, null]',
+    "an error of numbers": json.dumps(["a test", 1, ERROR | {"notes": [1]}]).encode(),
+    "arguments it does not take": json.dumps(["a test", 1, ERROR | {"fields": {"a": "b"}}]).encode(),
+    "a summary that is no text": json.dumps(["a test", 1, ERROR | {"name": "MeshError", "args": [1]}]).encode(),
+    "half an error": b'["a test", 1, {"name": "ValueError"}]',
+}
+
+
+@pytest.mark.parametrize("content", FORGED.values(), ids=FORGED)
+def test_forged_values_are_an_error(run, service, content):
+    service.values["keras_dist/7/0/1"] = content
+    for found in run(lambda job, process: job.each(lambda: "text", str), absent=(1,)):
+        assert isinstance(found, ClusterError)
+        assert "for process 1 is not from a process of this job" in str(found)
+
+
+def test_pickles_are_not_read(run, service, tmp_path):
+    service.values["keras_dist/7/0/1"] = pickle.dumps(("a test", WritesAFile(tmp_path / "ran"), None))
+    found = run(lambda job, process: job.each(lambda: None), absent=(1,))
+    assert [type(error) for error in found] == [ClusterError] * 2
+    assert os.listdir(tmp_path) == []
+
+
+def test_classes_that_are_not_registered_are_not_made(run, service, tmp_path):
+    told = ERROR | {"name": "subprocess.CalledProcessError", "text": "no luck"}
+    service.values["keras_dist/7/0/1"] = json.dumps(["a test", 1, told]).encode()
+    for error in run(lambda job, process: job.each(lambda: 1), absent=(1,)):
+        assert isinstance(error, ClusterError)
+        assert str(error) == "a process of the job has raised subprocess.CalledProcessError: no luck"
+
+
+def test_whose_place_is_taken_says_so_and_is_not_waited_for(run, service, monkeypatch):
+    monkeypatch.setattr(service, "key_value_set_bytes", lambda key, value: _raise(RuntimeError("ALREADY_EXISTS")))
+    assert all("a value that was there" in error.given for error in run(lambda job, process: job.each(lambda: 1)))
+    assert sorted(service.values) == [f"keras_dist/7/given_up/{process}" for process in range(PROCESSES)]
+
+
+LISTENS = """
+import psutil, socket
+import jax
+import keras_dist as kd
+from keras_dist.distribution import cluster, rendezvous
+from keras_dist.errors import ClusterError
+
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+try:
+    kd.initialize(f"192.0.2.77:{port}", 1, 0)
+except ClusterError as error:
+    print("cannot listen" in str(error))
+kd.initialize(f"127.0.0.1:{port}", 1, 0)
+print({one.laddr.ip.removeprefix("::ffff:") for one in psutil.Process().net_connections() if one.laddr.port == port})
+
+cluster.num_processes = lambda: 2
+rendezvous._jax.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
+try:
+    rendezvous.Rendezvous().each(lambda: None)
+except ClusterError as error:
+    print("is not from a process" in str(error))
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.multiprocess
+def test_the_coordinator_listens_where_it_is_told_and_runs_nothing(tmp_path):
+    content = pickle.dumps(("meet the others", WritesAFile(tmp_path / "ran"), None))
+    lines = run_python(LISTENS.replace("PICKLE", repr(content))).splitlines()
+    assert lines[-3:] == ["True", "{'127.0.0.1'}", "True"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_process_that_does_not_come_is_named(run, monkeypatch):

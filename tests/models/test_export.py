@@ -358,6 +358,19 @@ def edit(**changes):
     return damage
 
 
+def endless(name):
+    def damage(path):
+        (path / name).unlink()
+        (path / name).symlink_to("/dev/zero")
+
+    return damage
+
+
+def pipe(path):
+    (path / "export.json").unlink()
+    os.mkfifo(path / "export.json")
+
+
 def forged(path):
     (path / "program.jax_export").write_bytes(b"x" * 100)
     sums = manifest_of(path)["sha256"]
@@ -379,6 +392,8 @@ def forged(path):
         (edit(inputs=[{"name": "x", "shape": [None], "dtype": "float32"}]), "'export.json': ValueError"),
         (edit(output_structure=[0]), "'export.json': ValueError: 'output_structure' does not fit"),
         (forged, "'program.jax_export', for jax"),
+        *[(endless(name), f"'{name}': [Errno 22]") for name in ("weights.safetensors", "program.jax_export")],
+        (pipe, "a folder without 'export.json'"),
     ],
 )
 def test_damage_is_told(model, path, damage, given):

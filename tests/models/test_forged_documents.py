@@ -13,6 +13,7 @@ import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Stored, examine
 from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
 from keras_dist.checkpoint.manifest import write_manifest
+from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, ConfigError, ModelError
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -145,6 +146,17 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("document", ["record", "model", "config", "compile", "policy"])
 def test_models(saved, tmp_path, document):
     assert problems_of(kd.models.load_model, saved, document, tmp_path) == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_no_weight_is_made_that_was_not_saved(tmp_path, monkeypatch, nested):
+    inner = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")], name="inner")
+    (kd.Sequential([kd.Input((3,)), inner]) if nested else inner).save(tmp_path / "model")
+    config = (tmp_path / "model" / "config.json").read_text()
+    path = forged(tmp_path / "model", tmp_path / "forged", "config", json.loads(config.replace(": 2,", ": 30000000,")))
+    monkeypatch.setattr(LayoutPlan, "compile_init", lambda *args: pytest.fail("weights were born"))
+    with pytest.raises(CheckpointError, match=r"for d1/kernel an array of shape \(3, 30000000\)"):
+        kd.models.load_model(path)
 
 
 @pytest.mark.parametrize("document", ["record", "model", "training"])

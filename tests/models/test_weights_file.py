@@ -1,14 +1,20 @@
 """`save_weights` and `load_weights`: what is in the file, and what fits."""
 
+import json
+
+import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests.models.weights import model_on, weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no checksums")  # files of safetensors alone
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +139,7 @@ def test_what_fits_is_set_if_not_strict(model, path):
     before = weights_of(other)
     with pytest.warns(UserWarning, match="fits in part: .* 1 missing in the file: d2/bias") as caught:
         report = other.load_weights(path, strict=False)
-    assert len(caught) == 1 and caught[0].filename == __file__
+    assert {warning.filename for warning in caught} == {__file__} and len(caught) == 2
     assert set(report.loaded) == {"d2/kernel", "norm/scale", "norm/bias", "norm/var"}
     assert (report.missing, report.extra) == (("d2/bias",), ("other",))
     assert set(report.misshaped) == {"d1/kernel", "norm/mean"}
@@ -199,3 +205,95 @@ def test_an_element_type_that_the_format_does_not_know(model, path, monkeypatch)
     with pytest.raises(ModelError, match="cannot be written") as error:
         model.save_weights(path)
     assert "complex128" in error.value.given and not path.exists()
+
+
+def flipped(file, bit):
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("max_shard_size", [None, 512 / 1024**3], ids=["one file", "several"])
+@pytest.mark.filterwarnings("error")
+def test_a_flipped_bit_is_noticed_and_nothing_is_set(model, path, max_shard_size):
+    model.save_weights(path, max_shard_size=max_shard_size)
+    place = path if max_shard_size is None else path.with_name("model.weights.safetensors.index.json")
+    other = model_on("data=4,model=2", seed=1)
+    before = other.get_weights()
+    for file in sorted(path.parent.glob("*.safetensors")):
+        start = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+        for byte in (start, (start + file.stat().st_size) // 2, file.stat().st_size - 1):
+            flipped(file, 8 * byte + 3)
+            with pytest.raises(ModelError, match=f"' in '{file.name}' has the checksum .*, not ") as error:
+                other.load_weights(place)
+            assert error.value.given.split("'")[1] in load_file(file)
+            flipped(file, 8 * byte + 3)
+    for mine, theirs in zip(other.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    other.load_weights(place)
+    for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_bits_of_the_header_change_no_weight_without_a_word(model, path):
+    other, expected = model_on("one device", seed=1), model.get_weights()
+    model.save_weights(path)
+    for bit in np.random.default_rng(0).integers(0, 8 * 1000, 60).tolist():
+        flipped(path, bit)
+        try:
+            other.load_weights(path)
+        except ModelError:
+            pass
+        else:
+            for mine, theirs in zip(other.get_weights(), expected, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        flipped(path, bit)
+
+
+def test_an_index_has_the_checksums_too(model, path):
+    model.save_weights(path, max_shard_size=512 / 1024**3)
+    index = json.loads(path.with_name("model.weights.safetensors.index.json").read_text())
+    found = index["metadata"]["keras_dist_crc32c"]
+    for file in path.parent.glob("*.safetensors"):
+        values = load_file(file)
+        with safe_open(file, framework="np") as opened:
+            metadata = opened.metadata()
+        save_file({name: value + 1 for name, value in values.items()}, file, metadata)
+        assert json.loads(metadata["keras_dist_crc32c"]) == {name: found.pop(name) for name in values}
+        line = {name: f"{value.dtype} {value.shape}".encode() + value.tobytes() for name, value in values.items()}
+        assert json.loads(metadata["keras_dist_crc32c"]) == {
+            name: f"{google_crc32c.value(content):08x}" for name, content in line.items()
+        }
+    assert not found
+
+
+def test_files_without_checksums_load_and_say_so_once(model, path):
+    save_file(weights_of(model), path)
+    with pytest.warns(UserWarning, match="has no checksums") as caught:
+        model_on("one device", seed=1).load_weights(path)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_forged_headers(model, path):
+    def forged(header, length=None, data=b"abcd"):
+        text = json.dumps(header).encode()
+        path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    checksums = {"keras_dist_crc32c": "{}"}
+    for arguments in (
+        ({"a": entry}, 2**63),
+        ({"a": entry | {"shape": [2**40]}},),
+        ({"a": entry | {"data_offsets": [0, 2**40]}},),
+        ({"a": entry | {"data_offsets": [-4, 0]}},),
+        ({"d1/bias": entry, "__metadata__": checksums},),
+        ({"a": entry, "__metadata__": {"keras_dist_crc32c": "[" * 100_000}},),
+        ({"a": entry, "__metadata__": {"keras_dist_crc32c": "[3]"}},),
+    ):
+        forged(*arguments)
+        with pytest.raises(ModelError, match="cannot be read"):
+            model.load_weights(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="no regular file"):
+        model.load_weights(path)

@@ -92,8 +92,8 @@ NOTES = {
     "keras.distribution": """\
 Keras's `distribution_lib_test.py` passes, but for tests that reach into Keras: `DataParallel()` asks our own list of
 devices, not a patched `list_devices`; `data_shard_id` of a strategy follows from where its devices lie on the mesh, not
-from a patched number of processes, so that the base class has none; and a layout that was set as the private
-`variable._layout` is not read: rules come first, then what a layer says by `kernel_layout=` and its like.""",
+from a patched number of processes, so that the base class has none; and our
+`Variable` takes no private `_layout`: a layer says where a weight lives by `kernel_layout=` and its like.""",
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
     "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
     "distribution.LayoutMap": "rules without effect warn",

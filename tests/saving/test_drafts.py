@@ -1,6 +1,5 @@
 """Drafts of files and folders: one for each writer, and what is left of those that were killed."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -58,11 +57,11 @@ def test_what_was_left_by_the_killed_the_next_writer_removes(place):
 def test_one_that_is_taken_for_left_while_it_is_made(place, monkeypatch):
     locked, taken = drafts.lock_folder, []
 
-    def comes_late(folder, how=fcntl.LOCK_EX | fcntl.LOCK_NB):
+    def comes_late(folder, waits=False):
         if not taken:
             taken.append(folder)
             folder.rmdir()
-        return locked(folder, how)
+        return locked(folder, waits)
 
     monkeypatch.setattr(drafts, "lock_folder", comes_late)
     with draft_of(place) as folder:
@@ -70,7 +69,7 @@ def test_one_that_is_taken_for_left_while_it_is_made(place, monkeypatch):
 
 
 def test_where_folders_have_no_locks_nothing_is_removed(place, monkeypatch):
-    def refuses(folder, how=None):
+    def refuses(folder, waits=False):
         raise OSError(95, "Operation not supported")
 
     left = place.with_name(".model.safetensors.saving-abcdefgh")

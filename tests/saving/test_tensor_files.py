@@ -1,12 +1,15 @@
 """Arrays in files: how they are grouped, and how many are held at once."""
 
+import json
+import os
 import weakref
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from keras_dist.saving.tensor_files import TensorWriter, fetched, grouped
+from keras_dist.errors import ModelError
+from keras_dist.saving.tensor_files import TensorReader, TensorWriter, fetched, grouped
 
 SIZES = {"a": 40, "b": 40, "c": 200, "d": 40, "e": 60}
 
@@ -52,3 +55,15 @@ def test_arrays_of_one_file_are_held_at_once(tmp_path):
     assert (most, held) == (200, 0)
     with safe_open(tmp_path / "x-00003-of-00003.safetensors", framework="np") as file:
         assert sorted(file.keys()) == ["d", "e"]
+
+
+def test_pipes_and_devices_have_no_end_and_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").symlink_to("/dev/zero")
+    index = tmp_path / "x.safetensors.index.json"
+    os.mkfifo(tmp_path / "y.safetensors.index.json")
+    for name in ("a.safetensors", "b.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"w": name}}))
+        for path in (tmp_path / name, index, tmp_path / "y.safetensors.index.json"):
+            with pytest.raises(ModelError, match="no regular file"):
+                TensorReader("load", path)

@@ -1,0 +1,208 @@
+"""`WeightNames`: of which arrays in a file each weight is made, where the file has other names and shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.tensor_files import TensorReader
+from keras_dist.training.graph import compile_rule
+
+NameMap = Mapping[str, str | Sequence[str]]
+"""From regular expressions for whole paths of weights to names in a file, or lists of names to be joined."""
+
+Transforms = Mapping[str, Callable[[np.ndarray], Any]]
+"""From regular expressions for whole paths of weights to functions of each array in the file that it is made of."""
+
+
+class Parts:
+    """Arrays that are one: joined along a dim, or as rows of a new first one. Only what is asked for is copied.
+
+    Args:
+        arrays: at least one.
+        shape: what they are to be together, if they can.
+
+    Attributes:
+        shape: what they are together.
+        is_complex: whether an element has an imaginary part.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> None:
+        self._arrays = arrays
+        self._dim: int | None = None
+        self.shape = arrays[0].shape
+        self.is_complex = any(map(np.iscomplexobj, arrays))
+        if len(arrays) > 1 or self.shape != shape:
+            if len(shape) == len(self.shape) + 1:
+                self._arrays = [array[None] for array in arrays]
+            dims = [dim for dim in range(len(shape)) if _joined_shape(self._arrays, dim) == shape]
+            self._dim = dims[0] if dims else None
+            self.shape = shape if dims else self.shape
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        if self._dim is None:
+            return self._arrays[0][index]
+        start, stop, _ = index[self._dim].indices(self.shape[self._dim])
+        found, begin = [], 0
+        for array in self._arrays:
+            size = array.shape[self._dim]
+            inside = slice(max(start - begin, 0), max(min(stop - begin, size), 0))
+            if inside.start < inside.stop:
+                found.append(array[(*index[: self._dim], inside, *index[self._dim + 1 :])])
+            begin += size
+        return np.concatenate(found, axis=self._dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Of what a weight is made.
+
+    Attributes:
+        names: of arrays in the file.
+        is_joined: whether these were a list.
+        transform: what is done to each, or None.
+    """
+
+    names: tuple[str, ...]
+    is_joined: bool = False
+    transform: Callable[[np.ndarray], Any] | None = None
+
+    def of(self, reader: TensorReader, path: str, shape: tuple[int, ...]) -> Parts:
+        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements.
+
+        Args:
+            reader: has the arrays.
+            path: of the weight.
+            shape: that it has in the model.
+
+        Raises:
+            ModelError: the transform gives no numbers.
+        """
+        arrays = [self._transformed(reader.view(name), name, path) for name in self.names]
+        return Parts(arrays, shape if self.is_joined else arrays[0].shape)
+
+    def _transformed(self, array: np.ndarray, name: str, path: str) -> np.ndarray:
+        if self.transform is None:
+            return array
+        try:
+            found = np.asarray(self.transform(array))
+        except Exception as error:
+            error.add_note(f"in load_weights: the transform of {name!r} for the weight {path!r}")
+            raise
+        if found.dtype != np.bool_ and not jnp.issubdtype(found.dtype, jnp.number):
+            raise ModelError(
+                f"load_weights: the transform of {name!r} for the weight {path!r} gives no numbers",
+                given=f"an array of {found.dtype}",
+                expected="an array of numbers",
+                fix="for example transform={'.*/kernel': lambda kernel: kernel.T}",
+            )
+        return found
+
+
+class WeightNames:
+    """What `load_weights` was told of names and shapes.
+
+    Args:
+        name_map: see `NameMap`; None for the paths themselves.
+        transform: see `Transforms`; None to take arrays as they are.
+
+    Raises:
+        ModelError: one of them cannot be used.
+    """
+
+    def __init__(self, name_map: NameMap | None, transform: Transforms | None) -> None:
+        self._names = _checked("name_map", name_map, _are_names, "a name, or a list of names")
+        self._transforms = _checked("transform", transform, callable, "a function of an array")
+
+    def origins(self, paths: Iterable[str]) -> tuple[dict[str, Origin], tuple[str, ...]]:
+        """Of what each weight is made, and what matched none: rules as `name_map['...']`.
+
+        Raises:
+            ModelError: a path matches several rules, or a name asks for a group that its rule does not have.
+        """
+        unused = {("name_map", rule) for rule in self._names} | {("transform", rule) for rule in self._transforms}
+        found: dict[str, Origin] = {}
+        for path in paths:
+            naming, changing = (
+                _rule_for("name_map", self._names, path),
+                _rule_for("transform", self._transforms, path),
+            )
+            unused -= {("name_map", naming), ("transform", changing)}
+            given = path if naming is None else self._names[naming]
+            names = (given,) if isinstance(given, str) else tuple(given)
+            if naming is not None:
+                names = tuple(_expanded(naming, path, name) for name in names)
+            transform = None if changing is None else self._transforms[changing]
+            found[path] = Origin(names, not isinstance(given, str), transform)
+        return found, tuple(f"{argument}[{rule!r}]" for argument, rule in sorted(unused))
+
+
+def _checked(argument: str, rules: Any, is_fine: Callable[[Any], bool], expected: str) -> Mapping[str, Any]:
+    rules = {} if rules is None else rules
+    wrong = (
+        [rules]
+        if not isinstance(rules, Mapping)
+        else [{rule: value} for rule, value in rules.items() if not isinstance(rule, str) or not is_fine(value)]
+    )
+    if wrong:
+        raise ModelError(
+            f"load_weights: `{argument}` cannot be used",
+            given=shorten(wrong[0]),
+            expected=f"a dict from regular expressions for paths of weights to {expected}",
+            fix="for example name_map={r'blocks/(\\d+)/mlp/kernel': r'model.layers.\\1.mlp.weight'}, "
+            "transform={'.*/kernel': lambda kernel: kernel.T}",
+        )
+    return rules
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, Sequence) and bool(value) and all(isinstance(name, str) for name in value)
+    )
+
+
+def _rule_for(argument: str, rules: Mapping[str, Any], path: str) -> str | None:
+    """The rule for a path: the path itself, else the regular expression that matches it.
+
+    Raises:
+        ModelError: several match.
+    """
+    if path in rules:
+        return path
+    found = [rule for rule in rules if compile_rule(rule, argument).fullmatch(path)]
+    if len(found) > 1:
+        raise ModelError(
+            f"load_weights: the weight {path!r} matches several rules of `{argument}`",
+            given=", ".join(map(repr, found)),
+            expected="one rule for each weight, or its path",
+            fix="make the regular expressions narrower",
+        )
+    return found[0] if found else None
+
+
+def _expanded(rule: str, path: str, name: str) -> str:
+    match = None if rule == path else re.fullmatch(rule, path)
+    try:
+        return name if match is None else match.expand(name)
+    except (re.error, IndexError) as error:
+        raise ModelError(
+            f"load_weights: a name in `name_map` asks for what its rule does not have: {error}",
+            given=f"{name!r} for {rule!r}",
+            expected="groups of the rule, such as \\1 or \\g<layer>",
+            fix="put parentheses around what the name repeats, and write the name as a raw string",
+        ) from error
+
+
+def _joined_shape(arrays: Sequence[np.ndarray], dim: int) -> tuple[int, ...] | None:
+    """The shape of arrays joined along a dim; None if they cannot be."""
+    first = arrays[0].shape
+    if any(array.ndim != len(first) for array in arrays) or dim >= len(first):
+        return None
+    rests = {(*array.shape[:dim], *array.shape[dim + 1 :]) for array in arrays}
+    return (*first[:dim], sum(array.shape[dim] for array in arrays), *first[dim + 1 :]) if len(rests) == 1 else None

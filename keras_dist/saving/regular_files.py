@@ -1,0 +1,38 @@
+"""Reading files of folders that others may have made: regular files alone, and no more of them than expected."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import stat
+from io import FileIO
+
+MOST_BYTES = 2**28
+"""Of a document, which is read at once."""
+
+
+def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
+    """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
+
+    Args:
+        path: of the file.
+        follow_links: whether it may be a symbolic link to a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=follow_links).st_mode):
+        raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no regular file", str(path))
+    wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
+    return FileIO(descriptor, "rb")
+
+
+def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
+    """The content of a regular file of at most `MOST_BYTES`; see `open_regular`."""
+    with open_regular(path, follow_links) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {MOST_BYTES}", str(path))
+        return file.read(size) if size else b""
