@@ -98,6 +98,10 @@ class ModelError(KerasDistError, ValueError):
     """A model was used out of order, or does not return what its use needs."""
 
 
+class ConstructorError(ModelError, AttributeError):
+    """The constructor of a subclass does not call that of its base."""
+
+
 class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 
@@ -143,6 +147,12 @@ def shorten(value: object) -> str:
     except Exception as error:  # the user's own __repr__
         text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def type_name(value: object) -> str:
+    """The name of the class of a value, and that it is Keras's where it is: the classes here have the same names."""
+    is_keras_s = any(cls.__module__.split(".")[0] in ("keras", "tf_keras") for cls in type(value).__mro__)
+    return type(value).__name__ + (" of keras; that of keras_dist is another class" if is_keras_s else "")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

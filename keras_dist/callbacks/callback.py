@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from keras_dist.saving import absent
 
 Logs = Mapping[str, float]
 """Loss and metrics by name; values are fetched from the device when they are read, so reading them costs time."""
@@ -34,6 +36,11 @@ class Callback:
     def __init__(self) -> None:
         self.model: Any = None
         self.params: dict[str, Any] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise absent(self, name)
 
     def set_model(self, model: Any) -> None:
         """Called once with the model."""

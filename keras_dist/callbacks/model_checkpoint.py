@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections import ChainMap
 from typing import Any
 
@@ -101,6 +100,7 @@ class ModelCheckpoint(MonitorCallback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Find out which values are better."""
         self._epoch = -1
+        self._has_warned = False
         if self.save_best_only:
             best = self.best  # the file of an earlier `fit` may be better than all that come
             super().on_train_begin(logs)
@@ -156,10 +156,10 @@ class ModelCheckpoint(MonitorCallback):
         """Whether the model got better, and how to say it. Where that cannot be told it is saved, with a warning."""
         current: Any = logs.get(self.monitor)
         if current is None or np.ndim(current):
-            found = f"logs {', '.join(logs)}" if current is None else f"shape {np.shape(current)}"
-            warnings.warn(
-                f"Can save best model only with {self.monitor} available, as a scalar value: {found}. Saving anyway.",
-                stacklevel=2,
+            shape = "" if current is None else f" Its shape is {np.shape(current)}."
+            self.warn_of_absence(
+                f"Can save best model only with {self.monitor} available, as a scalar value. Saving anyway.{shape}",
+                logs,
             )
             return True, f"saving model to {path}"
         best = "None" if self.best is None else f"{self.best:.5f}"

@@ -47,6 +47,7 @@ class MonitorCallback(Callback):
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self._sign = 1
+        self._has_warned = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Start anew.
@@ -55,6 +56,7 @@ class MonitorCallback(Callback):
             ModelError: it cannot be told whether the value is to rise or to fall.
         """
         self.best = None
+        self._has_warned = False
         self._sign = 1 if self._is_to_rise() else -1
 
     def is_improvement(self, value: float, reference: float | None) -> bool:
@@ -64,7 +66,7 @@ class MonitorCallback(Callback):
         return self._sign * (value - reference) > self.min_delta
 
     def watched(self, logs: Logs | None, purpose: str) -> float | None:
-        """The value in the logs. Warns, and gives None, when there is none.
+        """The value in the logs. Warns, once in a training, and gives None, when there is none.
 
         Args:
             logs: of an epoch.
@@ -76,11 +78,7 @@ class MonitorCallback(Callback):
         logs = logs or {}
         value: Any = logs.get(self.monitor)
         if value is None:
-            warnings.warn(
-                f"{purpose} conditioned on metric `{self.monitor}` which is not available. "
-                f"Available metrics are: {','.join(logs)}",
-                stacklevel=3,
-            )
+            self.warn_of_absence(f"{purpose} conditioned on metric `{self.monitor}` which is not available.", logs)
             return None
         if np.ndim(value):
             raise ModelError(
@@ -90,6 +88,15 @@ class MonitorCallback(Callback):
                 fix="let the metric average its values, or monitor another",
             )
         return float(value)
+
+    def warn_of_absence(self, text: str, logs: Logs) -> None:
+        """Warn, once in a training, that the logs have no such value."""
+        if not self._has_warned:
+            self._has_warned = True
+            near = did_you_mean(self.monitor, logs)
+            if self.monitor.startswith("val_") and not any(name.startswith("val_") for name in logs):
+                near += "; there was no validation"
+            warnings.warn(f"{text} Available metrics are: {','.join(logs)}{near}", stacklevel=4)
 
     def _is_to_rise(self) -> bool:
         if self.mode != "auto":
@@ -102,11 +109,15 @@ class MonitorCallback(Callback):
         found = [m for m in metrics if m.name == name] or [m for m in metrics if name.endswith(f"_{m.name}")]
         directions = {metric._direction for metric in found}
         if len(directions) != 1 or directions == {None}:
+            names = dict.fromkeys(["loss", *(metric.name for metric in metrics)])
+            meant = "" if found else did_you_mean(self.monitor, [*names, *(f"val_{name}" for name in names)])
             raise ModelError(
-                f"{type(self).__name__}: whether `{self.monitor}` is to rise or to fall is not known",
-                given=f"monitor={self.monitor!r}, mode='auto', metrics {[metric.name for metric in metrics]}",
-                expected="the loss, or a metric of compile() that knows its direction",
-                fix="pass mode='max' if higher values are better, or mode='min'",
+                f"{type(self).__name__}: whether `{self.monitor}` is to rise or to fall is not known{meant}",
+                given=f"monitor={self.monitor!r}, mode='auto', metrics {[*names]}",
+                expected="the loss, or a metric of compile() that knows its direction; with val_ before its name, of "
+                "validation data",
+                fix=("correct `monitor`, or " if meant else "") + "pass mode='max' if higher values are better, or "
+                "mode='min'",
             )
         return directions == {"up"}
 

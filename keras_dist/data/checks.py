@@ -40,8 +40,23 @@ def as_arrays(value: Any, argument: str) -> Any:
         DataError: a leaf is none; calls the tree `argument`.
     """
     # JAX is about to refuse iterators inside a tree with an error of its own
+    value = with_lists_as_arrays(value)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: isinstance(node, Iterator))
     return treedef.unflatten([as_array(leaf, leaf_name(argument, path)) for path, leaf in leaves])
+
+
+def with_lists_as_arrays(value: Any) -> Any:
+    """A pytree in which lists of numbers, and of equally long lists of them, are arrays, as in `tf.keras`."""
+    if type(value) is dict:
+        return {key: with_lists_as_arrays(item) for key, item in value.items()}
+    if type(value) not in (list, tuple) or not value:
+        return value
+    if all(isinstance(leaf, bool | int | float | np.number | np.bool_) for leaf in jax.tree.leaves(value)):
+        with contextlib.suppress(ValueError):  # of different lengths: errors tell what is no array
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                return array
+    return type(value)(with_lists_as_arrays(item) for item in value)
 
 
 def leaf_name(argument: str, path: Any) -> str:

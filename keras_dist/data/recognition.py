@@ -15,8 +15,9 @@ from keras_dist.errors import DataError, shorten
 Source = RowSource | StreamSource
 
 TAKEN = (
-    "arrays, tables, sparse matrices, and dicts, lists and tuples of them; a PyDataset, a tf.data.Dataset, a torch or "
-    "grain DataLoader, a generator or another iterable of batches; or examples by number, with __len__ and __getitem__"
+    "arrays, tables, sparse matrices, lists of numbers, and dicts, lists and tuples of them; a PyDataset, a "
+    "tf.data.Dataset, a torch or grain DataLoader, a generator or another iterable of batches; or examples by number, "
+    "with __len__ and __getitem__"
 )
 
 

@@ -13,7 +13,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, check_mesh, resolve_axes
-from keras_dist.errors import DistributionError
+from keras_dist.errors import DistributionError, type_name
 
 
 class FullySharded(RuleBased):
@@ -115,7 +115,7 @@ def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMa
     if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:
         raise DistributionError(
             "FullySharded: `layout_map` is not a LayoutMap of the same mesh",
-            given=f"layout_map={layout_map!r}, device_mesh={mesh}",
+            given=f"layout_map={layout_map!r} of type {type_name(layout_map)}, device_mesh={mesh}",
             expected=f"a LayoutMap on mesh {mesh.describe()}",
             fix="LayoutMap(mesh) with the mesh that FullySharded gets",
         )

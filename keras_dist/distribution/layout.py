@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.errors import LayoutError, did_you_mean, shorten
+from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
 
 Axis = str | tuple[str, ...] | None
 """One entry of a layout: unsharded, along one mesh axis, or along several."""
@@ -150,7 +150,7 @@ class TensorLayout:
         if not isinstance(self._device_mesh, DeviceMesh):
             raise LayoutError(
                 "TensorLayout: `device_mesh` is not a DeviceMesh",
-                given=f"{shorten(self._device_mesh)} of type {type(self._device_mesh).__name__}",
+                given=f"{shorten(self._device_mesh)} of type {type_name(self._device_mesh)}",
                 expected="a keras_dist.DeviceMesh, or None",
                 fix='for example DeviceMesh((2, 4), ("data", "model"))',
             )
@@ -170,9 +170,9 @@ def _normal_axes(axes: Any) -> tuple[Axis, ...]:
     if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
         raise LayoutError(
             "`axes` of a layout is not a sequence",
-            given=f"axes={shorten(axes)}",
+            given=f"axes={shorten(axes)} of type {type_name(axes)}",
             expected="an entry for each dim",
-            fix=f"({axes!r},) for a tensor of one dim",
+            fix=f"({axes!r},) for a tensor of one dim" if isinstance(axes, str) else '(None, "model") for two dims',
         )
     return tuple(_normal_axis(axis, axes) for axis in axes)
 

@@ -9,7 +9,7 @@ from typing import Any
 from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.errors import LayoutError, shorten
+from keras_dist.errors import LayoutError, shorten, type_name
 
 
 class LayoutMap(MutableMapping[str, TensorLayout]):
@@ -44,7 +44,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
             raise LayoutError(
                 "LayoutMap: `device_mesh` is not a DeviceMesh",
-                given=f"{shorten(device_mesh)} of type {type(device_mesh).__name__}",
+                given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
                 expected="a keras_dist.DeviceMesh",
                 fix='LayoutMap(DeviceMesh((2, 4), ("data", "model")))',
             )
@@ -97,7 +97,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if not isinstance(layout, TensorLayout):
             raise LayoutError(
                 f"rule {key!r}: {shorten(layout)} should be a TensorLayout",
-                given=f"{shorten(layout)} of type {type(layout).__name__}",
+                given=f"{shorten(layout)} of type {type_name(layout)}",
                 expected="a TensorLayout, or a tuple or list of its axes",
                 fix='for example rules["dense/kernel"] = (None, "model")',
             )

@@ -10,7 +10,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName
-from keras_dist.errors import DistributionError, shorten
+from keras_dist.errors import DistributionError, shorten, type_name
 
 
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
@@ -29,7 +29,7 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
     if not isinstance(layout_map, LayoutMap):
         raise DistributionError(
             "Argument `layout_map` must be a `LayoutMap` instance",
-            given=f"layout_map={shorten(layout_map)} of type {type(layout_map).__name__}",
+            given=f"layout_map={shorten(layout_map)} of type {type_name(layout_map)}",
             expected="a keras_dist.LayoutMap, which carries the mesh",
             fix='rules = LayoutMap(mesh); rules["d1/kernel"] = (None, "model"); ModelParallel(rules)',
         )

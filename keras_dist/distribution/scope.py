@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from keras_dist.errors import DistributionError, shorten
+from keras_dist.errors import DistributionError, shorten, type_name
 
 if TYPE_CHECKING:
     from keras_dist.distribution.strategy import Distribution
@@ -37,12 +37,12 @@ def set_distribution(value: Distribution | None) -> None:
 
     Source: `keras.distribution.set_distribution`.
     """
-    if value is not None and (isinstance(value, type) or not hasattr(value, "get_variable_layout")):
+    if value is not None and (isinstance(value, type) or not hasattr(value, "snapshot")):
         raise DistributionError(
             "set_distribution: `value` is not a Distribution",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="a DataParallel, ModelParallel, FullySharded, your own Distribution, or None",
-            fix="for example set_distribution(DataParallel())",
+            given=f"{shorten(value)} of type {type_name(value)}",
+            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
+            fix="for example set_distribution(keras_dist.DataParallel())",
         )
     global _default
     _default = value

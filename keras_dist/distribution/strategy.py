@@ -19,7 +19,7 @@ from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.replica_groups import ReplicaGroup, all_replica_groups, replica_group
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
-from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean, shorten
+from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
 
 BatchDimName = str | Sequence[str]
 
@@ -245,7 +245,7 @@ class Distribution:
         if not isinstance(layout, TensorLayout):
             raise DistributionError(
                 f"{type(self).__name__}: the layout of {spec.path!r} is not a TensorLayout",
-                given=f"{shorten(layout)} of type {type(layout).__name__}",
+                given=f"{shorten(layout)} of type {type_name(layout)}",
                 expected="a TensorLayout, or None for replicated",
                 fix="return TensorLayout(axes, self.device_mesh)",
             )
@@ -281,7 +281,7 @@ def check_mesh(device_mesh: Any) -> DeviceMesh:
     if not isinstance(device_mesh, DeviceMesh):
         raise DistributionError(
             "Expect `mesh` to be an instance of `DeviceMesh`",
-            given=f"{shorten(device_mesh)} of type {type(device_mesh).__name__}",
+            given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
             expected="a keras_dist.DeviceMesh",
             fix='for example DeviceMesh((2, 4), ("data", "model"))',
         )

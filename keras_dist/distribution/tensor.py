@@ -10,7 +10,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import LayoutError
+from keras_dist.errors import LayoutError, type_name
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
@@ -34,10 +34,10 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         if mesh is not None:
             lint.report(lint.check_layout("tensor", np.shape(tensor), layout, mesh), [], mesh, strict=False)
         layout = sharding
-    elif layout is None or isinstance(layout, tuple | list):
+    elif layout is None or isinstance(layout, tuple | list) or hasattr(layout, "device_mesh"):
         raise LayoutError(
             "distribute_tensor: `layout` is not a layout",
-            given=f"{layout!r}",
+            given=f"{layout!r} of type {type_name(layout)}",
             expected="a TensorLayout with a mesh, or a jax.sharding.Sharding",
             fix="TensorLayout(axes, mesh)",
         )

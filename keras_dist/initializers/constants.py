@@ -14,30 +14,47 @@ from keras_dist.initializers.initializer import Initializer
 
 
 class Constant(Initializer):
-    """One value everywhere.
+    """One value everywhere, or the values of an array.
 
     Args:
-        value: a number.
+        value: a number, or an array or list of numbers that broadcasts to the shapes it is called with.
 
     Raises:
-        ModelError: `value` is not a number.
+        ModelError: `value` holds no numbers.
 
     Source: `keras.initializers.Constant`.
     """
 
     def __init__(self, value: Any = 0.0) -> None:
-        if not isinstance(value, int | float | complex | np.generic | np.ndarray | jax.Array) or np.ndim(value):
+        try:
+            has_numbers = np.asarray(value).dtype.kind in "biufcV"  # V: bfloat16 and its like
+        except ValueError:  # lists of different lengths
+            has_numbers = False
+        if not has_numbers:
             raise ModelError(
                 "Constant: `value` is not a number",
                 given=f"value={shorten(value)}",
-                expected="a number",
-                fix="for example Constant(0.1); pass an array as the initializer itself",
+                expected="a number, or an array of numbers",
+                fix="for example Constant(0.1)",
             )
         self.value: Any = value
 
     def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
-        """`value`, in `shape`."""
-        return jnp.full(shape, self.value, dtype or "float32")
+        """`value`, in `shape`.
+
+        Raises:
+            ModelError: it does not broadcast to the shape.
+        """
+        value = jnp.asarray(self.value, dtype or "float32")
+        try:
+            return jnp.broadcast_to(value, tuple(shape))
+        except ValueError:
+            raise ModelError(
+                "Constant: `value` does not broadcast to the shape of the weight",
+                given=f"value of shape {value.shape} for shape {tuple(shape)}",
+                expected="the same shape, or one that broadcasts to it",
+                fix="for example one value for each entry of the last dim",
+            ) from None
 
 
 class Zeros(Initializer):

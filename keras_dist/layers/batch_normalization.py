@@ -134,7 +134,7 @@ class BatchNormalization(Layer):
         values = inputs.astype(wide)
         gamma = self.gamma[...].astype(wide) if self.scale else jnp.ones((), wide)
         beta = self.beta[...].astype(wide) if self.center else jnp.zeros((), wide)
-        if training and self.trainable:
+        if training and self.trainable and values.size:  # of no rows there are no statistics
             mean, variance = self._statistics(values, mask)
             if self.renorm:
                 ratio, shift = self._correction(mean, variance)

@@ -35,7 +35,7 @@ from keras_dist.layers.owner import Owner
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import own_variables
-from keras_dist.saving import Configurable
+from keras_dist.saving import Configurable, not_initialised
 
 
 class _Outside:
@@ -262,6 +262,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         # only for names that are not there: weights, which live in the model
         if name.startswith(("__", "_pytree__")) or name in _Outside.__slots__:
             raise AttributeError(name)
+        self._check_initialised()
         home = _home(self)
         if home is not None:
             return home.attribute(name)
@@ -285,6 +286,14 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     def __nnx_repr__(self) -> Iterator[Any]:
         yield _jax.shown_as(repr(self))  # in lists and dicts
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        home = _home(self)  # what pickle and copy make has the values, and is in no model
+        return super().__reduce_ex__(protocol) if home is None else home.module().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        home = _home(self)
+        return super().__deepcopy__(memo) if home is None else home.module()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
         parameters = call_parameters(type(self))
@@ -310,7 +319,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
             outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:
             for output in jax.tree.leaves(outputs):
-                rows = output.shape[0] if output.ndim else 1
+                rows = max(output.shape[0], 1) if output.ndim else 1
                 self.add_loss(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if not self.supports_masking and _any(previous):
@@ -349,12 +358,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     def _check_initialised(self) -> None:
         if "_is_built" not in vars(self):
-            raise ModelError(
-                f"{type(self).__name__}.__init__ does not call super().__init__()",
-                given="a layer without name and dtype",
-                expected="super().__init__() before anything else",
-                fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
-            )
+            raise not_initialised(self)
 
     def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
         known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]

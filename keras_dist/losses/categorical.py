@@ -140,11 +140,25 @@ def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) ->
     return (1 - _pick(y_pred, index, -1) ** q) / q
 
 
+_PLAIN = categorical_crossentropy.__name__
+
+
 def _distributions(
     name: str, y_true: Any, y_pred: Any, label_smoothing: float, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    y_true, y_pred = matched(name, y_true, y_pred)
+    y_true, y_pred = as_arrays(name, y_true, y_pred)
     _check_axis(name, axis, y_pred)
+    at = axis % y_pred.ndim
+    rows = (y_pred.shape[:at] + y_pred.shape[at + 1 :], (*y_pred.shape[:at], 1, *y_pred.shape[at + 1 :]))
+    if y_true.shape in rows and y_true.shape != y_pred.shape and y_pred.shape[axis] > 1:
+        one_hot = f"utils.to_categorical(y, {y_pred.shape[axis]})"
+        raise ModelError(
+            f"{name}: the targets are class indices, it seems, and not one-hot",
+            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
+            expected=f"targets of shape {y_pred.shape}",
+            fix=f"loss='sparse_categorical_crossentropy', or {one_hot}" if name == _PLAIN else one_hot,
+        )
+    y_true, y_pred = matched(name, y_true, y_pred)
     if y_pred.shape[axis] == 1:
         warnings.warn(
             f"{name}: y_pred of shape {y_pred.shape} has one class, so that the loss is 0. "
@@ -169,7 +183,9 @@ def _class_indices(
             f"{name}: `y_true` does not fit `y_pred`",
             given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
             expected=f"class indices of shape {expected}",
-            fix="for one-hot targets pass their argmax",
+            fix="one-hot targets go with loss='categorical_crossentropy'; or pass their argmax"
+            if y_true.shape == y_pred.shape
+            else "a class for each row of predictions",
         )
     check_indices(
         y_true if ignore_class is None else jnp.where(y_true == ignore_class, 0, y_true),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_dist._signatures import in_keras_order
+from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses import (
     binary,
@@ -105,6 +106,13 @@ def as_loss(identifier: Any) -> Loss:
     """
     found = get(identifier)
     if isinstance(found, Loss):
+        if not takes(found, None, None, None):
+            raise ModelError(
+                f"{type(found).__name__}.__call__ cannot be called as loss(y_true, y_pred, sample_weight)",
+                given=f"__call__{inspect.signature(found)}",
+                expected="a method __call__(self, y_true, y_pred, sample_weight=None)",
+                fix="define call(self, y_true, y_pred) in its place: __call__ weighs and reduces what that returns",
+            )
         return found
     if found is None:
         raise _no_loss(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from keras_dist._operators import value_of
 from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.variable import MetricVariable, replaced
-from keras_dist.saving import Configurable
+from keras_dist.saving import Configurable, not_initialised
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 
@@ -106,23 +107,25 @@ class Metric(Configurable, metaclass=_TakesMesh):
 
         Args:
             shape: its shape, fixed from now on.
-            initializer: `"zeros"`, `"ones"`, or a callable `(shape, dtype) -> array`.
+            initializer: `"zeros"`, `"ones"`, an array of this shape, or a callable `(shape, dtype) -> array`.
             dtype: float32 by default.
             aggregation: ignored: values of all devices are one array here.
             name: for errors and listings.
 
         Raises:
             UnknownNameError: the initializer is not known.
-            ModelError: `super().__init__()` was not called.
+            ModelError: `super().__init__()` was not called, or the array has another shape.
         """
         del aggregation
         self._check_initialised()
         make = _INITIALIZERS.get(initializer, initializer) if isinstance(initializer, str) else initializer
+        if hasattr(initializer, "shape"):
+            make = functools.partial(_checked_array, initializer)
         if not callable(make):
             raise UnknownNameError(
                 f"unknown initializer{did_you_mean(str(initializer), _INITIALIZERS)}",
                 given=f"initializer={shorten(initializer)}",
-                expected=f"one of {', '.join(_INITIALIZERS)}, or a callable (shape, dtype) -> array",
+                expected=f"one of {', '.join(_INITIALIZERS)}, an array, or a callable (shape, dtype) -> array",
                 fix='for example initializer="zeros"',
             )
         dtype = _resolved_dtype(dtype)
@@ -157,6 +160,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`result` after `update_state` with these arguments."""
+        self._check_initialised()
         self.update_state(*args, **kwargs)
         return self.result()
 
@@ -206,12 +210,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
 
     def _check_initialised(self) -> None:
         if "_variables" not in vars(self):
-            raise ModelError(
-                f"{type(self).__name__} forgot to call super().__init__()",
-                given="a metric without a list of variables",
-                expected="super().__init__(name=name, dtype=dtype) before add_variable",
-                fix="call it first in __init__",
-            )
+            raise not_initialised(self)
 
 
 def snake_case(name: str) -> str:
@@ -220,6 +219,17 @@ def snake_case(name: str) -> str:
     Source: `keras.src.utils.naming.to_snake_case`.
     """
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
+
+
+def _checked_array(array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    if tuple(array.shape) != shape:
+        raise ModelError(
+            "`initializer` is an array of another shape than the variable",
+            given=f"an array of shape {tuple(array.shape)}",
+            expected=f"shape {shape}, as `shape` says",
+            fix=f"add_variable(shape={tuple(array.shape)}, ...)",
+        )
+    return np.array(value_of(array), dtype)
 
 
 def _resolved_dtype(dtype: Any) -> np.dtype:

@@ -25,7 +25,7 @@ from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.home import settle
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
-from keras_dist.models.session import Session, describe, distribution_now
+from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
@@ -98,7 +98,8 @@ def give_birth(
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    plan = distribution.plan_variables(graph.specs, graph.treedef)
+    with told_of_one_device(chosen):
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     cell = StateCell(graph, plan, plan.init(init))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import Layer
+from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
@@ -36,7 +36,8 @@ def clone_model(
 
     Args:
         model: any model but those of `from_nnx`.
-        input_tensors: symbolic tensors in the place of the inputs, in the same structure or as a list.
+        input_tensors: symbolic tensors in the place of the inputs, in the same structure or as a list; one for a
+            `Sequential`, also where it has no `Input`.
         clone_function: `clone_function(layer) -> layer`; by default the layer is made again with its arguments.
         call_function: `call_function(layer, *args, **kwargs)`, how each layer of a functional model is called.
         recursive: whether functional models and `Sequential`s among the layers are cloned in the same way.
@@ -105,12 +106,17 @@ class _Cloning:
         steps = graph.steps if graph is not None else ()
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
         if input_tensors is not None:
-            inputs = _checked(input_tensors, inputs)
+            inputs = _checked(input_tensors, [tensor.shape[1:] for tensor in inputs] if graph is not None else [(8,)])
         if _is_sequential(model):
+            starts = [one.node is not None and not one.node.args for one in inputs]
+            inputs = [
+                one if starts_here else Input(batch_shape=one.shape, dtype=one.dtype)
+                for one, starts_here in zip(inputs, starts, strict=True)
+            ]
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain]
             clone = type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
-            if graph is None and getattr(model, "_born_for", None) is not None:
+            if graph is None and not inputs and getattr(model, "_born_for", None) is not None:
                 clone._build_for(model._born_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
@@ -163,15 +169,15 @@ def _replaced(tree: Any, values: dict[int, Any]) -> Any:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf), tree)
 
 
-def _checked(input_tensors: Any, inputs: list[KerasTensor]) -> list[KerasTensor]:
-    """`input_tensors` as a list."""
+def _checked(input_tensors: Any, shapes: list[Any]) -> list[KerasTensor]:
+    """`input_tensors` as a list, one for each of these shapes of examples."""
     given = jax.tree.leaves(input_tensors)
-    if len(given) != len(inputs) or not all(isinstance(tensor, KerasTensor) for tensor in given):
+    if len(given) != len(shapes) or not all(isinstance(tensor, KerasTensor) for tensor in given):
         raise ModelError(
             "clone_model: `input_tensors` do not fit the model",
             given=shorten(input_tensors),
-            expected=f"{len(inputs)} symbolic tensor(s)",
-            fix=f"for example {[f'Input({tensor.shape[1:]})' for tensor in inputs]}",
+            expected=f"{len(shapes)} symbolic tensor(s)",
+            fix=f"for example {', '.join(f'Input({shape})' for shape in shapes)}",
         )
     return given
 

@@ -111,7 +111,9 @@ class Connecting(Layer):
         self._program = trace_program(inputs, outputs, names)
 
     def _symbolic(self) -> tuple[Any, Any]:
-        symbols = getattr(self, "_symbols", None)
+        symbols, nodes = getattr(self, "_symbols", None), getattr(self, "_nodes", None)
+        if symbols is None and nodes:
+            return nodes[0].inputs, nodes[0].outputs  # as a layer of another model
         if symbols is None:
             raise ModelError(
                 f"model {self.name!r} has no symbolic inputs and outputs",

@@ -280,10 +280,10 @@ class Fitting:
         of as many rows, which `batch_size` counts.
 
         Args:
-            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, or a pytree of them. Or a data
-                set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a `tf.data.Dataset`, a torch
-                or grain loader, a generator or another iterable. Or one with `__len__` and `__getitem__` that gives
-                examples like that.
+            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, lists of numbers, or a pytree
+                of them. Or a data set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
+                `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or one with `__len__` and
+                `__getitem__` that gives examples like that.
             y: targets of arrays, likewise.
             batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
                 them are all. The last batch may be shorter. Not for what gives batches.

@@ -18,6 +18,7 @@ from keras_dist.errors import (
     MissingExtraError,
     ModelError,
     shorten,
+    type_name,
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.birth import births_checked
@@ -73,7 +74,7 @@ def load_model(
     if distribution is not None and not isinstance(distribution, Distribution):
         raise DistributionError(
             "load_model: `distribution` is not a Distribution",
-            given=f"{shorten(distribution)} of type {type(distribution).__name__}",
+            given=f"{shorten(distribution)} of type {type_name(distribution)}",
             expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
             fix="for example load_model(path, distribution=DataParallel())",
         )

@@ -18,19 +18,18 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
-from keras_dist.models.checkpointing import Checkpointing
-from keras_dist.models.configuring import Configuring
 from keras_dist.models.connecting import Connecting
 from keras_dist.models.custom_steps import CustomSteps
 from keras_dist.models.exporting import Exporting
 from keras_dist.models.fitting import Fitting
+from keras_dist.models.pickling import Pickling
 from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, distribution_now, not_compiled
 from keras_dist.models.summary import layer_table, module_table
@@ -55,6 +54,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         object.__setattr__(self, "_made_under", scope.distribution())
         try:
             init(self, *args, **kwargs)
+            self._check_initialised()
         finally:
             object.__delattr__(self, "_in_constructor")
         if vars(self).get("_program") is not None:
@@ -63,7 +63,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, WeightsFile, Exporting):
+class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
     """Layers that are trained together, on the mesh of the distribution that was current when the model was made.
 
     One that was made without a distribution takes that which is current when its weights are born, and without any the
@@ -362,7 +362,7 @@ class Model(CustomSteps, Fitting, Connecting, Configuring, Checkpointing, Weight
         if not isinstance(distribution, Distribution):
             raise DistributionError(
                 "redistribute: `distribution` is not a Distribution",
-                given=f"{shorten(distribution)} of type {type(distribution).__name__}",
+                given=f"{shorten(distribution)} of type {type_name(distribution)}",
                 expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
                 fix="for example model.redistribute(DataParallel())",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,12 +105,7 @@ class Program:
 
     def _in_order(self, inputs: Any) -> list[Any]:
         if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
-            keys, given = list(self.inputs), inputs
-            order = [next(iter(_indices(self.inputs[key])), None) for key in keys]
-            missing = [key for key in keys if key not in given]
-            if missing:
-                raise self._misfit(f"a dict with {list(given)}", f"a dict with {keys}")
-            by_slot = dict(zip(order, (given[key] for key in keys), strict=True))
+            by_slot = dict(self._matched(self.inputs, inputs, "a dict"))
             return [by_slot[index] for index in _indices(self.inputs)]
         if isinstance(inputs, Mapping):
             missing = [
@@ -123,6 +118,22 @@ class Program:
                 raise self._misfit(f"a dict with {list(inputs)}{near}", f"a dict with {self.input_names}")
             return [inputs.get(name) for name in self.input_names]
         return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
+
+    def _matched(self, wanted: Any, given: Any, place: str) -> Iterator[tuple[int, Any]]:
+        """What is given for each slot, in dicts and lists as deep as those of the inputs."""
+        if isinstance(wanted, Slot):
+            yield wanted.index, given
+        elif isinstance(wanted, Mapping) and isinstance(given, Mapping):
+            if not {*wanted} <= {*given}:
+                raise self._misfit(f"{place} with {list(given)}", f"{place} with {list(wanted)}")
+            for key in wanted:
+                yield from self._matched(wanted[key], given[key], f"{key!r}: a dict")
+        elif isinstance(wanted, list | tuple) and isinstance(given, list | tuple) and len(wanted) == len(given):
+            for one, value in zip(wanted, given, strict=True):
+                yield from self._matched(one, value, place)
+        else:
+            names = dict(zip(_indices(self.inputs), self.input_names, strict=True))
+            raise self._misfit(f"{place.split(':')[0]}: {shorten(given)}", f"{_filled(wanted, names)}")
 
     def _checked(self, spec: KerasTensor, value: Any, optional: bool) -> Any:
         if value is None and optional:

@@ -155,15 +155,27 @@ class Sequential(Model):
     def get_build_config(self) -> None:
         """Nothing: the config itself tells the shape of the input."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `Model`."""
+        outputs = super().__call__(*args, **kwargs)
+        if any(isinstance(layer, Sequential) for layer in self.layers):
+            self._see(args, kwargs)  # what they are given is not known otherwise
+        return outputs
+
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
         session = super()._give_birth(*args, **kwargs)
-        is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if self._symbols_or_none() is None and is_chain and isinstance(args[0], KerasTensor):
-            symbols = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
-            for layer in self.layers:
-                symbols.append(layer(symbols[-1]))
-            object.__setattr__(self, "_seen", (symbols[0], symbols[-1]))
+        self._see(args, kwargs)
         return session
+
+    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the layers give for a symbolic input, once, unless they were connected to an Input."""
+        is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
+        if not (is_chain and isinstance(args[0], KerasTensor)) or self._symbols_or_none() or vars(self).get("_seen"):
+            return
+        symbols = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
+        for layer in self.layers:
+            symbols.append(layer(symbols[-1]))
+        object.__setattr__(self, "_seen", (symbols[0], symbols[-1]))
 
     def _symbolic(self) -> tuple[Any, Any]:
         # of a model without Input what it was born for: calls take other shapes, too

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import DistributionError, LayoutWarning, ModelError
+from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
@@ -410,6 +411,21 @@ def _tell_of_one_device() -> None:
             LayoutWarning,
             stacklevel=lint.frames_inside(),
         )
+
+
+@contextlib.contextmanager
+def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
+    """Inside, errors of layouts say so where no distribution was chosen, and the mesh is that of one device."""
+    try:
+        yield
+    except LayoutError as error:
+        if chosen is None:
+            error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
+            error.fix = (
+                'set one before the model is made: mesh = kd.DeviceMesh((2, 4), ("data", "model")); '
+                "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
+            )
+        raise
 
 
 def not_compiled(method: str) -> ModelError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
+from keras_dist.saving import absent
 
 _INSTEAD = {
     "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",
@@ -119,7 +121,7 @@ class CustomLoops:
 
         def __getattr__(self, name: str) -> NoReturn:
             fix = f". In its place: {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{fix}")
+            raise absent(self, name, fix)
 
     @property
     def built(self) -> bool:
@@ -295,26 +297,32 @@ class CustomLoops:
 
         Args:
             optimizer_variables: the arrays of `variables`.
-            grads: the gradients, one for each of `trainable_variables`.
+            grads: the gradients, one for each of `trainable_variables`. Where one is None, the variable and its slots
+                stay as they are, with a warning.
             trainable_variables: the arrays of what it was built for, in that order.
 
         Returns:
             The new arrays of `trainable_variables`, after their constraints, and of `optimizer_variables`.
 
         Raises:
-            ModelError: it is not built, or the lists are not those that it was built for.
+            ModelError: it is not built, the lists are not those that it was built for, or all gradients are None.
 
         Source: `keras.optimizers.Optimizer.stateless_apply`.
         """
         self._check_own("stateless_apply")
         self._check_arrays("optimizer_variables", optimizer_variables, self.variables)
+        absent = self._absent(grads)
+        if absent:
+            pairs = zip(grads, self._trained, strict=True)
+            grads = [jnp.zeros_like(value_of(variable)) if grad is None else grad for grad, variable in pairs]
         self._check_arrays("grads", grads, self._trained)
         self._check_arrays("trainable_variables", trainable_variables, self._trained)
         structure = jax.tree.structure(self._state, is_leaf=_is_variable)
         state = structure.unflatten([jnp.asarray(value_of(value)) for value in optimizer_variables])
         params = self._by_path([jnp.asarray(value_of(value)) for value in trainable_variables])
-        updates, state = self.update(self._by_path([value_of(grad) for grad in grads]), state, params)
+        updates, after = self.update(self._by_path([value_of(grad) for grad in grads]), state, params)
         new: Any = optax.apply_updates(params, updates)
+        new, state = _kept(absent, params, new), _kept(absent, state, after)
         rules = [getattr(variable, "constraint", None) for variable in self._trained]
         constrained = [value if rule is None else rule(value) for rule, value in zip(rules, new.values(), strict=True)]
         return constrained, jax.tree.leaves(state)
@@ -323,7 +331,8 @@ class CustomLoops:
         """One step, whose results are assigned to the variables.
 
         Args:
-            grads: the gradients, one for each variable; nothing happens when there are none.
+            grads: the gradients, one for each variable, which stays as it is where one is None; nothing happens when
+                there are none.
             trainable_variables: what is trained; by default what it was built for. It is built for these, if it is not.
 
         Raises:
@@ -395,6 +404,21 @@ class CustomLoops:
         for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
 
+    def _absent(self, grads: Sequence[Any]) -> set[str]:
+        """The keys of the variables without a gradient, which are warned of."""
+        if len(grads) != len(self._trained) or all(grad is not None for grad in grads):
+            return set()
+        absent = [key for key, grad in zip(_keys(self._trained), grads, strict=True) if grad is None]
+        if len(absent) == len(grads):
+            raise ModelError(
+                f"the optimizer {self.name!r} was given no gradients",
+                given=f"None for {shorten(absent)}",
+                expected="a gradient for at least one variable",
+                fix="take gradients of a loss that depends on the variables",
+            )
+        warnings.warn(f"Gradients do not exist for variables {absent}: they stay as they are.", stacklevel=3)
+        return {*absent}
+
     def _by_path(self, arrays: Sequence[Any]) -> OrderedDict[str, Any]:
         """The arrays in the order of what it was built for, by the paths that rules of optimizers match."""
         return OrderedDict(zip(_keys(self._trained), arrays, strict=True))
@@ -436,6 +460,17 @@ class CustomLoops:
             expected=f"{len(expected)} arrays" if wrong is None else f"{expected[wrong]}, as it was built for",
             fix="pass as many arrays, in the order, as optimizer.variables and what it was built for",
         )
+
+
+def _kept(absent: set[str], before: Any, after: Any) -> Any:
+    """`after`, with what belongs to these keys as it was before."""
+    if not absent:
+        return after
+
+    def chosen(path: Any, old: Any, new: Any) -> Any:
+        return old if any(getattr(part, "key", None) in absent for part in path) else new
+
+    return jax.tree_util.tree_map_with_path(chosen, before, after)
 
 
 def _is_variable(node: Any) -> bool:

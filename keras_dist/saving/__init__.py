@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
-from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.identifiers import names_of, resolve
 from keras_dist.saving.registry import (
     CustomObjectScope,
@@ -18,12 +18,14 @@ from keras_dist.saving.serialization import deserialize_keras_object, serialize_
 __all__ = [
     "Configurable",
     "CustomObjectScope",
+    "absent",
     "custom_object_scope",
     "deserialize_keras_object",
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
     "names_of",
+    "not_initialised",
     "register_keras_serializable",
     "resolve",
     "serialize_keras_object",

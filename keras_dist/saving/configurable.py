@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from keras_dist._signatures import takes
-from keras_dist.errors import ConfigError, shorten
+from keras_dist.errors import ConfigError, ConstructorError, shorten
 from keras_dist.saving.overrides import check_overrides
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
+
+
+def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
+    """The error of an attribute that is not there: it tells when a constructor does not call that of its base.
+
+    Args:
+        obj: what has not the attribute.
+        name: of the attribute.
+        hint: the end of the message.
+    """
+    first, *others = [cls for cls in type(obj).__mro__ if "__init__" in vars(cls)]
+    calls = getattr(getattr(inspect.unwrap(first.__init__), "__code__", None), "co_names", ("__init__",))
+    if "__init__" not in calls and others not in ([], [object]) and not name.startswith("__"):
+        return not_initialised(obj)
+    return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def not_initialised(obj: Any) -> ConstructorError:
+    """The error of an object whose constructor does not call that of its base."""
+    name = type(obj).__name__
+    return ConstructorError(
+        f"{name}.__init__ does not call super().__init__()",
+        given=f"a {name} without what the constructor of {type(obj).__bases__[0].__name__} sets",
+        expected="super().__init__() before anything else",
+        fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
+    )
 
 
 class Configurable:
@@ -30,6 +56,11 @@ class Configurable:
         # past the __setattr__ of subclasses: this is no attribute of theirs
         object.__setattr__(self, "_arguments", _bound(cls, args, kwargs))
         return self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise absent(self, name)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values: numbers, strings, lists, and dicts of these.

@@ -14,7 +14,7 @@ from keras_dist import random
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import EquivalenceError, ModelError, shorten
+from keras_dist.errors import EquivalenceError, ModelError, shorten, type_name
 from keras_dist.training.cell import host_copy
 from keras_dist.training.compiled import real_rows, rows_multiple
 from keras_dist.training.graph import trace_factory
@@ -111,7 +111,7 @@ def _check_arguments(factory: Any, batch: Any, distributions: Any) -> None:
         argument, value, expected = problem
         raise ModelError(
             f"check_equivalence: `{argument}` cannot be used",
-            given=f"{shorten(value)} of type {type(value).__name__}",
+            given=f"{shorten(value)} of type {type_name(value)}",
             expected=expected,
             fix="check_equivalence(lambda rngs: MyNet(rngs=rngs), (x, y), loss, [distribution, another])",
         )

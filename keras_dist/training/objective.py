@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
+from keras_dist._signatures import keywords_taken
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss
@@ -36,7 +37,9 @@ class _Term:
 
     def value(self, loss: Loss) -> jax.Array:
         """The loss, a scalar."""
-        value = loss(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
+        # a `__call__` of the user's own may not know masks, which Keras does not hand over either
+        options = keywords_taken(type(loss).__call__, {"mask": self.mask})
+        value = loss(self.y_true, self.y_pred, self.sample_weight, **options)
         if jnp.ndim(value):
             raise ModelError(
                 f"the loss {loss.name!r} is not reduced to a number",
@@ -60,7 +63,7 @@ class Objective:
     """What is minimised, and what is measured beside it. Made by `resolve_objective`.
 
     Attributes:
-        loss: one for every output, or a list or dict of them.
+        loss: one for every output, or a list or dict of them, by the names of the outputs.
         loss_weights: factors of the losses in their sum, likewise; None for 1.
         metrics: lists by output, or a list: of one output all its metrics, of several an entry for each.
         weighted_metrics: likewise; these see the weights of examples.
@@ -193,8 +196,8 @@ def resolve_objective(
     """What `compile` was given, with names resolved.
 
     Args:
-        loss: what `as_loss` takes, or a list or dict by output of that; None in there for outputs without a loss.
-            None alone for models whose layers add all the losses.
+        loss: what `as_loss` takes, or a list or dict by output of that, nested as the outputs are; None in there for
+            outputs without a loss. None alone for models whose layers add all the losses.
         loss_weights: a number, or a list or dict of them.
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: likewise.
@@ -266,11 +269,24 @@ def _is_layer(node: Any) -> bool:
 
 
 def _mapped(resolve: Any, given: Any) -> Any:
-    if isinstance(given, Mapping) and "class_name" not in given:
-        return {name: _mapped(resolve, item) for name, item in given.items()}
+    """What is given for the outputs, resolved; lists in lists as one list, dicts in dicts as one of paths."""
+    found = {path: None if item is None else resolve(item) for path, item in _items(None, given)}
     if isinstance(given, list | tuple):
-        return [_mapped(resolve, item) for item in given]
-    return None if given is None else resolve(given)
+        return list(found.values())
+    return found if _is_by_output(given) else found[None]
+
+
+def _items(path: Any, given: Any, in_list: bool = False) -> Iterator[tuple[Any, Any]]:
+    if isinstance(given, list | tuple) or (_is_by_output(given) and not in_list):
+        is_list = isinstance(given, list | tuple)
+        for name, item in enumerate(given) if is_list else given.items():
+            yield from _items(name if path is None else f"{path}/{name}", item, is_list)
+    else:
+        yield path, given
+
+
+def _is_by_output(given: Any) -> bool:
+    return isinstance(given, Mapping) and "class_name" not in given
 
 
 def _number(weight: Any) -> float:
@@ -285,7 +301,7 @@ def _number(weight: Any) -> float:
 
 
 def _resolved_metrics(given: Any) -> Any:
-    if isinstance(given, Mapping) and "class_name" not in given:
+    if _is_by_output(given):
         return {name: metrics.get_all(item) for name, item in given.items()}
     if isinstance(given, list | tuple) and any(item is None or isinstance(item, list | tuple) for item in given):
         return [metrics.get_all(item) for item in given]

@@ -167,6 +167,14 @@ def test_a_value_that_is_not_there_warns_with_those_that_are(model):
         model.fit(X, Y, verbose=0, callbacks=[EarlyStopping()])
 
 
+def test_a_name_that_is_not_known_is_corrected(model):
+    with pytest.raises(ModelError, match=r"to rise or to fall is not known \(did you mean 'val_loss'\?\)"):
+        model.fit(X, Y, verbose=0, callbacks=[EarlyStopping("val_losss")])
+    with pytest.warns(UserWarning, match=r"are: val_loss \(did you mean 'val_loss'\?\)$") as caught:
+        run(EarlyStopping("val_losss", mode="min"), [1.0, 1.0, 1.0], "val_loss")
+    assert len(caught) == 1
+
+
 def test_a_value_of_several_numbers_is_refused():
     with pytest.raises(ModelError, match="`f1` is more than one number") as error:
         run(EarlyStopping(monitor="f1", mode="max"), [np.ones(3)], "f1")

@@ -36,6 +36,13 @@ def test_every_row_is_in_one_batch_and_padding_repeats_the_last(rows, batch_size
     assert {batch.rows for batch in batches[:-1]} <= {batch_size}
 
 
+def test_lists_of_numbers_are_arrays():
+    source = ArraySource({"a": X.tolist(), "b": [X.tolist(), X]}, tuple(range(20)))
+    x, y, _ = source.arrays
+    np.testing.assert_array_equal(x["a"], X)
+    assert [one.shape for one in x["b"]] == [(20, 2), (20, 2)] and y.dtype == np.int64
+
+
 def test_the_order_follows_from_the_key():
     def order(key):
         return [batch.arrays[0].tolist() for batch in ArraySource(np.arange(100)).batches(10, 1, key)]
@@ -81,7 +88,7 @@ def test_numbers_of_every_kind(x):
         (np.array(["2026-01-01"], "datetime64[D]"), "x cannot be batched", "datetime64"),
         (np.float32(3), "x cannot be batched", r"shape \(\)"),
         ({"image": X, "name": np.array(["a"] * 20)}, r"x\['name'\] cannot be batched", "<U1"),
-        ([[1.0, 2.0], [3.0, 4.0]], r"x\[0\]\[0\] is not an array", "1.0 of type float"),
+        ([["a"], ["b"]], r"x\[0\]\[0\] is not an array", "'a' of type str"),
         ("digits.csv", "x is not an array", "digits.csv"),
         ((row for row in X), "x is not an array", "generator"),
         (None, "x holds no array", "None"),

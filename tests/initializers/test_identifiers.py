@@ -161,6 +161,7 @@ def test_what_is_no_initializer_is_named(identifier: Any, error: Any, words: str
         initializers.HeNormal(seed=3),
         initializers.Constant(0.25),
         initializers.Constant(np.float32(0.25)),
+        initializers.Constant(np.arange(3.0)),
         initializers.VarianceScaling(2.0, "fan_out", "uniform", 5, [0], (1,)),
         initializers.Orthogonal(2.0, seed=4),
         initializers.Identity(2.0),

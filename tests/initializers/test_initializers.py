@@ -95,6 +95,8 @@ def test_constants_are_cast() -> None:
     assert initializers.Ones()((2,), "bool").tolist() == [True, True]
     assert initializers.Identity(3.0)((2, 3), "int32").tolist() == [[3, 0, 0], [0, 3, 0]]
     assert initializers.Constant(jnp.float32(2.0))((), "float32").item() == 2.0
+    for values in (np.arange(3.0), [0, 1, 2]):
+        assert initializers.Constant(values)((2, 3)).tolist() == [[0.0, 1.0, 2.0]] * 2
 
 
 def test_axes_that_count_for_neither_are_left_out_of_the_fans() -> None:
@@ -131,8 +133,8 @@ def test_clone_is_a_new_one_with_the_same_arguments() -> None:
         (lambda: initializers.RandomNormal(seed=-1), ModelError, "`seed`"),
         (lambda: initializers.Orthogonal(seed="x"), ModelError, "`seed`"),
         (lambda: initializers.Constant("1"), ModelError, "value='1'"),
-        (lambda: initializers.Constant([1.0, 2.0]), ModelError, "not a number"),
-        (lambda: initializers.Constant(np.ones(2)), ModelError, "not a number"),
+        (lambda: initializers.Constant([[1.0], [2.0, 3.0]]), ModelError, "not a number"),
+        (lambda: initializers.Constant(np.ones(2))((2, 3)), ModelError, "does not broadcast to the shape"),
     ],
 )
 def test_arguments_that_mean_nothing_are_named(make: Any, error: type[KerasDistError], words: str) -> None:

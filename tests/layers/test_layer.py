@@ -330,6 +330,11 @@ class TestArguments:
             layers.Dense(2, kernel_initializer="ones", activity_regularizer=kd.regularizers.L2(0.5))(np.ones((4, 3)))
         assert np.allclose(context.losses, [0.5 * 9 * 2])
 
+    def test_the_loss_of_activities_of_no_rows_is_0(self):
+        with call_context.entered() as context:
+            layers.Dense(2, activity_regularizer="l2")(np.ones((0, 3)))
+        assert context.losses == [0]
+
     def test_forgetting_super_init_is_said(self):
         class Bare(layers.Layer):
             def __init__(self):

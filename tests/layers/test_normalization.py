@@ -173,3 +173,11 @@ def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
         make()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_batch_of_no_rows_leaves_the_statistics_as_they_are() -> None:
+    layer = layers.BatchNormalization()
+    layer(images(), training=True)
+    before = layer.get_weights()
+    assert layer(images((0, 4, 6)), training=True).shape == (0, 4, 6)
+    np.testing.assert_equal(layer.get_weights(), before)

@@ -95,17 +95,31 @@ def test_a_single_class_is_warned_of(loss):
     assert caught[0].filename == __file__
 
 
+_LOSS = losses.categorical_crossentropy
+
+
 def _index(y_true, y_pred, **options):
     return lambda: losses.sparse_categorical_crossentropy(jnp.ones(y_true), jnp.ones(y_pred), **options)
 
 
 MISUSE = {
-    "one-hot": (_index((3, 3), (3, 3)), r"(?s)`y_true` does not fit `y_pred`.*shape \(3,\).*argmax"),
+    "one-hot": (
+        _index((3, 3), (3, 3)),
+        r"(?s)`y_true` does not fit `y_pred`.*shape \(3,\).*loss='categorical_crossentropy'; or pass their argmax",
+    ),
+    "classes": (
+        lambda: _LOSS(jnp.ones(2), jnp.ones((2, 3))),
+        r"(?s)class indices.*loss='sparse_categorical_crossentropy'",
+    ),
+    "classes in a column": (
+        lambda: losses.categorical_focal_crossentropy(jnp.ones((2, 1)), jnp.ones((2, 3))),
+        r"(?s)class indices.*fix:      utils.to_categorical\(y, 3\)",
+    ),
     "rows": (_index((4,), (3, 3)), "`y_true` does not fit"),
     "axis": (_index((3,), (3, 3), axis=2), r"(?s)`axis` is no dim.*-2 to 1"),
     "axis as a flag": (_index((3,), (3, 3), axis=True), "`axis`"),
     "axis of logits": (lambda: losses.categorical_crossentropy(jnp.ones(3), jnp.ones(3), axis=1), "`axis`"),
-    "shapes": (lambda: losses.categorical_crossentropy(jnp.ones(3), jnp.ones((3, 3))), "do not have the shape"),
+    "shapes": (lambda: _LOSS(jnp.ones((3, 2)), jnp.ones((3, 3))), "do not have the shape"),
     "q": (lambda: losses.CategoricalGeneralizedCrossEntropy(q=1), "`q` is out of range"),
 }
 

@@ -108,6 +108,11 @@ def test_variables_count_as_arrays_in_arithmetic():
     np.testing.assert_array_equal(variable.value, [4, 3])
 
 
+def test_a_variable_may_begin_with_an_array():
+    variable = metrics.Mean().add_variable((3,), initializer=np.arange(3.0))
+    assert variable.dtype == np.float32 and variable.value.tolist() == [0, 1, 2]
+
+
 def test_a_value_of_another_shape_is_refused():
     with pytest.raises(errors.ModelError, match="'total' cannot take a value of another shape") as caught:
         metrics.Mean().total.assign(np.zeros(3))
@@ -120,6 +125,7 @@ def test_a_value_of_another_shape_is_refused():
         (lambda: metrics.Metric("mean"), "`dtype` is no dtype"),
         (lambda: metrics.Metric(name=3), "`name` is no name"),  # type: ignore[arg-type]
         (lambda: metrics.Mean().add_variable((), "zeroes"), "unknown initializer.*'zeros'"),
+        (lambda: metrics.Mean().add_variable((2,), np.ones(3)), r"(?s)array of another shape.*\(2,\)"),
         (lambda: metrics.Mean().stateless_result([1.0]), "`metric_variables` does not fit"),
         (lambda: metrics.Mean().stateless_update_state([], [1.0]), "`metric_variables` does not fit"),
     ],
@@ -135,7 +141,7 @@ def test_a_constructor_that_forgets_its_base_is_told():
         def __init__(self):
             self.total = self.add_variable(())
 
-    with pytest.raises(errors.ModelError, match=r"Forgetful forgot to call super\(\).__init__"):
+    with pytest.raises(errors.ModelError, match=r"Forgetful.__init__ does not call super\(\).__init__"):
         Forgetful()
 
 

@@ -90,7 +90,11 @@ MISUSE = {
     "batch_size of zero": (lambda: compiled().fit(X, Y, batch_size=0), DataError, "`batch_size`"),
     "epochs as text": (lambda: compiled().fit(X, Y, epochs="3"), ModelError, "`epochs`"),
     "a generator": (lambda: compiled().fit(row for row in X), DataError, "y is missing"),
-    "lists of numbers": (lambda: compiled().fit(X.tolist(), Y), DataError, r"x\[0\]\[0\] is not an array"),
+    "lists of other lengths": (
+        lambda: compiled().fit([[1.0, 2.0], [1.0]], Y),
+        DataError,
+        r"x\[0\] and x\[1\] have different lengths",
+    ),
     "weights for a scalar loss": (
         lambda: built(loss=lambda y, z: z.mean()).fit(X, Y, sample_weight=np.ones(32)),
         ModelError,

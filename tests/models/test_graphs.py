@@ -34,6 +34,23 @@ class TestGraphs:
         else:
             assert np.allclose(model.predict(given, verbose=0), 3.0)
 
+    def test_inputs_may_be_nested(self):
+        def nested(make):
+            return {"a": make("a"), "b": {"d": [make("d")], "c": make("c")}}
+
+        def symbols(prefix):
+            return nested(lambda name: kd.Input((2,), name=prefix + name))
+
+        inputs = symbols("inner_")
+        model = kd.Model(inputs, inputs["a"] - inputs["b"]["c"] * inputs["b"]["d"][0])
+        outer = kd.Model(given := symbols(""), model(given))
+        x = nested(lambda name: np.full((3, 2), {"a": 9.0, "c": 2.0, "d": 3.0}[name], np.float32))
+        assert np.allclose(outer.predict(x, verbose=0), 3.0) and np.allclose(model(x), 3.0)
+        with pytest.raises(ModelError, match=r"'b': a dict with \['c'\]\n.*'b': a dict with \['c', 'd'\]"):
+            model({"a": x["a"], "b": {"c": x["a"]}})
+        with pytest.raises(ModelError, match=r"'b': .*\n.*{'c': 'inner_c', 'd': \['inner_d'\]}"):
+            model({"a": x["a"], "b": x["a"]})
+
     def test_several_outputs_train_with_several_losses(self):
         inputs = kd.Input((FEATURES,))
         h = layers.Dense(HIDDEN, activation="relu")(inputs)
@@ -139,6 +156,13 @@ class TestGraphs:
         ):
             kd.Sequential([kd.Input((4,)), layers.Dense(3, name="d1")])
 
+    def test_a_layout_without_a_distribution_names_the_cause(self):
+        with pytest.raises(
+            LayoutError, match="no distribution is set, so that the mesh is that of one device"
+        ) as caught:
+            kd.Sequential([kd.Input((4,)), layers.Dense(2, kernel_layout=(None, "model"))])
+        assert "kd.set_distribution" in caught.value.fix
+
     def test_a_layer_may_occur_twice_in_a_sequential(self):
         for start in ([], [kd.Input((4,))]):
             dense, relu = layers.Dense(4), layers.Activation("relu")
@@ -216,6 +240,23 @@ class TestSequentialWithoutInput:
         kernel, bias = model.get_weights()[:2]
         assert np.allclose(features.predict(x, verbose=0), x @ kernel + bias, atol=1e-5)
         assert np.allclose(kd.Model(model.input, model.output)(x), model(x), atol=1e-6)
+
+    def test_those_within_it_know_their_shapes_too(self):
+        inner = kd.Sequential([layers.Dense(4)])
+        model = kd.Sequential([kd.Sequential([inner, layers.Dense(5)]), layers.Dense(2)])
+        model.build((None, 3))
+        assert [one.output_shape for one in (inner, model.layers[0], model)] == [(None, 4), (None, 5), (None, 2)]
+        assert inner.input_shape == (None, 3)
+        kd.Sequential([kd.Input((3,)), later := kd.Sequential([layers.Dense(6)])])
+        assert later.output_shape == (None, 6)
+
+    def test_it_is_cloned_with_an_input(self):
+        model = kd.Sequential([layers.Dense(4)])
+        for given in (kd.Input((5,), name="new"), [layers.ReLU()(kd.Input((5,)))]):
+            clone = kd.models.clone_model(model, input_tensors=given)
+            assert clone.built and clone.input_shape == (None, 5) and not model.built
+        with pytest.raises(ModelError, match=r"expected: 1 symbolic tensor\(s\)"):
+            kd.models.clone_model(model, input_tensors=[kd.Input((5,)), kd.Input((5,))])
 
     def test_it_goes_on_taking_other_lengths(self):
         model = kd.Sequential([layers.SimpleRNN(3), layers.Dense(2)])

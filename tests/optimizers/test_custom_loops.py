@@ -83,7 +83,7 @@ class TestStatelessApply:
         ("change", "message"),
         [
             ({"optimizer_variables": []}, "`optimizer_variables` does not fit"),
-            ({"grads": [None]}, "`grads` does not fit"),
+            ({"grads": []}, "`grads` does not fit"),
             ({"grads": [np.ones(3)]}, r"(?s)shape \(3,\) at place 0.*shape \(2,\)"),
             ({"trainable_variables": [ONES, ONES]}, "(?s)`trainable_variables` does not fit.*2 arrays"),
         ],
@@ -119,6 +119,24 @@ class TestApply:
     def test_what_is_absent_names_the_way(self, name: str) -> None:
         with pytest.raises(AttributeError, match=f"{name}.*In its place"):
             getattr(Optimizer(0.1), name)
+
+
+def test_variables_without_a_gradient_stay_as_they_are() -> None:
+    first, second = (kd.Variable(ONES, name=name) for name in ("first", "second"))
+    optimizer = built(Adam(0.5, weight_decay=0.1), first, second)
+    optimizer.apply([ONES, ONES])
+    before = [np.array(variable) for variable in (first, *optimizer.variables)]
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['first'\]"):
+        optimizer.apply_gradients([(None, first), (ONES, second)])
+    kept = [
+        variable.path
+        for variable, old in zip(optimizer.variables, before[1:], strict=True)
+        if np.array_equal(variable, old) and "first" in variable.path
+    ]
+    assert len(kept) == 2 and np.array_equal(first, before[0]) and int(optimizer.iterations) == 2
+    assert np.all(np.asarray(second) < before[0])
+    with pytest.raises(ModelError, match="was given no gradients"):
+        optimizer.apply_gradients([(None, first), (None, second)])
 
 
 def test_a_random_generator_goes_on_in_a_loop_of_ones_own() -> None:

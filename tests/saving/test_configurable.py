@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import keras_dist as kd
 from keras_dist import saving
-from keras_dist.errors import ConfigError
+from keras_dist.errors import ConfigError, ModelError
 
 
 class Point(saving.Configurable):
@@ -91,3 +92,35 @@ def test_a_config_with_other_arguments_is_named() -> None:
 def test_an_argument_that_cannot_be_written_down_is_named() -> None:
     with pytest.raises(ConfigError, match="cannot be written down"):
         Pair(object()).get_config()
+
+
+def forgetful(base: type) -> Any:
+    """An object of a subclass whose constructor does not call that of its base."""
+    return type("Forgetful", (base,), {"__init__": lambda self: None})()
+
+
+@pytest.mark.parametrize(
+    ("base", "use"),
+    [
+        (kd.layers.Dense, lambda layer: layer.build((None, 2))),
+        (kd.layers.Layer, repr),
+        (kd.Model, lambda model: None),  # a model says so when it is made
+        (kd.Sequential, lambda model: None),
+        (kd.metrics.Metric, lambda metric: metric(0, 0)),
+        (kd.metrics.Metric, lambda metric: metric.name),
+        (kd.losses.Loss, lambda loss: loss([[1.0]], [[1.0]])),
+        (kd.optimizers.SGD, lambda optimizer: optimizer.init({})),
+        (kd.callbacks.EarlyStopping, lambda stopping: stopping.on_epoch_end(0, {})),
+        (kd.callbacks.CSVLogger, lambda logger: logger.on_train_begin()),
+    ],
+)
+def test_a_constructor_that_forgets_its_base_is_named(base: type, use: Any) -> None:
+    with pytest.raises(ModelError, match=r"Forgetful.__init__ does not call super\(\).__init__\(\)") as caught:
+        use(forgetful(base))
+    assert caught.value.fix
+
+
+def test_an_attribute_that_is_not_there_is_just_that() -> None:
+    for made in (Point(1.0), kd.losses.MeanSquaredError(), kd.callbacks.History(), kd.metrics.Mean()):
+        with pytest.raises(AttributeError, match=r"object has no attribute 'nothing'$"):
+            getattr(made, "nothing")  # noqa: B009

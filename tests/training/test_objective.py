@@ -118,6 +118,25 @@ class TestSeveralOutputs:
             logged(*DICTS, weight=WEIGHT, loss=NAMED)
         )
 
+    @pytest.mark.parametrize(
+        ("y_pred", "loss", "names"),
+        [
+            ([A_PRED, [B_PRED]], ["mse", [SPARSE]], ("output_1_loss", "output_2_loss")),
+            ([A_PRED, B_PRED], [["mse"], [SPARSE]], ("output_1_loss", "output_2_loss")),
+            ({"n": {"b": B_PRED}, "a": A_PRED}, {"a": "mse", "n": {"b": SPARSE}}, ("a_loss", "n/b_loss")),
+            ({"n": [B_PRED], "a": A_PRED}, {"a": "mse", "n": [SPARSE]}, ("a_loss", "n/0_loss")),
+        ],
+    )
+    def test_losses_may_be_nested(self, y_pred, loss, names):
+        y = jax.tree.map(lambda one: A_TRUE if one is A_PRED else B_TRUE, y_pred)
+        found = logged(y, y_pred, loss=loss)
+        assert [*found] == ["loss", *names]
+        np.testing.assert_allclose([*found.values()], [A_LOSS + B_LOSS, A_LOSS, B_LOSS], rtol=1e-6)
+
+    def test_a_dict_in_a_list_of_losses_is_none(self):
+        with pytest.raises(errors.ModelError, match="neither a name nor a callable"):
+            resolve_objective(loss=["mse", {"b": "mae"}])
+
     def test_nested_outputs_are_named_by_their_path(self):
         y_pred = {"heads": {"a": A_PRED, "b": B_PRED}}
         found = logged({"heads": DICTS[0]}, y_pred, loss={"heads/a": "mse", "heads/b": SPARSE})
@@ -176,6 +195,28 @@ class TestOneOutput:
 
 MASK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0], [1, 0, 0]], bool)
 TOKENS, LOGITS = RNG.integers(0, 4, (6, 3)), RNG.normal(size=(6, 3, 4)).astype("f4")
+
+
+class TestLossWithItsOwnCall:
+    class Own(losses.Loss):
+        def __call__(self, t, p, sample_weight=None):
+            return jnp.mean((t - p) ** 2) * (1 if sample_weight is None else 2)
+
+    def test_it_is_given_what_it_takes(self):
+        objective = resolve_objective(self.Own())
+        for weight, factor in ((None, 1), (WEIGHT, 2)):
+            batch = (X, A_TRUE, weight)
+            found = objective.losses(batch, A_PRED, np.ones(6, bool))["loss"]
+            assert float(found) == pytest.approx(factor * A_LOSS, rel=1e-6)
+            assert objective.batch_weight(batch, A_PRED) == 6.0
+
+    def test_one_without_weights_is_refused(self):
+        class TakesTwo(losses.Loss):
+            def __call__(self, t, p):
+                return 0.0
+
+        with pytest.raises(errors.ModelError, match=r"TakesTwo.__call__ cannot be called[^~]*define call\(self"):
+            resolve_objective(TakesTwo())
 
 
 class TestMask:
