@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from keras_dist import _jax
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import alone_in, draft_of, writing_to
 
@@ -173,7 +173,7 @@ class TensorReader:
         entry = self._entries[name]
         if entry.type_name not in _TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
-        return _jax.dtype_named(_TYPES[entry.type_name])
+        return jnp.dtype(_TYPES[entry.type_name])
 
     def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -157,18 +156,6 @@ def path(tmp_path):
 @pytest.fixture(scope="module")
 def model():
     return sequential()
-
-
-def test_the_readme_calls_it_with_jax_alone(model, path, monkeypatch):
-    text = (ROOT / "README.md").read_text()
-    block = re.search(r"```python\n(  model\.export.*?)```", text, re.DOTALL)
-    assert block is not None
-    monkeypatch.chdir(path.parent)
-    first, second = block[1].split("\n\n")
-    names = {"model": model, "kd": kd, "x": random(5, FEATURES)}
-    for part in (first, second):
-        exec("\n".join(line[2:] for line in part.splitlines()), names)
-        np.testing.assert_allclose(names.pop("y"), model.predict(names["x"], verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_weights_are_arguments_and_the_files_are_explained(path):
