@@ -31,7 +31,7 @@ def missing_from(module: str) -> Callable[[str], Any]:
         if not name.startswith("_"):
             note = replacement_of(f"{module.partition('.')[2]}.{name}".lstrip("."))
             if note is not None:
-                instead = f"instead: {note}" if note else "see KERAS.md"
+                instead = f"instead: {note}" if note else "nothing takes its place"
                 text += f": keras_dist does not have this name of Keras; {instead}"
         raise AttributeError(text, name=name)
 

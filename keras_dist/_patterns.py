@@ -18,6 +18,14 @@ LIMIT_SECONDS = 1.0
 """Of one match. Ordinary rules take microseconds."""
 
 
+_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d*\})|\[(?=\[:)", re.DOTALL)
+"""Braces that are no repetition, and `[[:`: to `re` they are characters, to `regex` fuzzy matches and classes."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith("\\") else found[0].replace("{", "\\{").replace("[", "[\\")
+
+
 class Pattern:
     """A regular expression, as `re.compile` takes it.
 
@@ -28,7 +36,7 @@ class Pattern:
     def __init__(self, rule: str) -> None:
         try:
             re.compile(rule)
-            self._compiled = regex.compile(rule, regex.VERSION0)
+            self._compiled = regex.compile(_BRACES.sub(_escaped, rule), regex.VERSION0)
         except (RecursionError, OverflowError, regex.error) as error:
             raise re.error(str(error), rule) from error
         self._rule = rule

@@ -67,6 +67,8 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
     Raises:
         DataError: one is not; it is named.
     """
+    if not isinstance(indices, jax.Array):
+        indices = np.asarray(indices)
     if (_jax.is_traced(indices) and not _is_checked.get()) or not indices.size:
         return
     if not _jax.is_traced(indices) and getattr(indices, "is_fully_addressable", True):

@@ -54,3 +54,9 @@ def test_what_is_no_rule_is_an_error_that_names_it():
     with pytest.raises(LayoutError, match="is not a regular expression") as error:
         kd.LayoutMap(None)["(" * 9999] = ("data",)
     assert repr("(" * 9999) in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set")
+def test_what_only_regex_knows_are_characters():
+    assert Pattern("kernel{d}").fullmatch("kernel{d}") and not Pattern("kernel{d}").fullmatch("kerne")
+    assert Pattern(r"a{2,3}\{x").fullmatch("aa{x") and Pattern("[[:a]+").fullmatch("[a:")

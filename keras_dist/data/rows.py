@@ -115,6 +115,7 @@ class RowSource:
             share: what this process gathers of each batch; None for all of it.
         """
         span = range(self.length) if span is None else span
+        batch_size = min(batch_size, self.length)
         order = np.arange(self.length)
         if shuffle_key is not None:
             np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._operators import native
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import LayoutError, type_name
@@ -49,4 +50,4 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
                 return tensor
         elif getattr(tensor, "format", None) == layout:
             return tensor
-    return jax.device_put(tensor, layout)
+    return jax.device_put(native(tensor), layout)

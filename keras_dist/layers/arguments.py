@@ -23,7 +23,7 @@ def check_size(argument: str, value: Any, layer: str) -> int:
         raise ModelError(
             f"`{argument}` of layer {layer!r} is not a size",
             given=f"{argument}={shorten(value)}",
-            expected=f"an integer from 1 to {LARGEST_SIZE}",
+            expected=f"an integer of at least 1 and at most {LARGEST_SIZE}",
             fix=f"for example {argument}=32",
         )
     return int(value)
@@ -43,7 +43,7 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str, least: int = 1
         raise ModelError(
             f"`{argument}` of layer {layer!r} does not have {rank} sizes",
             given=f"{argument}={shorten(value)}",
-            expected=f"an integer from {least} to {LARGEST_SIZE}, or {rank} of them",
+            expected=f"an integer of at least {least} and at most {LARGEST_SIZE}, or {rank} of them",
             fix=f"for example {argument}={(3,) * rank if rank > 1 else 3}",
         )
     return tuple(int(size) for size in sizes)

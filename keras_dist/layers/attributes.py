@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 
 
 def contain(value: Any) -> Any:
@@ -30,13 +30,13 @@ def check_name(name: Any) -> str:
     """`name`, if a layer can have it.
 
     Raises:
-        ModelError: it is no string, is empty, or contains "/".
+        ModelError: it is no string, is empty, or contains "/" or what cannot be printed.
     """
-    if not isinstance(name, str) or not name or "/" in name:
+    if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
         raise ModelError(
             "`name` cannot be the name of a layer",
-            given=f"name={name!r}",
-            expected='a string without "/", which separates names in paths',
+            given=f"name={shorten(name)}",
+            expected='a string of printable characters without "/", which separates names in paths',
             fix='for example name="d1"',
         )
     return name

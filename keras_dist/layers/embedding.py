@@ -80,12 +80,13 @@ class Embedding(Layer):
             f"layer {self.name!r}: an integer is no row of `embeddings`",
             f"a larger input_dim than {self.input_dim}, or other integers: unknown ones mapped to one of the rows",
         )
+        inputs = jnp.asarray(inputs)
         rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
         return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Where the integers are not 0, if 0 stands for padding."""
-        return inputs != 0 if self.mask_zero else None
+        return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Any = None) -> Any:
         return self.add_weight((self.input_dim, self.output_dim), initializer, name="embeddings")

@@ -131,7 +131,7 @@ def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tu
         raise ModelError(
             f"Input {name!r}: `shape` is not a shape",
             given=f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}",
-            expected=f"integers from 1 to {LARGEST_SIZE}, or None for any size",
+            expected=f"integers of at least 1 and at most {LARGEST_SIZE}, or None for any size",
             fix="for example Input((28, 28, 1))",
         )
     return tuple(None if dim is None else int(dim) for dim in dims)

@@ -17,6 +17,7 @@ from keras_dist import _jax, regularizers
 from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
 from keras_dist.distribution import scope
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, row_watch, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
@@ -31,6 +32,7 @@ from keras_dist.layers.call_arguments import (
     value_given,
 )
 from keras_dist.layers.input_spec import check_inputs
+from keras_dist.layers.other_libraries import check_is_ours, is_of_keras
 from keras_dist.layers.owner import Owner
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.variable import Variable
@@ -128,6 +130,8 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         object.__setattr__(self, "_is_passing", call_context.caller() is not None)
         self._dtype_policy = policy_of(dtype, self._name)
         self.autocast = autocast
+        if type(self).compute_mask is not Layer.compute_mask:
+            self.supports_masking = True  # as in Keras; a constructor may say otherwise
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
@@ -193,6 +197,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
             return home.call(args, kwargs)
         is_alone, was_built = call_context.current() is None, self._is_built
         if is_alone:
+            check_not_forked()
             self.forget_losses()
         with call_context.entered(kwargs.get("training")) as context:
             outputs = self._run(args, kwargs, context)
@@ -249,6 +254,9 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and _home(self) is not None:
             self._check_settable(name, value)
+        for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
+            if is_of_keras(item):
+                check_is_ours(f"attribute {name!r} of layer {vars(self).get('_name', type(self).__name__)!r}", item)
         value = contain(value)
         for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
@@ -366,7 +374,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         first = next(iter(kwargs))
         return ModelError(
             f"{type(self).__name__} does not know the argument {first!r}{did_you_mean(first, known)}",
-            given=f"{', '.join(f'{name}={value!r:.40}' for name, value in kwargs.items())}",
+            given=f"{', '.join(f'{name}={shorten(value)}' for name, value in kwargs.items())}",
             expected=f"some of {', '.join(dict.fromkeys(known))}",
             fix="correct the name, or leave it out",
         )
@@ -386,6 +394,8 @@ def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> An
     if isinstance(value, np.ndarray | np.generic):
         value = jnp.asarray(native(value))
     value = value_of(value)
+    if is_of_keras(value):
+        check_is_ours(f"layer {layer.name!r}: its input", value)
     if not isinstance(value, jax.Array) or not layer._casts_inputs:
         return value
     if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype == jnp.dtype(layer.input_dtype):

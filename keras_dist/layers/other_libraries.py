@@ -25,6 +25,11 @@ _FUNCTIONS = (
 )
 
 
+def is_of_keras(value: Any) -> bool:
+    """Whether it is an object of a class of Keras."""
+    return any(cls.__module__.partition(".")[0] in ("keras", "tf_keras") for cls in type(value).__mro__)
+
+
 def check_is_ours(caller: str, value: Any) -> None:
     """Nothing, unless a value is known to be what another library makes for the purpose.
 

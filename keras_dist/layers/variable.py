@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import initializers, random
-from keras_dist._operators import Operators, value_of
+from keras_dist._operators import Operators, native, value_of
+from keras_dist._ranges import check_fits
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 
@@ -208,7 +209,9 @@ def checked_value(value: Any, variable: Any) -> Any:
             expected=f"shape {variable.shape}",
             fix="reshape the value, or assign to another variable",
         )
-    return jnp.asarray(value, variable.dtype)
+    if jnp.issubdtype(variable.dtype, jnp.integer) and not isinstance(value, jax.Array):
+        check_fits(np.asarray(value), repr(variable.path))
+    return jnp.asarray(native(value), variable.dtype)
 
 
 def _check_numbers(value: Any, variable: Any) -> None:
@@ -234,6 +237,9 @@ def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.
     if callable(initializer) or isinstance(initializer, str | dict):
         return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
     array = np.asarray(initializer) if isinstance(initializer, bool | int | float | list | tuple) else initializer
+    array = native(array)
+    if isinstance(array, np.ndarray) and not jnp.issubdtype(dtype or array.dtype, jnp.inexact):
+        check_fits(array, label)
     value = jnp.asarray(value_of(array), dtype or jax.dtypes.canonicalize_dtype(array.dtype))
     check_initial_value(value, value.shape if shape is None else check_shape(shape, label), label, initializer)
     return value

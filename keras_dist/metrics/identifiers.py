@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist import saving
 from keras_dist._signatures import in_keras_order, takes
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, type_name
 from keras_dist.metrics import (
     accuracy,
     auc,
@@ -115,7 +115,8 @@ def get(identifier: Any) -> Any:
         return None
     is_foreign = isinstance(identifier, type) and not issubclass(identifier, Metric)
     found = None if is_foreign else saving.resolve(identifier, _NAMES, "metric", _ACCEPTED)
-    if not (isinstance(found, Metric) or callable(found)):
+    # a metric of Keras is callable, but keeps its state to itself
+    if not (isinstance(found, Metric) or callable(found)) or hasattr(found, "update_state") > isinstance(found, Metric):
         raise _no_metric(identifier)
     return found
 
@@ -203,7 +204,7 @@ _ACCEPTED = "a callable (y_true, y_pred) -> values"
 def _no_metric(identifier: Any) -> ModelError:
     return ModelError(
         "a metric is neither a name nor a callable (y_true, y_pred)",
-        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
+        given=f"{shorten(identifier)} of type {type_name(identifier)}",
         expected=f"a name, a Metric, or {_ACCEPTED}",
         fix='for example metrics=["accuracy"]',
     )

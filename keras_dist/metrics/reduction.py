@@ -108,7 +108,17 @@ class MeanMetricWrapper(Mean):
                     fix="return the values instead of their mean, or pass it in metrics= instead of weighted_metrics=",
                 )
             sample_weight = rows[0]
+        elif jnp.ndim(values):
+            sample_weight = self._masked(sample_weight, getattr(y_pred, "_keras_mask", None))
         super().update_state(values, sample_weight)
+
+    def _masked(self, sample_weight: Any, mask: Any) -> Any:
+        """Weights that are 0 where an eager layer has masked the predictions."""
+        if mask is None:
+            return sample_weight
+        counts = jnp.asarray(mask, self.dtype)
+        weight = jnp.asarray(1 if sample_weight is None else sample_weight, self.dtype)
+        return weight.reshape(weight.shape + (1,) * (counts.ndim - weight.ndim)) * counts
 
     def weighs(self, y_true: Any, y_pred: Any) -> bool:
         """Whether the function gives more than one number, which each example would share."""

@@ -39,8 +39,7 @@ def batching(
             )
         return Streaming(source, steps, steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
-    rows = min(check_batch_size(batch_size, size_argument, default), source.length)
-    return Batching(source, rows, steps)
+    return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
 
 
 def training_sources(

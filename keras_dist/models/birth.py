@@ -54,13 +54,14 @@ def give_birth(
         model: the root of the layers.
         arguments: positional ones and those by name, as the model takes them, with symbolic tensors for arrays.
         seed: fixes the initial values.
-        chosen: the distribution; None for the first device.
+        chosen: the distribution; None for that of a model with which it shares layers, else the first device.
 
     Raises:
         DistributionError: a model among the layers was made under another distribution.
         LayoutError: the layout rules cannot be applied.
         ModelError: a layer does not take its input.
     """
+    chosen = chosen or _distribution_of_shared(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
     known: dict[_paths.Parts, Any] = {}
@@ -113,6 +114,18 @@ def give_birth(
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
+
+
+def _distribution_of_shared(model: Layer) -> Distribution | None:
+    """The distribution of the model in which the first of the layers lives already; None where none does.
+
+    Models among the layers are for `_check_inner_models`.
+    """
+    layers = [layer for _, layer in layers_below(model) if layer is not model]
+    if any(getattr(layer, "_made_under", None) is not None for layer in layers):
+        return None
+    homes = (getattr(layer, "_home", None) for layer in layers)
+    return next((home.session.distribution for home in homes if home is not None), None)
 
 
 def _check_inner_models(model: Layer, distribution: Distribution, chosen: Distribution | None) -> None:

@@ -16,6 +16,7 @@ from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.models.naming import is_below
 from keras_dist.models.session import Session, added_losses
+from keras_dist.random import SeedGenerator
 
 
 class Home:
@@ -135,6 +136,9 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "", instead_of
         object.__setattr__(layer, "_home", Home(session, prefix, node))
         if layer is node:
             return
+    if isinstance(layer, SeedGenerator) and layer is not node:
+        layer.live_in_model(session.variable(_joined(prefix, "seed_generator_state")))
+        return
     for name, child in children_of(layer):
         if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
             for parts, variable in own_variables(layer):

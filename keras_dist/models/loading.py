@@ -13,6 +13,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import (
     CheckpointError,
     ConfigError,
+    DeviceError,
     DistributionError,
     LayoutError,
     MissingExtraError,
@@ -128,7 +129,7 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
     """What a constructor or `compile` says of odd values in a document is the error of that document."""
     try:
         yield
-    except (CheckpointError, DistributionError, LayoutError, MissingExtraError):
+    except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):
         raise  # of other things than the document
     except ConfigError as error:
         error.add_note(f"in {document}.json in {str(stored.folder)!r}")

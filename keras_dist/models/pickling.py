@@ -47,7 +47,7 @@ class Pickling(Configuring, Checkpointing):
         """A model of its own, on the same distribution."""
         del memo
         make, arguments = self.__reduce_ex__(4)
-        made_under = vars(self).get("_made_under") if arguments[-1] is None else self._born().distribution
+        made_under = getattr(self, "_made_under", None) if arguments[-1] is None else self._born().distribution
         with contextlib.nullcontext() if made_under is None else made_under.scope():
             return make(*arguments)
 

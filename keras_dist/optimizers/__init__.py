@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from keras_dist._not_here import missing_from
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, type_name
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
@@ -111,7 +111,7 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
         return optax.with_extra_args_support(found)
     raise ModelError(
         "`optimizer` is neither a name nor an optax transformation",
-        given=f"{shorten(identifier)} of type {type(identifier).__name__}",
+        given=f"{shorten(identifier)} of type {type_name(identifier)}",
         expected="a name, an Optimizer, or an optax.GradientTransformation",
         fix='for example optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     )

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, type_name
 
 
 def check_seed(seed: object) -> int:
@@ -24,7 +24,7 @@ def check_seed(seed: object) -> int:
     if isinstance(seed, bool) or not 0 <= value < 2**32:
         raise ModelError(
             "`seed` is not a random seed",
-            given=shorten(seed),
+            given=f"{shorten(seed)} of type {type_name(seed)}",
             expected="an integer, 0 <= seed < 2**32",
             fix="for example seed=1337",
         )

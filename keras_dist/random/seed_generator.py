@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from keras_dist import _jax
@@ -36,12 +38,14 @@ class SeedGenerator(nnx.Module):
         self.seed = None if seed is None else check_seed(seed)
 
     @property
-    def state(self) -> nnx.RngState:
-        """`[seed, draws]`, made when it is first asked for.
+    def state(self) -> Any:
+        """`[seed, draws]`, made when it is first asked for; of a layer in a model, the handle on the model's.
 
         Raises:
             ModelError: this happens inside a compiled function, of which the first number would become a constant.
         """
+        if self in _in_models:
+            return _in_models[self]
         if not hasattr(self, "seed_generator_state"):
             first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
             self.seed_generator_state = nnx.RngState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
@@ -57,8 +61,12 @@ class SeedGenerator(nnx.Module):
         try:
             state = self.state
             key = wrap_key(state[...])
-            state[...] = state[...] + jnp.array([0, 1], jnp.uint32)
-        except _jax.TraceError as error:
+            after = state[...] + jnp.array([0, 1], jnp.uint32)
+            if isinstance(state, nnx.Variable):
+                state[...] = after
+            else:
+                state.assign(np.asarray(after))
+        except (_jax.TraceError, jax.errors.TracerArrayConversionError) as error:
             raise ModelError(
                 "a SeedGenerator is drawn from inside a compiled function that does not own it",
                 given=f"a generator of seed {self.seed} that was made outside of jax.jit or the like",
@@ -68,6 +76,10 @@ class SeedGenerator(nnx.Module):
             ) from error
         return key
 
+    def live_in_model(self, state: Any) -> None:
+        """Have the handle `state` on the array of a model for its state from now on."""
+        _in_models[self] = state
+
     def get_config(self) -> dict[str, int | None]:
         """The arguments of the constructor."""
         return {"seed": self.seed}
@@ -76,6 +88,10 @@ class SeedGenerator(nnx.Module):
     def from_config(cls, config: dict[str, int | None]) -> SeedGenerator:
         """A generator from its first number on."""
         return cls(**config)  # type: ignore[arg-type]
+
+
+_in_models: weakref.WeakKeyDictionary[SeedGenerator, Any] = weakref.WeakKeyDictionary()
+"""Handles on the states of generators whose layers live in a model. Copies inside of the model are not among them."""
 
 
 def key_of(seed: Any) -> jax.Array:

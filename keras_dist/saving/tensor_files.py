@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import alone_in, draft_of, writing_to
+from keras_dist.saving.regular_files import read_regular
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -206,8 +207,8 @@ class TensorReader:
         """
         self._check_regular(self.path)
         try:
-            index = json.loads(self.path.read_bytes())
-        except (ValueError, RecursionError) as error:
+            index = json.loads(read_regular(self.path, follow_links=True))
+        except (OSError, ValueError, RecursionError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         weight_map = _mapping(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -413,7 +414,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
     """The files that the index of a path names, as far as a `TensorWriter` named them."""
     index = index_path(path)
     try:
-        named = _mapping(_mapping(json.loads(index.read_bytes())).get("weight_map")).values()
+        named = _mapping(_mapping(json.loads(read_regular(index, follow_links=True))).get("weight_map")).values()
     except (OSError, ValueError, RecursionError):
         return []
     pattern = re.compile(re.escape(_stem(path)) + r"(\.\d+)?-\d{5,}-of-\d{5,}" + re.escape(SUFFIX))

@@ -14,7 +14,7 @@ from keras_dist import _not_here
         (kd, "ops", "instead: `jax.numpy`"),
         (kd, "backend", "JAX is the only backend"),
         (kd, "applications", "from_nnx"),
-        (kd, "Quantizer", "see KERAS.md"),
+        (kd, "Quantizer", "nothing takes its place"),
         (kd.layers, "Hashing", "hash while data is read"),
         (kd.utils, "plot_model", "model.summary"),
     ],

@@ -89,3 +89,20 @@ def test_files_and_sparse_matrices(model: Any, tmp_path: Any) -> None:
 def test_what_fits_passes() -> None:
     ends = np.array([[-(2**31)], [2**31 - 1]])
     assert kd.Sequential([layers.Identity()]).predict(ends, verbose=0).tolist() == ends.tolist()
+
+
+def test_variables_refuse_what_does_not_fit_too() -> None:
+    variable = kd.Variable(np.zeros(1, np.int32))
+    for value in (np.array([2**32 + 5]), [2**32 + 5]):
+        with pytest.raises(DataError, match="4294967301 in row 0"):
+            variable.assign(value)
+    with pytest.raises(DataError, match="4294967301 in row 0"):
+        kd.Variable(np.array([2**32 + 5]))
+    assert kd.Variable(np.arange(3).astype(">i4")).numpy().tolist() == [0, 1, 2]
+
+
+def test_lists_of_integers_are_indices() -> None:
+    embedding = layers.Embedding(5, 2)
+    assert embedding([[3, 4]]).shape == (1, 2, 2)
+    with pytest.raises(DataError, match="no row of `embeddings`"):
+        embedding([[2**32 + 3]])

@@ -42,3 +42,23 @@ def test_models_take_and_give_them() -> None:
     np.testing.assert_allclose(jax.jit(lambda: pool(found))(), expected, rtol=1e-6)
     loss = kd.losses.MeanSquaredError()
     np.testing.assert_allclose(loss(found * 0, found), loss(found[:, :2] * 0, jnp.array(found[:, :2])), rtol=1e-6)
+
+
+def test_an_overridden_compute_mask_is_called() -> None:
+    class FirstTwo(layers.Layer):
+        def call(self, inputs):
+            return inputs[:, :2]
+
+        def compute_mask(self, inputs, mask=None):
+            return mask[:, :2]
+
+    masked = FirstTwo()(layers.Masking()(np.array([[[2.0], [0.0], [4.0]]])))
+    assert masked._keras_mask.tolist() == [[True, False]]
+
+
+def test_metrics_leave_masked_steps_out() -> None:
+    metric = kd.metrics.MeanSquaredError()
+    metric.update_state(np.zeros((1, 4, 1)), layers.Masking()(np.array([[[2.0], [4.0], [0.0], [0.0]]])))
+    assert metric.result() == 10
+    metric.update_state(np.zeros((1, 2, 1)), layers.Masking()(np.array([[[2.0], [0.0]]])), sample_weight=[4.0])
+    assert metric.result() == (5 + 8) / (0.5 + 2)  # of each example the means of values and weights, as in Keras

@@ -1,6 +1,7 @@
 """A model lives where the distribution says that was current when it was made, wherever its weights are born."""
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -135,3 +136,20 @@ def test_weights_of_a_layer_that_is_called_outside_of_models_are_told_to_lie_on_
         model = kd.Sequential([kd.Input((8,)), layer])
     assert len(told) == 1
     assert axes(model) == SHARDED
+
+
+def test_a_copy_of_a_model_without_weights_remembers_too():
+    with on("data=2,model=4", RULES).scope():
+        model = kd.Sequential([layers.Dense(4, name="d")])
+    made = copy.deepcopy(model)
+    made.build((None, 8))
+    assert axes(made) == SHARDED
+
+
+def test_a_model_of_the_layers_of_another_lives_where_that_does():
+    with on("data=2,model=4", RULES).scope():
+        inputs = kd.Input((8,))
+        outputs = layers.Dense(4, name="d")(inputs)
+        whole = kd.Model(inputs, layers.Dense(1, name="e")(outputs))
+    part = kd.Model(whole.inputs, whole.get_layer("d").output)
+    assert part.distribution == whole.distribution

@@ -117,3 +117,22 @@ def test_a_model_of_keras_made_anew_as_the_error_advises(tmp_path):
     (tmp_path / "x").touch()
     with pytest.raises(ModelError, match="is a file\n"):
         kd.models.load_model(tmp_path / "x")
+
+
+def test_objects_of_keras_that_would_not_be_trained_are_refused():
+    class Mixed(kd.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.inner = layer
+
+    for given in (keras.layers.Dense(2), [keras.layers.Dense(2)], {"a": keras.layers.Dense(2)}):
+        with pytest.raises(ModelError, match="attribute 'inner' of layer 'mixed' is a layer of keras"):
+            Mixed(given)
+    with pytest.raises(ModelError, match="its input is a symbolic tensor of keras"):
+        kd.layers.Dense(3)(keras.Input((3,)))
+    model = kd.Sequential([kd.layers.Dense(1)])
+    for options in ({"metrics": [keras.metrics.MeanSquaredError()]}, {"optimizer": keras.optimizers.SGD()}):
+        with pytest.raises(ModelError, match="of keras; that of keras_dist is another class"):
+            model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+    with pytest.raises(ModelError, match="SeedGenerator of keras"):
+        kd.layers.Dropout(0.5, seed=keras.random.SeedGenerator(1))
