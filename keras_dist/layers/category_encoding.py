@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.arguments import check_option, check_size
 from keras_dist.layers.layer import Layer
@@ -83,10 +82,4 @@ class CategoryEncoding(Layer):
         return jnp.sum(vectors, axis)
 
     def _one_hot(self, inputs: Any) -> jax.Array:
-        check_indices(
-            inputs,
-            self.num_tokens,
-            f"layer {self.name!r}: an integer has no place in the vectors",
-            f"a larger num_tokens than {self.num_tokens}, or other integers",
-        )
         return jax.nn.one_hot(inputs.astype("int32"), self.num_tokens, dtype=self.compute_dtype)

@@ -61,7 +61,10 @@ def test_the_byte_order_of_arrays_changes_nothing(model):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: kd.layers.Dense(10**15), "`units` .*\n.*\n  expected: an integer of at least 1 and at most 2147483647"),
+        (
+            lambda: kd.layers.Dense(10**15),
+            "`units` .*\n.*\n  expected: an integer of at least 1 and at most 2147483647",
+        ),
         (lambda: kd.layers.Conv1D(3, 10**15), "`kernel_size`"),
         (lambda: kd.Input((10**30,)), "`shape`"),
         (lambda: kd.optimizers.schedules.PiecewiseConstantDecay("ab", [1, 2, 3]), "`boundaries` is not a list"),

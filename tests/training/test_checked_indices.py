@@ -66,7 +66,6 @@ def test_calls_of_models() -> None:
     [
         (lambda: layers.Embedding(10, 3, name="{tokens}")(ABOVE), r"layer '\{tokens\}'.*\n.*12\n.* 0 to 9"),
         (lambda: layers.ReversibleEmbedding(10, 3)(BELOW), r"layer 'reversible_embedding'.*\n.*-1\n.* 0 to 9"),
-        (lambda: layers.CategoryEncoding(10)(ABOVE), r"layer 'category_encoding'.*\n.*12\n.* 0 to 9"),
         (lambda: losses.SparseCategoricalCrossentropy()(NO_CLASS, np.ones((8, 5))), OF_LOSS),
         (lambda: losses.sparse_categorical_crossentropy(NO_CLASS, np.ones((8, 5))), OF_LOSS),
         (lambda: losses.SparseCategoricalCrossentropy()([np.nan], np.ones((1, 5))), "nan\n"),
