@@ -268,8 +268,11 @@ def _raw_floats(
         for spec, names, owner in zip(specs, parts, owners, strict=True)
         if not _jax.is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
     ]
-    modules = ((path, node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)) if raw else ()
-    is_layer = {_paths.visible(path): isinstance(node, Layer) for path, node in modules}
+    is_layer: dict[_paths.Parts, bool] = {}
+    for path, node in nnx.iter_graph(module) if raw else ():
+        if isinstance(node, nnx.Module) and not isinstance(node, nnx.Dict | nnx.List):
+            place = _paths.visible(path)  # that of a module in an `NNXLayer` is the layer's, too
+            is_layer[place] = isinstance(node, Layer) and is_layer.get(place, True)
     for path, names in raw:
         around = max((length for length in range(len(names)) if names[:length] in is_layer), default=0)
         if not is_layer.get(names[:around], False):

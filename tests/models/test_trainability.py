@@ -286,6 +286,9 @@ def test_raw_arrays_beside_parameters_are_named():
         model.compile("sgd", "mse")
     assert caught[0].filename == __file__
     kd.Model.from_nnx(factory, trainable=nnx.Param, seed=0).compile("sgd", "mse")  # says what is trained
+    among_layers = kd.Sequential([kd.Input((2,)), Raw(nnx.Rngs(0), nnx.Param(jnp.zeros(1)))])
+    with pytest.warns(UserWarning, match="raw floating arrays are not trained: 'raw/kernel'"):
+        among_layers.compile("sgd", "mse")
 
 
 def test_the_error_of_setting_trainable_tells_what_foreign_modules_have():
