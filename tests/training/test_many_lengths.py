@@ -1,5 +1,6 @@
 """Batches of many lengths: after some, programs are shared, and the numbers are those of programs of their own."""
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def trained(make: Callable[[], kd.Model], mesh: str, own: int, monkeypatch: Any,
     kd.set_random_seed(3)
     with layouts.on(mesh, {}).scope():
         model = make()
-    model.compile(**({"optimizer": kd.optimizers.SGD(0.1), "loss": LOSS} | options))
+    options = {"optimizer": kd.optimizers.SGD(0.1), "loss": LOSS} | options
+    model.compile(**(options | {"optimizer": copy.deepcopy(options["optimizer"])}))  # one for each model
     logs = [model.fit(iter(batches), verbose=0).history]
     logs += [model.evaluate(iter(batches), verbose=0, return_dict=True)]
     return model.get_weights(), logs, kinds(model)
