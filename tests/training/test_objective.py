@@ -85,7 +85,7 @@ class TestSeveralOutputs:
         assert logged(y, DICTS[1], loss=loss) == pytest.approx({"loss": B_LOSS}, rel=1e-5)
 
     def test_targets_may_be_a_list_of_those_needed(self):
-        found = logged([B_TRUE], LISTS[1], names=["a", "b"], loss={"b": SPARSE})
+        found = logged([B_TRUE], LISTS[1], names=["a", "b"], loss={"a": None, "b": SPARSE})
         assert found == pytest.approx({"loss": B_LOSS}, rel=1e-5)
 
     @pytest.mark.parametrize(
