@@ -124,7 +124,7 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
 
 
 def _check_can_listen(address: str) -> None:
-    """Nothing, if a port of this machine can be opened; else jax 0.12 ends the process.
+    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot.
 
     Raises:
         ClusterError: it cannot.

@@ -107,7 +107,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def check_not_forked() -> None:
-    """Nothing, if JAX can run here; else it would wait for ever for the threads of its backend.
+    """Check that JAX can run in this process; in a forked one it would wait for ever for its threads.
 
     Raises:
         DeviceError: the process was forked after the backend had started.

@@ -136,7 +136,7 @@ class Rendezvous:
         raise self._forged(process, f"{shorten(value)}, {self._about}")
 
     def _forged(self, process: int, given: str) -> ClusterError:
-        """The error of what no process says, of which the others are told, so that they do not wait."""
+        """The error for a value that no process of the job wrote. Tells the others, so that they do not wait."""
         error = ClusterError(
             f"what stands in JAX's key-value store for process {process} is not from a process of this job",
             given=given,

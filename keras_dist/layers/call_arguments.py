@@ -58,7 +58,7 @@ def check_numbers(
 
     Raises:
         ModelError: one holds no numbers; names the layer and the argument.
-        DataError: one holds integers of 64 bits that 32 do not hold; likewise.
+        DataError: one holds 64-bit integers that do not fit 32 bits.
     """
     for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
         for path, array in jax.tree_util.tree_leaves_with_path(value):

@@ -31,7 +31,7 @@ def is_of_keras(value: Any) -> bool:
 
 
 def check_is_ours(caller: str, value: Any) -> None:
-    """Nothing, unless a value is known to be what another library makes for the purpose.
+    """Check that a value is not a layer, model or module of another library.
 
     Args:
         caller: how errors call what was given the value.
@@ -77,7 +77,7 @@ def _described(value: Any) -> tuple[str, str] | None:
 
 
 def check_is_no_function(value: Any) -> None:
-    """Nothing, unless a value is a function of weights and inputs, or a pair `(init, apply)` of functions.
+    """Check that a value is neither a function of weights and inputs nor a pair `(init, apply)`.
 
     Raises:
         ModelError: it is; the error says what to do.

@@ -355,7 +355,7 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
 
 
 def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
-    """Nothing, if a checkpoint has an array for each variable of a model, or of a part of one, by shape and type.
+    """Check that a checkpoint has an array of the same shape and type for each variable of a model, or of a part.
 
     Raises:
         CheckpointError: it has not.

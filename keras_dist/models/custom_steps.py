@@ -25,7 +25,7 @@ class CustomSteps:
     _choices: Choices
 
     def _check_compiled(self, method: str) -> None:
-        """Nothing, if the model is compiled.
+        """Check that the model is compiled.
 
         Raises:
             ModelError: it is not.

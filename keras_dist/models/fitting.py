@@ -73,7 +73,7 @@ class Fitting:
         raise NotImplementedError
 
     def _check_compiled(self, method: str) -> None:
-        """Nothing, if the model is compiled.
+        """Check that the model is compiled.
 
         Raises:
             ModelError: it is not.
