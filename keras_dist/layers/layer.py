@@ -16,8 +16,8 @@ from flax import nnx
 from keras_dist import _jax, regularizers
 from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
-from keras_dist.distribution import scope
 from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, row_watch, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
@@ -355,7 +355,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     def _tell_of_one_device(self) -> None:
         """Warn that the weights that a call outside of models has made do not lie as the current distribution says."""
-        distribution = scope.distribution()
+        distribution = current_distribution()
         if distribution is not None and distribution.device_mesh.size > 1 and self.weights:
             warnings.warn(
                 f"layer {self.name!r} is called outside of a model: its weights lie whole on one device, not as the "

@@ -48,7 +48,8 @@ def training_sources(
     Raises:
         DataError: an argument cannot be used.
     """
-    check_number("validation_split", validation_split, 0, below=1, example=0.2, error=DataError)
+    wrong = "is not a part of the examples"
+    check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     source, validation = source_of(*arrays), None
     if validation_data is not None:
         validation = validation_source(validation_data)

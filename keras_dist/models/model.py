@@ -13,11 +13,11 @@ from rich.console import Console
 
 from keras_dist import random
 from keras_dist._arguments import check_callable, check_int
-from keras_dist.distribution import scope
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import call_context
@@ -51,7 +51,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, **kwargs)
             return
         object.__setattr__(self, "_in_constructor", True)
-        object.__setattr__(self, "_made_under", scope.distribution())
+        object.__setattr__(self, "_made_under", current_distribution())
         try:
             init(self, *args, **kwargs)
             self._check_initialised()
@@ -170,7 +170,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         if not isinstance(factory_or_module, nnx.Module):
             check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
-        distribution = distribution_now(scope.distribution())
+        distribution = distribution_now(current_distribution())
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
@@ -405,7 +405,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
         check_not_forked()
         self._check_initialised()
-        chosen = scope.distribution() if self._made_under is None else self._made_under
+        chosen = current_distribution() if self._made_under is None else self._made_under
         session = give_birth(self, (args, kwargs), random.current_seed(), chosen)
         object.__setattr__(self, "_made_under", chosen)
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)

@@ -13,8 +13,8 @@ from flax import nnx
 from keras_dist import _paths
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tensor import distribute_tensor
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers import Layer
 from keras_dist.layers.row_by_row import STANDS_FOR

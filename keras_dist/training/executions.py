@@ -18,8 +18,8 @@ from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.rows import RowNumbers, RowSource
-from keras_dist.data.shares import Share
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.pace import FixedPace, Pace
