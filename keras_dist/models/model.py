@@ -98,8 +98,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
     Source: `keras.Model`.
     """
 
-    keeps_rows_apart = True  # its layers and operations tell what they do
-
     @_then_born
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: str | None = None, *, trainable: bool = True, **kwargs: Any
@@ -270,8 +268,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
             return sum(losses[1:], losses[0])
         objective = self._compiled("compute_loss").objective("compute_loss")
         return objective.losses((x, y, sample_weight), y_pred)["loss"]
-
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
 
     # Weights
 
