@@ -17,7 +17,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
-from keras_dist.data.rows import RowNumbers, RowSource
+from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
