@@ -137,7 +137,7 @@ class Trainer:
                     in_flight=self._options.prefetch,
                     batch=self._progress.cursor.batch,
                 )
-                states = dict(self._progress.accumulators) if states is None else states  # no step was left
+                states = dict(self._progress.tallies) if states is None else states  # no step was left
                 self._hold(accumulators, states)
                 known: dict[str, float] = {}
                 if validation is not None and evaluate is not None and validation.is_due(epoch):
@@ -222,9 +222,9 @@ class Trainer:
         progress = self._progress
         if progress is None or progress is start:
             return start
-        accumulators = restored(progress.accumulators, zeros) if progress.accumulators else {}
+        accumulators = restored(progress.tallies, zeros) if progress.tallies else {}
         hooks.set_state(progress.callbacks)
-        return dataclasses.replace(progress, accumulators=accumulators)
+        return dataclasses.replace(progress, tallies=accumulators)
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
@@ -415,8 +415,8 @@ class Trainer:
     ) -> Callable[[Execution], tuple[Logs, bool]]:
         """What runs an execution; `is_noted` if it is one of the training whose progress is noted."""
         progress = self._progress if is_noted else None
-        is_resumed = progress is not None and bool(progress.accumulators)
-        logs = dict(progress.accumulators) if progress is not None and is_resumed else self._reset(accumulators)
+        is_resumed = progress is not None and bool(progress.tallies)
+        logs = dict(progress.tallies) if progress is not None and is_resumed else self._reset(accumulators)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
