@@ -1,4 +1,4 @@
-"""`Lock`: one writer of a directory, told from one that was killed."""
+"""`Lock`: the right of one process to write to a directory."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ class Lock:
     Args:
         directory: made if need be.
 
-    Raises:
-        CheckpointError: another holder, in this process or another one, writes there; or the directory is a file.
-        OSError: the directory cannot be made or written.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -85,12 +82,7 @@ class Lock:
 
 
 def _locked(path: pathlib.Path) -> TextIO:
-    """The file at a path, which is made if need be, with the system's lock on it.
-
-    Raises:
-        CheckpointError: another one has the lock.
-        OSError: the file cannot be made, has no locks, or is a link: what is written would go elsewhere.
-    """
+    """Return the file at a path, which is made if need be, with the system's lock on it."""
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "a+", encoding="utf-8")
         if fcntl is None:

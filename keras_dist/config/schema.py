@@ -204,14 +204,14 @@ class DistributionConfig(Table):
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """The options of all strategies by name; those of this one count first."""
+        """Return the options of all strategies by name; those of this one count first."""
         found = dict(cls.model_fields)
         for kind in DistributionConfig.by_name.values():
             found |= {name: field for name, field in kind.model_fields.items() if name not in found}
         return found
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """The rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
+        """Return the rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
         return {}
 
     @model_validator(mode="wrap")
@@ -259,7 +259,7 @@ class ModelParallelConfig(DistributionConfig):
     strict: bool = Field(default=False, description="true or false", examples=[True])
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """The rules as a `LayoutMap` takes them."""
+        """Return the rules as a `LayoutMap` takes them."""
         return dict(self.layout or {})
 
 
@@ -285,12 +285,12 @@ def kind_of(options: Mapping[str, Any]) -> type[DistributionConfig] | None:
 
 
 def _own_options(kind: type[DistributionConfig], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that only other strategies take."""
+    """Return the options without those that only other strategies take."""
     return {name: value for name, value in options.items() if name in kind.model_fields or name not in kind.fields()}
 
 
 def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """An unknown strategy, or the options that it does not take; null and false ask for nothing."""
+    """Return an unknown strategy, or the options that it does not take; null and false ask for nothing."""
     strategies, named, kind = DistributionConfig.by_name, options.get("strategy"), kind_of(options)
     if kind is None:
         text = named if isinstance(named, str) else ""
@@ -334,7 +334,7 @@ def axis_problems(axes: Sequence[str], options: Mapping[str, Any], source: str) 
 
 
 def _axis_names(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The axis names in `[distribution]`, each with the way to it."""
+    """Return the axis names in `[distribution]`, each with the way to it."""
     for option, field in (kind_of(options) or DistributionConfig).fields().items():
         if _NAMES_AXES in field.metadata:
             yield from _names_in((option,), options.get(option))

@@ -86,7 +86,7 @@ def pad_batch(
         )
 
     def weighted(weight: np.ndarray, length: int) -> np.ndarray:
-        """The weights along `dim` for padding to `length`."""
+        """Return the weights along `dim` for padding to `length`."""
         weight = weight if weight.dtype.kind == "f" else weight.astype(np.float32)
         factor = length / weight.shape[dim] if rescales and weight.shape[dim] else 1
         return _padded(weight * weight.dtype.type(factor), dim, length, 0)
@@ -108,7 +108,7 @@ def pad_batch(
     if pads_targets:
 
         def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
-            """The weights of a leaf of `y`, one for each position."""
+            """Return the weights of a leaf of `y`, one for each position."""
             weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
             spread_out = np.broadcast_to(weight, (*leaf.shape[: dim + 1], *weight.shape[dim + 1 :]))
             return weighted(spread_out, target.of(leaf.shape[dim], "y"))
@@ -139,7 +139,7 @@ class _Target:
         self._multiple_of = 0 if multiple_of is None else _positive("multiple_of", multiple_of)
 
     def of(self, length: int, name: str) -> int:
-        """The length that this one is padded to."""
+        """Return the length that this one is padded to."""
         if self._lengths is None:
             return -(-length // self._multiple_of) * self._multiple_of
         for enough in self._lengths:
