@@ -34,8 +34,8 @@ from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, distribution_now, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.weights_file import WeightsFile
-from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import default_call
 
 
@@ -97,8 +97,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
 
     Source: `keras.Model`.
     """
-
-    keeps_rows_apart = True  # its layers and operations tell what they do
 
     @_then_born
     def __init__(
@@ -270,8 +268,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
             return sum(losses[1:], losses[0])
         objective = self._compiled("compute_loss").objective("compute_loss")
         return objective.losses((x, y, sample_weight), y_pred)["loss"]
-
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
 
     # Weights
 
