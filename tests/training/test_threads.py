@@ -189,3 +189,29 @@ class TestSaving:
         for path in manager.checkpoints:
             stored = kd.checkpoint.Stored(pathlib.Path(path))
             assert int(stored.arrays_below("step")[""]) == stored.step
+
+
+def test_linking_models_waits_for_a_thread_that_reads_one_of_them(model):
+    cell, other = model._session.cell, kd.Model.from_nnx(Plain, seed=1)._session.cell
+    reads, ends, links = threading.Event(), threading.Event(), threading.Event()
+
+    def read():
+        with cell.lock:
+            reads.set()
+            ends.wait(10)
+
+    def link():
+        cell.link(other, {})
+        with cell.lock, other.lock:
+            links.set()
+
+    threads = [threading.Thread(target=read), threading.Thread(target=link), threading.Thread(target=link)]
+    threads[0].start()
+    reads.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    assert not links.wait(0.2)
+    ends.set()
+    for thread in threads:
+        thread.join(10)
+    assert links.is_set() and not any(thread.is_alive() for thread in threads)
