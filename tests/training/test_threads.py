@@ -158,13 +158,13 @@ class TestSaving:
         cell, begin, was_free = model._born().cell, kd.checkpoint.Snapshot.begin, []
 
         def begin_and_look(snapshot, place):
-            was_free.append(in_a_thread(lambda: cell.lock.acquire(blocking=False)))
+            was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
             return begin(snapshot, place)
 
         monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
         manager.save()
         assert was_free == [False]
-        assert in_a_thread(lambda: cell.lock.acquire(blocking=False) and (cell.lock.release() or True))
+        assert in_a_thread(lambda: cell.lock._lock.acquire(blocking=False) and (cell.lock._lock.release() or True))
 
     def test_states_are_whole_while_another_thread_trains(self, model, manager):
         stop, failures = threading.Event(), []
