@@ -165,7 +165,7 @@ class FunctionLoss(Loss):
                 FunctionLoss.__init__(self, reduction, name, dtype)
 
             __init__.__qualname__ = f"{cls.__qualname__}.__init__"
-            cls.__init__ = __init__
+            cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class ElementwiseLoss(FunctionLoss):
         return self.call(*as_rows(self.name, y_true, y_pred))
 
 
-def _float_dtype(dtype: object) -> jnp.dtype:
+def _float_dtype(dtype: Any) -> jnp.dtype:
     given = getattr(dtype, "compute_dtype", dtype)  # of a dtype policy
     try:
         found = jnp.dtype(given)
