@@ -1,25 +1,30 @@
-"""`Distribution`: the strategy that decides where arrays live."""
+"""`Distribution`: the strategy that decides where arrays live, and the current one.
+
+The current distribution is a process-wide default, which every thread and notebook cell sees, overridden inside
+`Distribution.scope()` by a `ContextVar`, so that scopes in different threads and tasks do not disturb each other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.distribution import cluster, lint, scope
-from keras_dist.distribution.dataset import shard_dataset
+from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
-from keras_dist.distribution.replica_groups import ReplicaGroup, all_replica_groups, replica_group
+from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
+from keras_dist.distribution.tf_dataset import shard_dataset
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
-from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
+from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
 
 BatchDimName = str | Sequence[str]
 
@@ -52,6 +57,19 @@ class Distribution:
         self._num_processes = cluster.num_processes()
         self._process_id = cluster.process_id()
         self._is_multi_process = self._num_processes > 1
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: Any) -> Self:
+        """The distribution that a config file describes.
+
+        Args:
+            mesh: made of the table `mesh`.
+            config: the table `distribution`, as the `keras_dist.config.DistributionConfig` of the strategy.
+
+        Raises:
+            ConfigError: an option does not fit the mesh; names its key.
+        """
+        raise NotImplementedError(f"{cls.__name__} does not define from_config(cls, mesh, config)")
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -126,7 +144,7 @@ class Distribution:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Make this the current distribution inside a `with` block; models that are made inside keep it."""
-        with scope.override(self):
+        with override(self):
             yield
 
     def distribute_dataset(self, dataset: Any) -> Any:
@@ -253,7 +271,7 @@ class Distribution:
 
     def _replica_group(self) -> ReplicaGroup:
         """The processes that read what this one reads."""
-        return replica_group(self, self._process_id)
+        return replica_group_of(self, self._process_id)
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
         """Batch dim over `batch_dim_name`, all other dims unsharded."""
@@ -265,6 +283,83 @@ class Distribution:
                 fix="stack the examples along a first dim",
             )
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
+
+
+K = TypeVar("K", bound=type[Distribution])
+
+_by_name: dict[str, type[Distribution]] = {}
+
+
+def register_strategy(name: str) -> Callable[[K], K]:
+    """Class decorator: config files with `strategy = name` make this class, by its `from_config`.
+
+    Args:
+        name: that of the `keras_dist.config.DistributionConfig` which describes the options.
+    """
+
+    def register(kind: K) -> K:
+        _by_name[name] = kind
+        return kind
+
+    return register
+
+
+def strategy_named(name: str) -> type[Distribution]:
+    """The class that was registered under a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _by_name:
+        raise ConfigError(
+            f"distribution.strategy: no class is registered for {name!r}{did_you_mean(name, _by_name)}",
+            given=f'strategy = "{name}"',
+            expected=f"one of {', '.join(map(repr, _by_name))}",
+            fix=f"put @register_strategy({name!r}) before the class, and import its module first",
+        )
+    return _by_name[name]
+
+
+_default: Distribution | None = None
+_override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution", default=None)
+
+
+def distribution() -> Distribution | None:
+    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None.
+
+    Source: `keras.distribution.distribution`.
+    """
+    override_value = _override.get()
+    return _default if override_value is None else override_value
+
+
+def set_distribution(value: Distribution | None) -> None:
+    """Make `value` the current distribution of the whole process; None for none.
+
+    Raises:
+        DistributionError: `value` is not a distribution.
+
+    Source: `keras.distribution.set_distribution`.
+    """
+    if value is not None and (isinstance(value, type) or not hasattr(value, "snapshot")):
+        raise DistributionError(
+            "set_distribution: `value` is not a Distribution",
+            given=f"{shorten(value)} of type {type_name(value)}",
+            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
+            fix="for example set_distribution(keras_dist.DataParallel())",
+        )
+    global _default
+    _default = value
+
+
+@contextlib.contextmanager
+def override(value: Distribution) -> Iterator[None]:
+    """Make `value` the current distribution inside a `with` block of this thread or task."""
+    token = _override.set(value)
+    try:
+        yield
+    finally:
+        _override.reset(token)
 
 
 def _same(a: Any, b: Any) -> bool:

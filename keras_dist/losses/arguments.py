@@ -86,6 +86,6 @@ def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array,
 
 
 def as_rows(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return both as of `matched`, with (batch,) as (batch, 1), so that a mean over the last dim leaves the examples."""
+    """Return both as of `matched`, (batch,) as (batch, 1), so that a mean over the last dim leaves the examples."""
     y_true, y_pred = matched(name, y_true, y_pred)
     return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)

@@ -37,7 +37,7 @@ def accuracy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     return (sparse_categorical_accuracy if kind == "sparse" else categorical_accuracy)(y_true, y_pred)
 
 
-def kind_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> str:
+def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
     """Return `"binary"`, `"sparse"` or `"categorical"`, whichever targets and scores of these shapes are."""
     if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
         return "binary"

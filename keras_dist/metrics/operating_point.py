@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_fraction, check_int
 from keras_dist._types import DTypeLike
-from keras_dist.metrics.choices import check_at_least, check_fraction
 from keras_dist.metrics.confusion import ConfusionMetric, Counts, even_thresholds
 
 
@@ -27,7 +27,7 @@ class _AtOperatingPoint(ConfusionMetric, direction="up"):
         mesh: object,
     ) -> None:
         self.value = check_fraction(argument, value)
-        self.num_thresholds = check_at_least("num_thresholds", num_thresholds, 1)
+        self.num_thresholds = check_int("num_thresholds", num_thresholds, 1)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
         super().__init__(thresholds, Counts._fields, name, dtype, mesh, class_id=class_id)
 

@@ -100,6 +100,8 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
     Source: `keras.metrics.SparseCategoricalCrossentropy`.
     """
 
+    ignore_class: int | None
+
     def __init__(
         self,
         name: str | None = "sparse_categorical_crossentropy",

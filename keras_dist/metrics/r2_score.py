@@ -7,10 +7,10 @@ import warnings
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_int, check_option
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import align_ranks, as_arrays
-from keras_dist.metrics.choices import check_choice
 from keras_dist.metrics.metric import Metric
 
 
@@ -18,7 +18,7 @@ class R2Score(Metric, direction="up"):
     """`1 - sum((y_true - y_pred)**2) / sum((y_true - mean(y_true))**2)`.
 
     Args:
-        class_aggregation: `"uniform_average"` or `"variance_weighted_average"` over outputs, or None for a value for each.
+        class_aggregation: `"uniform_average"` or `"variance_weighted_average"` over outputs; None for one value each.
         num_regressors: number of inputs, for the adjusted score; 0 for the plain one.
         name, dtype, mesh: as of `Metric`.
 
@@ -38,15 +38,8 @@ class R2Score(Metric, direction="up"):
     ) -> None:
         super().__init__(name=name, dtype=dtype, mesh=mesh)
         options = (None, "uniform_average", "variance_weighted_average")
-        self.class_aggregation = check_choice("class_aggregation", class_aggregation, options)
-        if num_regressors < 0:
-            raise ModelError(
-                "R2Score: `num_regressors` is negative",
-                given=f"num_regressors={num_regressors}",
-                expected="0, or the number of independent inputs",
-                fix="leave it out for the plain score",
-            )
-        self.num_regressors = num_regressors
+        self.class_aggregation = check_option("class_aggregation", class_aggregation, options)
+        self.num_regressors = check_int("num_regressors", num_regressors, 0)
         self.num_samples = self.add_variable((), name="num_samples")
         self._built = False
 

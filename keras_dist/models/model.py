@@ -12,18 +12,18 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
-from keras_dist.distribution import scope
+from keras_dist._arguments import check_callable, check_int
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
-from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
 from keras_dist.models.connecting import Connecting
 from keras_dist.models.custom_steps import CustomSteps
@@ -34,8 +34,8 @@ from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, distribution_now, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.weights_file import WeightsFile
-from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import default_call
 
 
@@ -51,7 +51,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, **kwargs)
             return
         object.__setattr__(self, "_in_constructor", True)
-        object.__setattr__(self, "_made_under", scope.distribution())
+        object.__setattr__(self, "_made_under", current_distribution())
         try:
             init(self, *args, **kwargs)
             self._check_initialised()
@@ -97,8 +97,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
 
     Source: `keras.Model`.
     """
-
-    keeps_rows_apart = True  # its layers and operations tell what they do
 
     @_then_born
     def __init__(
@@ -170,7 +168,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         if not isinstance(factory_or_module, nnx.Module):
             check_is_no_function(factory_or_module)
         seed = random.current_seed() if seed is None else random.check_seed(seed)
-        distribution = distribution_now(scope.distribution())
+        distribution = distribution_now(current_distribution())
         if isinstance(factory_or_module, nnx.Module):
             graph, state = split_module(factory_or_module, trainable)
             plan = distribution.plan_variables(graph.specs, graph.treedef)
@@ -271,8 +269,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         objective = self._compiled("compute_loss").objective("compute_loss")
         return objective.losses((x, y, sample_weight), y_pred)["loss"]
 
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
-
     # Weights
 
     @property
@@ -321,7 +317,10 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         Source: `keras.Model.summary`.
         """
         del positions
-        check_width("line_length", line_length)
+        if line_length is not None:
+            check_int(
+                "line_length", line_length, 40, wrong="is not the width of a table", alternative="None", example=120
+            )
         session = self._born() if self._program is not None else getattr(self, "_session", None)
         if session is not None and getattr(self, "_home", None) is None:
             table = module_table(session.cell.plan, session.cell.state_plan)
@@ -402,7 +401,7 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
     def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
         check_not_forked()
         self._check_initialised()
-        chosen = scope.distribution() if self._made_under is None else self._made_under
+        chosen = current_distribution() if self._made_under is None else self._made_under
         session = give_birth(self, (args, kwargs), random.current_seed(), chosen)
         object.__setattr__(self, "_made_under", chosen)
         object.__setattr__(self, "_born_for", args[0] if len(args) == 1 and not kwargs else None)

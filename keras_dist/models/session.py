@@ -14,12 +14,13 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
-from keras_dist.distribution import devices, lint, scope
+from keras_dist.distribution import devices, lint
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
 from keras_dist.layers import Layer, call_context
@@ -27,15 +28,15 @@ from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable, SlotVariable
 from keras_dist.optimizers import ModelState
-from keras_dist.training.cell import StateCell
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.compiled import StepOptions
-from keras_dist.training.measures import Measures
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
-from keras_dist.training.state import TrainState
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
 
 ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
@@ -60,7 +61,7 @@ class Choices:
     objective: Objective | None
     train_step: TrainStep | None
     arguments: Mapping[str, Any]
-    measures: Measures
+    measures: ModelMetrics
     options: StepOptions
     remat: Remat | None = None
 
@@ -381,7 +382,7 @@ class Session:
         Raises:
             DistributionError: it is another.
         """
-        current = scope.distribution()
+        current = current_distribution()
         if current is not None and current != self.distribution:
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",

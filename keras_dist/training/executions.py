@@ -17,15 +17,15 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
-from keras_dist.data.rows import RowNumbers, RowSource
-from keras_dist.data.shares import Share
+from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
-from keras_dist.training.pace import FixedPace, Pace
+from keras_dist.training.throughput import FixedSteps, StepsTuner
 
-Body = Callable[..., Any]
-"""One step: `body(carry, (x, y, sample_weight)) -> carry`; a third argument says how many of the rows count."""
+Body = Callable[[Any, Any], Any]
+"""One step: `body(carry, (x, y, sample_weight)) -> carry`."""
 
 RESIDENT_BYTES = 2**26
 """What a data set may take, on all devices together, to be kept on devices that do not tell their memory."""
@@ -148,76 +148,11 @@ class Stacked(Streamed):
         return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
 
 
-class Counted(Streamed):
-    """Steps on a batch, or on each of a stack, that is filled up; how many of the rows count is an operand."""
-
-    @property
-    def kind(self) -> str:
-        """Of a batch, or of a stack."""
-        return "counted" if self.batch.stacked is None else "counted stack"
-
-    @property
-    def steps(self) -> int:
-        """One for each batch."""
-        return self.batch.stacked or 1
-
-    @property
-    def operands(self) -> Any:
-        """The arrays, and how many rows count."""
-        return self.batch.arrays, np.int32(self.batch.rows)
-
-    @property
-    def form(self) -> Hashable:
-        """That of the filled batch, whatever rows count."""
-        return self.batch.form
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Those of the batch or stack; the count is on every device."""
-        unfilled = Single(self.batch) if self.batch.stacked is None else Stacked(self.batch)
-        everywhere = TensorLayout.replicated(0, distribution.device_mesh).backend_layout
-        return unfilled.shardings(distribution), everywhere
-
-    @property
-    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """The step, or a scan."""
-        return _run_counted if self.batch.stacked is None else _run_counted_stack
-
-
-def _run_counted(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-    del distribution
-    return body(carry, *operands)
-
-
-def _run_counted_stack(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-    del distribution
-    arrays, count = operands
-    return jax.lax.scan(lambda carry, arrays: (body(carry, arrays, count), None), carry, arrays)[0]
-
-
-def filled(batch: Batch, multiple_of: int) -> Batch:
-    """The batch, or each of a stack, filled up to a multiple of this many rows times a power of two.
-
-    What is added are copies of the last row.
-    """
-    axis = 0 if batch.stacked is None else 1
-    leaves, tree = jax.tree.flatten(batch.arrays)
-    length = multiple_of
-    while length < leaves[0].shape[axis]:
-        length *= 2
-    ends = [np.take(leaf, [-1], axis=axis) for leaf in map(np.asarray, leaves)]
-    more = [
-        np.concatenate([leaf, np.repeat(end, length - leaf.shape[axis], axis=axis)], axis=axis)
-        for leaf, end in zip(leaves, ends, strict=True)
-    ]
-    form = tree, tuple((leaf.shape, leaf.dtype) for leaf in more)
-    return dataclasses.replace(batch, arrays=tree.unflatten(more), form=form)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resident:
     """Steps on rows that are on the devices already, gathered there by number.
 
-    Where the number of steps is not fixed, it is an operand: one program serves every pace.
+    Where the number of steps is not fixed, it is an operand: one program serves any number of steps.
 
     Attributes:
         data: the whole data set `(x, y, sample_weight)`, on every device.
@@ -292,7 +227,7 @@ class StreamFeed:
         share: what this process gathers of each batch; None where the mesh is its own.
 
     Attributes:
-        pace: None: how long its executions are does not depend on how fast they go.
+        tuner: None: how long its executions are does not depend on how fast they go.
     """
 
     def __init__(
@@ -306,7 +241,7 @@ class StreamFeed:
     ) -> None:
         self._examples, self._multiple_of, self._stack = examples, multiple_of, stack
         self._distribution, self._ahead, self._share = distribution, ahead, share
-        self.pace = None
+        self.tuner = None
 
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
@@ -340,7 +275,7 @@ class ResidentFeed:
         examples: arrays in batches. They must not change while the feed is in use.
         multiple_of: batches are padded to a multiple of this many rows.
         distribution: where the batches live.
-        pace: how many steps an execution takes.
+        tuner: how many steps an execution takes.
     """
 
     def __init__(
@@ -348,12 +283,12 @@ class ResidentFeed:
         examples: Batching,
         multiple_of: int,
         distribution: Distribution,
-        pace: Pace | FixedPace,
+        tuner: StepsTuner | FixedSteps,
     ) -> None:
         mesh = distribution.device_mesh
         self._examples, self._source, self._distribution = examples, examples.source, distribution
         self._sizes = examples.batch_size, multiple_of
-        self.pace = pace
+        self.tuner = tuner
         self._data = jax.tree.map(
             # copies, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
             lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
@@ -373,10 +308,10 @@ class ResidentFeed:
             numbers = self._placed(rows)
             start = rows.wanted.start
             while start < rows.wanted.stop:
-                steps = self.pace.steps(left=rows.wanted.stop - start)
+                steps = self.tuner.steps(left=rows.wanted.stop - start)
                 form = rows.real, numbers.shape, self._source.form, self._source.length
                 yield Resident(
-                    self._data, numbers, rows.real, start, steps, form, self.pace.is_fixed, self._source.name
+                    self._data, numbers, rows.real, start, steps, form, self.tuner.is_fixed, self._source.name
                 )
                 start += steps
 
