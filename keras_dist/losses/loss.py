@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,7 +13,8 @@ from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_rows, from_numbers
 from keras_dist.losses.reduction import check_reduction, check_values, divisor_of, reduce_values
-from keras_dist.saving import Configurable
+from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.vocabulary import snake_case
 
 
 class Loss(Configurable):
@@ -52,7 +52,7 @@ class Loss(Configurable):
     def __init__(
         self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
     ) -> None:
-        self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        self.name = name or snake_case(type(self).__name__)
         self.reduction = check_reduction(reduction)
         self._dtype = _float_dtype("float32" if dtype is None else dtype)
 

@@ -15,7 +15,7 @@ from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.variable import MetricVariable, replaced
-from keras_dist.saving import Configurable, not_initialised
+from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
