@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from keras_dist import training as training
     from keras_dist import utils as utils
     from keras_dist import visualization as visualization
-    from keras_dist.assembly import distribution_from_config as distribution_from_config
     from keras_dist.callbacks import History as History
     from keras_dist.distribution import DataParallel as DataParallel
     from keras_dist.distribution import DeviceMesh as DeviceMesh
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from keras_dist.distribution import list_devices as list_devices
     from keras_dist.distribution import set_distribution as set_distribution
     from keras_dist.distribution import use_cpu_devices as use_cpu_devices
+    from keras_dist.from_config import distribution_from_config as distribution_from_config
     from keras_dist.initializers import Initializer as Initializer
     from keras_dist.layers import Input as Input
     from keras_dist.layers import InputSpec as InputSpec
@@ -119,7 +119,7 @@ _PACKAGE_OF = {
     "Variable": "layers",
     "check_equivalence": "training",
     "distribute_tensor": "distribution",
-    "distribution_from_config": "assembly",
+    "distribution_from_config": "from_config",
     "get_device_count": "distribution",
     "initialize": "distribution",
     "list_devices": "distribution",

@@ -5,13 +5,18 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.data.loader import DataLoader
+from keras_dist.data.padding import pad_batch
 from keras_dist.data.prefetch import prefetch_to_mesh
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
-from keras_dist.data.shard_policy import ShardPolicy
-from keras_dist.data.sharding import ShareRows, auto_shard_dataset, shard_batch, share_rows
-from keras_dist.distribution.ownership import check_process_rows, process_rows, process_share
-from keras_dist.distribution.replica_groups import ReplicaGroup, replica_group, replica_groups
+from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
+from keras_dist.distribution.process_rows import (
+    ReplicaGroup,
+    check_process_rows,
+    process_rows,
+    process_share,
+    replica_groups,
+)
 
 __all__ = [
     "ArraySource",
@@ -26,6 +31,7 @@ __all__ = [
     "check_process_rows",
     "global_batch",
     "normalize",
+    "pad_batch",
     "pad_sequences",
     "prefetch_to_mesh",
     "process_rows",

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from keras_dist.data.checks import describe
-from keras_dist.data.shares import Portion
+from keras_dist.distribution.process_rows import Portion
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.rows import RowSource
-from keras_dist.data.shares import Share
 from keras_dist.data.skipping import shown_skipping
 from keras_dist.data.streams import StreamSource, stacked
+from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
-from keras_dist.data.shares import Portion
 from keras_dist.distribution import TensorLayout, cluster
-from keras_dist.distribution.ownership import process_rows, wrong_rows
+from keras_dist.distribution.process_rows import Portion, process_rows, wrong_rows
 from keras_dist.errors import DataError, shorten
 
 

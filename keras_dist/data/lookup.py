@@ -15,8 +15,8 @@ from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.data.reading import read_in_threads
 from keras_dist.data.rows import RowSource
-from keras_dist.data.shares import Share
 from keras_dist.data.streams import stacked
+from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist.data.batch import Batch
 from keras_dist.data.checks import check_targets
-from keras_dist.data.shares import Portion, Share
+from keras_dist.distribution.process_rows import Portion, Share
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -12,9 +13,75 @@ import numpy as np
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.checks import check_batch_size
-from keras_dist.data.shard_policy import ShardPolicy
-from keras_dist.distribution.replica_groups import ReplicaGroup, replica_group
-from keras_dist.errors import DataError, shorten
+from keras_dist.distribution import cluster
+from keras_dist.distribution.process_rows import (
+    BatchLayout,
+    ProcessOf,
+    ReplicaGroup,
+    process_of_device,
+    replica_group_of,
+)
+from keras_dist.distribution.strategy import distribution
+from keras_dist.errors import DataError, did_you_mean, shorten
+
+
+class ShardPolicy(enum.StrEnum):
+    """How a data set is divided among the processes of a job. Where one is expected, its value does, too.
+
+    Attributes:
+        AUTO: FILE if the files of the data set are known and there is one for each group of processes, else DATA.
+        DATA: every process reads all rows and keeps its share of each global batch.
+        FILE: whole files go to the groups.
+        OFF: the process is given its own share already; nothing is cut.
+
+    Raises:
+        DataError: there is no such policy.
+
+    Source: `tf.data.experimental.AutoShardPolicy`.
+    """
+
+    AUTO = "auto"
+    DATA = "data"
+    FILE = "file"
+    OFF = "off"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ShardPolicy:
+        options = [policy.value for policy in cls]
+        raise DataError(
+            "there is no such policy" + (did_you_mean(value.lower(), options) if isinstance(value, str) else ""),
+            given=f"policy={shorten(value)}",
+            expected=f"one of {', '.join(map(repr, options))}",
+            fix="policy='auto'",
+        )
+
+
+def replica_group(
+    layout: BatchLayout | None = None, process_index: int | None = None, process_of: ProcessOf = process_of_device
+) -> ReplicaGroup:
+    """The group of processes that load the same rows as one process.
+
+    Args:
+        layout: of the batch, see `process_rows`; by default that of the current distribution.
+        process_index: which process; by default this one.
+        process_of: the process of a device.
+
+    Raises:
+        DataError: the process has no device in the mesh; processes share some of their rows, but not all; or a job of
+            several processes has no distribution.
+    """
+    process_index = cluster.process_id() if process_index is None else process_index
+    layout = distribution() if layout is None else layout
+    if layout is not None:
+        return replica_group_of(layout, process_index, process_of)
+    if cluster.num_processes() == 1:
+        return ReplicaGroup.numbered(1, 0)
+    raise DataError(
+        "no distribution says which rows each process owns",
+        given=f"{cluster.num_processes()} processes, no distribution",
+        expected="a distribution over the devices of the job",
+        fix="set_distribution(DataParallel()), or give num_groups and group_index",
+    )
 
 
 class ShareRows(NamedTuple):

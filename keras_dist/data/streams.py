@@ -16,7 +16,7 @@ from keras_dist.data.checks import as_arrays, check_targets, common_length, desc
 from keras_dist.data.elements import unpack
 from keras_dist.data.hosts import SparseRows
 from keras_dist.data.openers import Opener
-from keras_dist.data.shares import Share
+from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError
 
 _END: Any = object()

@@ -8,10 +8,9 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
+from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.scope import distribution, set_distribution
-from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tensor import distribute_tensor
+from keras_dist.distribution.strategy import Distribution, distribution, set_distribution
 
 __all__ = [
     "DataParallel",

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.distribution.birth import CompiledInit
-from keras_dist.distribution.follow import follower_axes, owners
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.optimizer_slots import follower_axes, owners
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.render import render_plan
+from keras_dist.distribution.sharded_init import CompiledInit
 from keras_dist.distribution.variables import Role, VariableSpec, leaf_parts, leaf_paths, shape_and_dtype
 from keras_dist.errors import LayoutError
 

@@ -1,23 +1,28 @@
-"""`Distribution`: the strategy that decides where arrays live."""
+"""`Distribution`: the strategy that decides where arrays live, and the current one.
+
+The current distribution is a process-wide default, which every thread and notebook cell sees, overridden inside
+`Distribution.scope()` by a `ContextVar`, so that scopes in different threads and tasks do not disturb each other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Self
 
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.distribution import cluster, lint, scope
-from keras_dist.distribution.dataset import shard_dataset
+from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
-from keras_dist.distribution.replica_groups import ReplicaGroup, all_replica_groups, replica_group
+from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
+from keras_dist.distribution.tf_dataset import shard_dataset
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
 from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
 
@@ -126,7 +131,7 @@ class Distribution:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Make this the current distribution inside a `with` block; models that are made inside keep it."""
-        with scope.override(self):
+        with override(self):
             yield
 
     def distribute_dataset(self, dataset: Any) -> Any:
@@ -253,7 +258,7 @@ class Distribution:
 
     def _replica_group(self) -> ReplicaGroup:
         """The processes that read what this one reads."""
-        return replica_group(self, self._process_id)
+        return replica_group_of(self, self._process_id)
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
         """Batch dim over `batch_dim_name`, all other dims unsharded."""
@@ -265,6 +270,48 @@ class Distribution:
                 fix="stack the examples along a first dim",
             )
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
+
+
+_default: Distribution | None = None
+_override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution", default=None)
+
+
+def distribution() -> Distribution | None:
+    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None.
+
+    Source: `keras.distribution.distribution`.
+    """
+    override_value = _override.get()
+    return _default if override_value is None else override_value
+
+
+def set_distribution(value: Distribution | None) -> None:
+    """Make `value` the current distribution of the whole process; None for none.
+
+    Raises:
+        DistributionError: `value` is not a distribution.
+
+    Source: `keras.distribution.set_distribution`.
+    """
+    if value is not None and (isinstance(value, type) or not hasattr(value, "snapshot")):
+        raise DistributionError(
+            "set_distribution: `value` is not a Distribution",
+            given=f"{shorten(value)} of type {type_name(value)}",
+            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
+            fix="for example set_distribution(keras_dist.DataParallel())",
+        )
+    global _default
+    _default = value
+
+
+@contextlib.contextmanager
+def override(value: Distribution) -> Iterator[None]:
+    """Make `value` the current distribution inside a `with` block of this thread or task."""
+    token = _override.set(value)
+    try:
+        yield
+    finally:
+        _override.reset(token)
 
 
 def _same(a: Any, b: Any) -> bool:

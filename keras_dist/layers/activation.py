@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
-from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import (
-    check_at_least_zero,
+from keras_dist._arguments import (
     check_axes,
     check_axes_exist,
     check_broadcasts,
+    check_number,
     check_numbers,
 )
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 
@@ -64,9 +65,11 @@ class ReLU(Layer):
         self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.max_value = None if max_value is None else check_at_least_zero("max_value", max_value, self.name)
-        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
-        self.threshold = check_at_least_zero("threshold", threshold, self.name)
+        self.max_value = (
+            None if max_value in (None, math.inf) else check_number("max_value", max_value, 0, layer=self.name)
+        )
+        self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
+        self.threshold = check_number("threshold", threshold, 0, layer=self.name)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:
@@ -89,7 +92,7 @@ class LeakyReLU(Layer):
 
     def __init__(self, negative_slope: float = 0.3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
+        self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:

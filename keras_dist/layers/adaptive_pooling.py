@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.layers.arguments import check_sizes
+from keras_dist._arguments import check_sizes
 from keras_dist.layers.spatial import SpatialLayer
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_axes_exist, check_axis, check_fraction, check_number
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_at_least_zero, check_axes_exist, check_axis, check_rate
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 
@@ -83,13 +83,13 @@ class BatchNormalization(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.axis = check_axis("axis", axis, self.name)
-        self.momentum = check_rate("momentum", momentum, self.name)
-        self.epsilon = check_at_least_zero("epsilon", epsilon, self.name)
+        self.momentum = check_fraction("momentum", momentum, self.name)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
         self.center = center
         self.scale = scale
         self.renorm = renorm
         self.smallest_ratio, self.largest_ratio, self.largest_shift = _limits(renorm_clipping, self.name)
-        self.renorm_momentum = check_rate("renorm_momentum", renorm_momentum, self.name)
+        self.renorm_momentum = check_fraction("renorm_momentum", renorm_momentum, self.name)
         self.synchronized = synchronized
         self.describe_weight("gamma", gamma_initializer, gamma_regularizer, gamma_constraint, gamma_layout)
         self.describe_weight("beta", beta_initializer, beta_regularizer, beta_constraint, beta_layout)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
+from keras_dist._arguments import check_option, check_size, check_sizes
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_option, check_size, check_sizes
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.spatial import SpatialLayer
 

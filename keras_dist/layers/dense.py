@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from keras_dist import activations
-from keras_dist.layers.arguments import check_size
+from keras_dist._arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.layers.arguments import check_size
+from keras_dist._arguments import check_size
 from keras_dist.layers.convolution import BaseConvolution
 
 

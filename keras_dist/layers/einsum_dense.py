@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import activations, initializers
+from keras_dist._arguments import check_size
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 

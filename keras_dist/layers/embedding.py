@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_number, check_size
 from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
-from keras_dist.layers.arguments import check_above_zero, check_size
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.layer import Layer
 
@@ -164,7 +164,7 @@ class ReversibleEmbedding(Embedding):
         self.tie_weights = tie_weights
         self.reverse_dtype = None if reverse_dtype is None else check_dtype(reverse_dtype, self.name)
         self.logit_soft_cap = (
-            None if logit_soft_cap is None else check_above_zero("logit_soft_cap", logit_soft_cap, self.name)
+            None if logit_soft_cap is None else check_number("logit_soft_cap", logit_soft_cap, above=0, layer=self.name)
         )
         if not tie_weights:
             self.describe_weight("reverse_embeddings", embeddings_initializer, layout=reverse_embeddings_layout)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_axes_exist, check_axis, check_number, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_at_least_zero, check_axes_exist, check_axis, check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 
@@ -59,7 +59,7 @@ class GroupNormalization(Layer):
         super().__init__(**kwargs)
         self.groups = groups if groups == -1 else check_size("groups", groups, self.name)
         self.axis = _check_not_batch(check_axis("axis", axis, self.name), self.name)
-        self.epsilon = check_at_least_zero("epsilon", epsilon, self.name)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
         self.center = center
         self.scale = scale
         self.describe_weight("gamma", gamma_initializer, gamma_regularizer, gamma_constraint, gamma_layout)

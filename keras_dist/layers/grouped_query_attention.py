@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_dist._arguments import check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.projected_attention import ProjectedAttention
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_axes, check_axes_exist, check_number
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_at_least_zero, check_axes, check_axes_exist
 from keras_dist.layers.layer import Layer
 
 
@@ -64,7 +64,7 @@ class LayerNormalization(Layer):
                 fix="use RMSNormalization, which divides by the root mean square",
             )
         self.axis = check_axes("axis", axis, self.name)
-        self.epsilon = check_at_least_zero("epsilon", epsilon, self.name)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
         self.center = center
         self.scale = scale
         self.describe_weight("gamma", gamma_initializer, gamma_regularizer, gamma_constraint, gamma_layout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_dist.layers.arguments import check_axes, check_size, check_sizes
+from keras_dist._arguments import check_axes, check_size, check_sizes
 from keras_dist.layers.projected_attention import ProjectedAttention
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.arguments import check_option, check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist.layers.spatial import SpatialLayer
 
 

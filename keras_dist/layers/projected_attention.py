@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import regularizers
+from keras_dist._arguments import check_fraction, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_rate, check_size
 from keras_dist.layers.dropout import Dropout
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
@@ -81,7 +81,7 @@ class ProjectedAttention(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.dropout = check_rate("dropout", dropout, self.name)
+        self.dropout = check_fraction("dropout", dropout, self.name)
         self.use_bias = use_bias
         self.sliding_window = (
             None if sliding_window is None else check_size("sliding_window", sliding_window, self.name)

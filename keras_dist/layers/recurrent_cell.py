@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations, random
+from keras_dist._arguments import check_fraction, check_option, check_size
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_option, check_rate, check_size
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_libraries import check_is_ours
 
@@ -88,8 +88,8 @@ class RecurrentCell(Layer):
             recurrent_kernel_layout,
         )
         self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
-        self.dropout = check_rate("dropout", dropout, self.name)
-        self.recurrent_dropout = check_rate("recurrent_dropout", recurrent_dropout, self.name)
+        self.dropout = check_fraction("dropout", dropout, self.name)
+        self.recurrent_dropout = check_fraction("recurrent_dropout", recurrent_dropout, self.name)
         self.implementation = check_option("implementation", implementation, (1, 2), self.name)
         self.seed = seed
         if self.dropout or self.recurrent_dropout:

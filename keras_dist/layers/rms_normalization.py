@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.arguments import check_at_least_zero, check_axes, check_axes_exist
+from keras_dist._arguments import check_axes, check_axes_exist, check_number
 from keras_dist.layers.layer import Layer
 
 
@@ -32,7 +32,7 @@ class RMSNormalization(Layer):
     def __init__(self, axis: Any = -1, epsilon: float = 1e-6, *, scale_layout: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.axis = check_axes("axis", axis, self.name)
-        self.epsilon = check_at_least_zero("epsilon", epsilon, self.name)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
         self.describe_weight("scale", "ones", layout=scale_layout)
 
     def build(self, input_shape: tuple[int, ...]) -> None:

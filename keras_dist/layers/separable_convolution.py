@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from keras_dist.layers.arguments import check_size
+from keras_dist._arguments import check_size
 from keras_dist.layers.convolution import BaseConvolution
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _jax, random
-from keras_dist.distribution import scope
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context, stand_ins
@@ -341,7 +341,7 @@ def first_node(layer: Any) -> Node:
 
 def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[KerasTensor], size: int) -> Any:
     """The shapes that a call gives."""
-    current = scope.distribution()
+    current = current_distribution()
     traced = functools.partial(stand_ins.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
         return traced() if current is None else traced_in(current, None, traced)

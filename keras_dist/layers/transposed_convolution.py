@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from keras_dist._arguments import check_size, check_sizes
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_size, check_sizes
 from keras_dist.layers.convolution import BaseConvolution
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.arguments import check_axes, check_axes_exist
+from keras_dist._arguments import check_axes, check_axes_exist
 from keras_dist.layers.layer import Layer
 
 _LARGEST_FACTOR = 1e12

@@ -14,11 +14,12 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _paths, random
+from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
-from keras_dist.distribution import scope
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError, shorten
@@ -27,7 +28,6 @@ from keras_dist.layers.blueprint import fresh_copy
 from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
-from keras_dist.models.arguments import check_callable
 from keras_dist.models.binding import bind
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
 from keras_dist.models.record import ModelRecord
@@ -99,7 +99,7 @@ def give_birth(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
     check_not_forked()
     model._check_initialised()
     record = model._outside
-    chosen = scope.distribution() if record.made_under is None else record.made_under
+    chosen = current_distribution() if record.made_under is None else record.made_under
     record.session = _session_of_layers(model, (args, kwargs), random.current_seed(), chosen)
     record.made_under = chosen
     record.born_for = args[0] if len(args) == 1 and not kwargs else None
@@ -117,7 +117,7 @@ def session_of_module(factory_or_module: Any, call: ModuleCall | None, trainable
     if not isinstance(factory_or_module, nnx.Module):
         check_is_no_function(factory_or_module)
     seed = random.current_seed() if seed is None else random.check_seed(seed)
-    distribution = distribution_now(scope.distribution())
+    distribution = distribution_now(current_distribution())
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)
         plan = distribution.plan_variables(graph.specs, graph.treedef)

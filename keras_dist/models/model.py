@@ -14,17 +14,17 @@ import numpy as np
 from flax import nnx
 from rich.console import Console
 
+from keras_dist._arguments import check_int
 from keras_dist.checkpoint import Snapshot, Stored
-from keras_dist.distribution import scope
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
-from keras_dist.models.arguments import check_width
 from keras_dist.models.birth import born, give_birth, session_of_module
 from keras_dist.models.config import (
     build_config,
@@ -63,7 +63,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         if record.is_constructing:
             init(self, *args, **kwargs)
             return
-        record.is_constructing, record.made_under = True, scope.distribution()
+        record.is_constructing, record.made_under = True, current_distribution()
         try:
             init(self, *args, **kwargs)
             self._check_initialised()
@@ -109,8 +109,6 @@ class Model(Fitting, Layer):
 
     Source: `keras.Model`.
     """
-
-    keeps_rows_apart = True  # its layers and operations tell what they do
 
     _outside: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
     _record_type = ModelRecord
@@ -320,8 +318,6 @@ class Model(Fitting, Layer):
                 fix='for example model.compile("adam", loss="mse"), or add_loss in a layer',
             )
         return sum(losses[1:], losses[0])
-
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
 
     # Weights
 
@@ -637,7 +633,10 @@ class Model(Fitting, Layer):
         Source: `keras.Model.summary`.
         """
         del positions
-        check_width("line_length", line_length)
+        if line_length is not None:
+            check_int(
+                "line_length", line_length, 40, wrong="is not the width of a table", alternative="None", example=120
+            )
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
             print_fn(render_text(table, line_length or TABLE_WIDTH))

@@ -16,13 +16,14 @@ from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
-from keras_dist.distribution import devices, lint, scope
+from keras_dist.distribution import devices, lint
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError, shorten
 from keras_dist.layers import Layer, call_context
@@ -436,7 +437,7 @@ class Session:
         Raises:
             DistributionError: it is another.
         """
-        current = scope.distribution()
+        current = current_distribution()
         if current is not None and current != self.distribution:
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",

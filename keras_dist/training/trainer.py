@@ -16,8 +16,8 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.recognition import Source
-from keras_dist.data.shares import Share
 from keras_dist.distribution import cluster
+from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training import step as steps
 from keras_dist.training.activations import check_tensor_rules

@@ -12,8 +12,8 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.openers import Again
-from keras_dist.data.shares import Portion, Share
 from keras_dist.data.streams import StreamSource
+from keras_dist.distribution.process_rows import Portion, Share
 from keras_dist.errors import DataError
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be, place_of, sharding_on
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.distribution.replica_groups import ReplicaGroup
+from keras_dist.distribution.process_rows import ReplicaGroup
 from keras_dist.errors import DataError
 
 

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist.distribution.birth import _groups
+from keras_dist.distribution.sharded_init import _groups
 
 MIB = 1 << 20
 

@@ -1,0 +1,432 @@
+"""Which rows of a global batch each process of a job owns, loads and gathers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from keras_dist._arguments import is_int
+from keras_dist.distribution import cluster
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.errors import DataError, shorten
+
+
+class LaysOutData(Protocol):
+    """A distribution."""
+
+    def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout:
+        """The layout of input data of `data_shape`."""
+        ...
+
+
+BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
+"""What says where the rows of a batch live; only its first dim counts."""
+
+ProcessOf = Callable[[Any], int]
+"""The index of the process that a device belongs to."""
+
+
+def process_of_device(device: Any) -> int:
+    """The process of a device of the job."""
+    return cluster.process_of(device)
+
+
+def process_rows(
+    layout: BatchLayout,
+    global_rows: int,
+    process_index: int | None = None,
+    process_of: ProcessOf = process_of_device,
+) -> np.ndarray:
+    """The rows of a global batch that the devices of one process hold.
+
+    Args:
+        layout: of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
+        global_rows: rows of the global batch, padding included.
+        process_index: which process; by default this one.
+        process_of: the process of a device.
+
+    Returns:
+        Positions in the global batch, sorted and unique; none for a process without a device in the mesh. Processes
+        along an axis that does not shard the batch, such as "model", get the same ones.
+
+    Raises:
+        DataError: the layout does not divide the rows, or is none of these.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist.data import process_rows
+        >>> one = kd.DataParallel(devices=kd.list_devices()[:1])
+        >>> process_rows(one, 4)
+        array([0, 1, 2, 3])
+
+    Source: `jax.sharding.Sharding.devices_indices_map`.
+    """
+    sharding = sharding_of_rows(layout)
+    check_divides(global_rows, shards_of(sharding))
+    process_index = cluster.process_id() if process_index is None else process_index
+    spans = {
+        index.indices(global_rows)
+        for device, (index,) in sharding.devices_indices_map((global_rows,)).items()
+        if process_of(device) == process_index
+    }
+    return np.concatenate([np.empty(0, np.intp), *(np.arange(*span, dtype=np.intp) for span in sorted(spans))])
+
+
+def process_share(
+    padded_row_numbers: Any,
+    layout: BatchLayout,
+    process_index: int | None = None,
+    process_of: ProcessOf = process_of_device,
+) -> np.ndarray:
+    """The row numbers of global batches, cut to those of one process.
+
+    The shares of all processes, put back at their `process_rows`, are the global batches: the same ones for any number
+    of processes.
+
+    Args:
+        padded_row_numbers: (batches, padded rows) or (padded rows,), as of `ArraySource.row_numbers`.
+        layout: of the batches; see `process_rows`.
+        process_index: which process; by default this one.
+        process_of: the process of a device.
+
+    Returns:
+        (batches, rows of the process) or (rows of the process,).
+
+    Raises:
+        DataError: the layout does not divide the padded rows.
+    """
+    numbers = np.asarray(padded_row_numbers)
+    return numbers[..., process_rows(layout, numbers.shape[-1], process_index, process_of)]
+
+
+def check_process_rows(
+    local_rows: int,
+    layout: BatchLayout,
+    global_rows: int,
+    process_index: int | None = None,
+    process_of: ProcessOf = process_of_device,
+    name: str = "batch",
+) -> None:
+    """Nothing, if a process hands over as many rows as it owns.
+
+    `jax.make_array_from_process_local_data` does not notice wrong ownership: it may make an array of another
+    length.
+
+    Args:
+        local_rows: rows that the process hands over.
+        layout: of the batch; see `process_rows`.
+        global_rows: rows of the global batch, padding included.
+        process_index: which process; by default this one.
+        process_of: the process of a device.
+        name: how the error calls the rows.
+
+    Raises:
+        DataError: it owns another number of rows, or none at all.
+    """
+    process_index = cluster.process_id() if process_index is None else process_index
+    owned = process_rows(layout, global_rows, process_index, process_of)
+    if not local_rows == len(owned) > 0:
+        raise wrong_rows({name: local_rows}, owned, global_rows, process_index)
+
+
+def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, process_index: int) -> DataError:
+    """What is wrong with the rows, by name, that a process hands over where it owns `owned`."""
+    if not len(owned):
+        return outside_of_mesh(process_index)
+    return DataError(
+        f"process {process_index} hands over another number of rows than it owns of the global batch",
+        given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()),
+        expected=f"{len(owned)} of the {global_rows} rows: {_describe(owned)}",
+        fix="hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives",
+    )
+
+
+def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
+    """The sharding of the first dim alone.
+
+    Raises:
+        DataError: `layout` is no layout of a batch.
+    """
+    sharding = layout.get_data_layout((1,)) if hasattr(layout, "get_data_layout") else layout
+    if isinstance(sharding, TensorLayout):
+        sharding = sharding.backend_layout
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*tuple(sharding.spec)[:1]))
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return sharding
+    raise DataError(
+        "this is no layout of a batch",
+        given=f"{shorten(layout)} of type {type(layout).__name__}",
+        expected="a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution",
+        fix="for example distribution().get_data_layout(shape)",
+    )
+
+
+def shards_of(sharding: jax.sharding.Sharding) -> int:
+    """Into how many parts `sharding` divides the rows."""
+    devices = len(sharding.device_set)
+    return devices // sharding.shard_shape((devices,))[0]
+
+
+def check_divides(global_rows: Any, shards: int) -> None:
+    """Nothing, if the rows are a positive multiple of the shards.
+
+    Raises:
+        DataError: they are not.
+    """
+    is_count = isinstance(global_rows, int | np.integer) and global_rows > 0
+    if is_count and global_rows % shards == 0:
+        return
+    padded = -(-global_rows // shards) * shards if is_count else shards
+    raise DataError(
+        "the rows of a global batch cannot be divided among its shards",
+        given=f"{global_rows!r} rows",
+        expected=f"a positive multiple of {shards}",
+        fix=f"repeat the last row until there are {padded}",
+    )
+
+
+def outside_of_mesh(process_index: int) -> DataError:
+    """What is wrong with a process without a device in the mesh."""
+    return DataError(
+        f"process {process_index} owns no row of a batch",
+        given="a mesh without a device of this process",
+        expected="at least one device of each process that trains",
+        fix="make the mesh of list_devices(), the devices of all processes",
+    )
+
+
+def _describe(rows: np.ndarray) -> str:
+    """Sorted positions as spans, the first three: `0-3, 8-11`."""
+    spans = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans[:3])
+    return text + (", ..." if len(spans) > 3 else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaGroup:
+    """Processes that own the same rows of every global batch, and so must load identical rows.
+
+    Attributes:
+        count: how many such groups there are.
+        index: which of them this is, in the order of the first rows that they own.
+        processes: indices of the processes in it.
+        shards: the shards of a batch that it owns, in order.
+        multiple_of: shards of a batch; its rows are padded to a multiple of this number.
+    """
+
+    count: int
+    index: int
+    processes: tuple[int, ...]
+    shards: tuple[int, ...]
+    multiple_of: int
+
+    @classmethod
+    def numbered(cls, count: int, index: int) -> ReplicaGroup:
+        """Group `index` of `count`, each one process with the `index`-th equal part of a batch.
+
+        Raises:
+            DataError: they are not integers with `0 <= index < count`.
+        """
+        if not is_int(count) or not is_int(index, 0, count - 1):
+            raise DataError(
+                "there is no such group of processes",
+                given=f"num_groups={count!r}, group_index={index!r}",
+                expected="integers with 0 <= group_index < num_groups",
+                fix="give both, or neither for the groups of the current distribution",
+            )
+        return cls(int(count), int(index), (int(index),), (int(index),), int(count))
+
+    def rows(self, padded_rows: int) -> np.ndarray:
+        """The rows that it owns of a global batch: sorted, unique positions in it.
+
+        Args:
+            padded_rows: rows of the global batch, a multiple of `multiple_of`.
+
+        Raises:
+            DataError: they are no such multiple.
+        """
+        check_divides(padded_rows, self.multiple_of)
+        each = padded_rows // self.multiple_of
+        return (np.array(self.shards, np.intp)[:, None] * each + np.arange(each)).reshape(-1)
+
+
+def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> tuple[tuple[int, ...], ...]:
+    """The processes of a mesh by the rows they own, in the order of their first rows.
+
+    Processes of one group own the same rows of every batch; the groups together own each row once. Their number is
+    that of the different parts of a data set that are read.
+
+    Args:
+        layout: of the batch; see `process_rows`.
+        process_of: the process of a device.
+
+    Raises:
+        DataError: two processes share some of their rows, but not all.
+    """
+    return tuple(group.processes for group in all_replica_groups(layout, process_of))
+
+
+def replica_group_of(
+    layout: BatchLayout, process_index: int, process_of: ProcessOf = process_of_device
+) -> ReplicaGroup:
+    """The group of a process; see `replica_groups`.
+
+    Raises:
+        DataError: the process has no device in the mesh; or processes share some of their rows, but not all.
+    """
+    for group in all_replica_groups(layout, process_of):
+        if process_index in group.processes:
+            return group
+    raise outside_of_mesh(process_index)
+
+
+def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> list[ReplicaGroup]:
+    """The groups of a mesh in the order of their first rows; see `replica_groups`."""
+    sharding = sharding_of_rows(layout)
+    count = shards_of(sharding)
+    members: dict[tuple[int, ...], list[int]] = {}
+    for process in sorted({process_of(device) for device in sharding.device_set}):
+        shards = tuple(process_rows(sharding, count, process, process_of).tolist())
+        members.setdefault(shards, []).append(process)
+    if sum(map(len, members)) != count:
+        raise DataError(
+            "processes share some of their rows of a batch, but not all",
+            given="; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items()),
+            expected="processes that own either the same rows or none in common",
+            fix="order the devices of the mesh by process, or cut each batch by process_share",
+        )
+    ordered = sorted(members.items())
+    return [
+        ReplicaGroup(len(ordered), index, tuple(processes), shards, count)
+        for index, (shards, processes) in enumerate(ordered)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Portion:
+    """The rows of one batch that a process gathers.
+
+    Attributes:
+        numbers: of the rows, in the batch that the source gives; the last row stands for the padding.
+        positions: of these rows in the global batch, sorted.
+        padded: rows of the global batch.
+        rows: how many of them are real: the first ones.
+    """
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    padded: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Share:
+    """Which rows of each batch this process gathers: those that its devices hold.
+
+    Attributes:
+        layouts: of the arrays of a batch, whose rows may be laid out differently.
+        multiple_of: global batches are padded to a multiple of this many rows.
+        is_own: whether the source holds the rows of this process alone; else it holds those of all.
+        process_index: which process; None for this one.
+        process_of: the process of a device.
+    """
+
+    layouts: tuple[BatchLayout, ...]
+    multiple_of: int
+    is_own: bool = False
+    process_index: int | None = None
+    process_of: ProcessOf = process_of_device
+
+    def owned(self, padded_rows: int) -> np.ndarray:
+        """Sorted positions in the global batch of the rows that some array has on a device of this process.
+
+        Raises:
+            DataError: the process has no device in the mesh.
+        """
+        if padded_rows not in self._known:
+            rows = [process_rows(one, padded_rows, self._process, self.process_of) for one in set(self.layouts)]
+            self._known[padded_rows] = functools.reduce(np.union1d, rows)
+        if not len(self._known[padded_rows]):
+            raise outside_of_mesh(self._process)
+        return self._known[padded_rows]
+
+    def portion(self, rows: int) -> Portion:
+        """What to gather of a batch of the source with so many rows.
+
+        Raises:
+            DataError: the process has no device in the mesh; or its own rows cannot be divided among its devices.
+        """
+        if not self.is_own:
+            padded = -(-rows // self.multiple_of) * self.multiple_of
+            positions = self.owned(padded)
+            return Portion(np.minimum(positions, rows - 1), positions, padded, rows)
+        count, each = self._parts
+        if rows % each:
+            raise DataError(
+                "the rows that a process gives cannot be divided among its devices",
+                given=f"a batch of {rows} rows, auto_shard_dataset=False",
+                expected=f"a multiple of {each} rows in every batch of each process",
+                fix=f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere",
+            )
+        return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
+
+    def check_agreement(self, sizes: Mapping[str, int | None], shuffle_key: tuple[int, ...] | None) -> None:
+        """Nothing, if all processes go through their data alike. All processes of the mesh call it.
+
+        Args:
+            sizes: numbers that must be the same in all of them, by what they count; None where they do not know one.
+            shuffle_key: what fixes the order of the rows; where each process has its own, they may differ.
+
+        Raises:
+            DataError: they do not, in all processes.
+        """
+        values = {name: -1 if size is None else size for name, size in sizes.items()}
+        if not self.is_own:
+            values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())
+        devices = {device for layout in self.layouts for device in sharding_of_rows(layout).device_set}
+        if len({self.process_of(device) for device in devices}) != cluster.num_processes():
+            return  # to ask the others takes all processes of the job
+        table = np.asarray(multihost_utils.process_allgather(np.array(list(values.values())).astype(np.int32)))
+        others = {name: column for name, column in zip(values, table.T, strict=True) if (column != column[0]).any()}
+        if others:
+            raise DataError(
+                "the processes of the job do not go through their data alike",
+                given="; ".join(f"{name}: {', '.join(map(str, column))}" for name, column in others.items()),
+                expected="the same in every process",
+                fix="give all processes the same arguments; keras_dist.initialize() gives them one seed",
+            )
+
+    @functools.cached_property
+    def _known(self) -> dict[int, np.ndarray]:
+        return {}
+
+    @property
+    def _process(self) -> int:
+        return cluster.process_id() if self.process_index is None else self.process_index
+
+    @functools.cached_property
+    def _parts(self) -> tuple[int, int]:
+        """How many groups of processes give rows of their own, and what those of each must be a multiple of."""
+        grouped = {tuple(all_replica_groups(layout, self.process_of)) for layout in set(self.layouts)}
+        owned = {tuple(tuple(group.rows(self.multiple_of)) for group in groups) for groups in grouped}
+        sizes = {len(rows) for each in owned for rows in each}
+        if len(sizes) > 1 or len(owned) > 1:
+            raise DataError(
+                "the processes own unequal parts of the arrays of a batch, and cannot each give their own",
+                given="auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped),
+                expected="processes with equally many shards each, in all arrays of a batch",
+                fix="auto_shard_dataset=True, and all rows in every process",
+            )
+        return len(next(iter(grouped))), sizes.pop()
+
+
+def _described(groups: tuple[ReplicaGroup, ...]) -> str:
+    return ", ".join(f"processes {list(group.processes)}: {len(group.shards)} shards" for group in groups)
