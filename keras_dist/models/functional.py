@@ -163,7 +163,7 @@ class Graph:
             yield id(wanted), given
         elif isinstance(wanted, Mapping) and isinstance(given, Mapping):
             if not {*wanted} <= {*given}:
-                raise self._misfit(f"{place} with {list(given)}", f"{place} with {list(wanted)}")
+                raise self._misfit(f"{place} with {list(given)}", f"{place} with {sorted(wanted)}")
             for key in wanted:
                 yield from self._matched(wanted[key], given[key], f"{key!r}: a dict")
         elif isinstance(wanted, list | tuple) and isinstance(given, list | tuple) and len(wanted) == len(given):
