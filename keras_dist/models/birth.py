@@ -33,8 +33,8 @@ from keras_dist.models.naming import is_below, layers_below, layers_in, number_n
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import ModuleCall, Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
-from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, split_module, trace_factory
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import default_call
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from keras_dist.models.weight_names import NameMap, Transforms, WeightNames
 from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 from keras_dist.training.optimization import DEFAULT, apply_gradients
-from keras_dist.training.state import TrainState
+from keras_dist.training.train_state import TrainState
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:

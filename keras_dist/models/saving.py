@@ -26,8 +26,8 @@ from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.session import Session
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.training.cell import host_copy
 from keras_dist.training.progress import Progress
+from keras_dist.training.state_cell import host_copy
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model

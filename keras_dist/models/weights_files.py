@@ -38,7 +38,7 @@ from keras_dist.saving.tensor_files import (
     grouped,
     index_path,
 )
-from keras_dist.training.cell import StateCell
+from keras_dist.training.state_cell import StateCell
 
 FOLDER_SUFFIX, _PREFIX = ".orbax", "variables/"
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
