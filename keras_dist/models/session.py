@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
@@ -39,12 +38,9 @@ from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.step import Forward, ModuleCall, TrainStep
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
-
-ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
-"""`call(module, x, training, rngs) -> y_pred`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,7 +123,7 @@ class Session:
         graph, loss = self.cell.graph, self._compute_loss
         self.forward = Forward(graph, self._call, distribution, self.seed, loss, self._remat)
         self._programs.clear()
-        self.trainer = Trainer(self.cell, self.forward, distribution, self.recipe)
+        self.trainer = Trainer(self.cell, self.forward, self.recipe)
 
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
