@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
