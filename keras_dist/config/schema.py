@@ -22,7 +22,6 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.problems import Problem, Table, across, refuse, show
@@ -52,7 +51,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if not is_int(size, -1) or size == 0:
+    if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size
@@ -305,7 +304,7 @@ def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         )
         return
     strategy = kind.model_fields["strategy"].default
-    for option in kind.fields().keys() - kind.model_fields.keys():
+    for option in (name for name in kind.fields() if name not in kind.model_fields):
         value = options.get(option)
         if value is not None and value is not False:
             takers = " or ".join(repr(name) for name, one in strategies.items() if option in one.model_fields)
