@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
-from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import (
-    check_at_least_zero,
+from keras_dist._arguments import (
     check_axes,
     check_axes_exist,
     check_broadcasts,
+    check_number,
     check_numbers,
 )
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import AlphaArguments
 
 
 class Activation(Layer):
@@ -64,9 +66,11 @@ class ReLU(Layer):
         self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.max_value = None if max_value is None else check_at_least_zero("max_value", max_value, self.name)
-        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
-        self.threshold = check_at_least_zero("threshold", threshold, self.name)
+        self.max_value = (
+            None if max_value in (None, math.inf) else check_number("max_value", max_value, 0, layer=self.name)
+        )
+        self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
+        self.threshold = check_number("threshold", threshold, 0, layer=self.name)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:
@@ -89,7 +93,7 @@ class LeakyReLU(Layer):
 
     def __init__(self, negative_slope: float = 0.3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.negative_slope = check_at_least_zero("negative_slope", negative_slope, self.name)
+        self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
         self.supports_masking = True
 
     def call(self, inputs: Any) -> Any:
@@ -101,13 +105,10 @@ class PReLU(Layer):
     """`x` above 0, `alpha * x` below, with an `alpha` that is trained for each position.
 
     Args:
-        alpha_initializer: gives the first value of `alpha`: the dims of the input without the batch, 1 for shared ones.
-        alpha_regularizer: a function of `alpha` that is added to the loss.
-        alpha_constraint: a function of `alpha`, applied after each update.
         shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
             of images.
-        alpha_layout: where the dims of `alpha` lie: a `TensorLayout`, or axes; layout rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: `alpha_initializer`, `alpha_regularizer`, `alpha_constraint` and `alpha_layout` of the weight `alpha`:
+            the dims of the input without the batch, 1 for shared ones; and the arguments of `Layer`.
 
     Raises:
         ModelError: `shared_axes` are no dims, or among them is the batch.
@@ -115,18 +116,10 @@ class PReLU(Layer):
     Source: `keras.layers.PReLU`; https://arxiv.org/abs/1502.01852.
     """
 
-    def __init__(
-        self,
-        alpha_initializer: Any = "Zeros",
-        alpha_regularizer: Any = None,
-        alpha_constraint: Any = None,
-        shared_axes: Any = None,
-        *,
-        alpha_layout: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    weight_initializers: ClassVar = {"alpha": "Zeros"}
+
+    def __init__(self, *, shared_axes: int | Sequence[int] | None = None, **kwargs: Unpack[AlphaArguments]) -> None:
         super().__init__(**kwargs)
-        self.describe_weight("alpha", alpha_initializer, alpha_regularizer, alpha_constraint, alpha_layout)
         self.shared_axes = () if shared_axes is None else check_axes("shared_axes", shared_axes, self.name)
         if 0 in self.shared_axes:
             raise ModelError(

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.layers.arguments import check_sizes
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist._arguments import check_sizes
+from keras_dist.layers.spatial_layer import SpatialLayer
 
 
 class AdaptivePooling(SpatialLayer):

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import random
+from keras_dist._arguments import check_fraction, check_option
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_option, check_rate
 from keras_dist.layers.layer import Layer
 
 
@@ -41,7 +41,7 @@ class Attention(Layer):
         super().__init__(**kwargs)
         self.use_scale = use_scale
         self.score_mode = check_option("score_mode", score_mode, ("dot", "concat"), self.name)
-        self.dropout = check_rate("dropout", dropout, self.name)
+        self.dropout = check_fraction("dropout", dropout, self.name)
         self.seed = seed
         if self.dropout:
             self.seed_generator = random.SeedGenerator(seed)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_option, check_size
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_option, check_size
 from keras_dist.layers.layer import Layer
 
 

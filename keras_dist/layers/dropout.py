@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import random
-from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_broadcasts, check_option, check_rate
+from keras_dist._arguments import argument_error, check_broadcasts, check_fraction, check_number, check_option, is_int
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 
@@ -33,7 +32,7 @@ class Dropout(Layer):
 
     def __init__(self, rate: float, noise_shape: Any = None, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rate = check_rate("rate", rate, self.name)
+        self.rate = check_fraction("rate", rate, self.name)
         self.seed = seed
         self.noise_shape = _check_noise_shape(noise_shape, self.name)
         if self.rate > 0:
@@ -172,15 +171,7 @@ def check_rate_below_one(argument: str, value: Any, layer: str) -> float:
     Raises:
         ModelError: it is none; calls it `argument` of the layer called `layer`.
     """
-    rate = check_rate(argument, value, layer)
-    if rate == 1:
-        raise ModelError(
-            f"`{argument}` of layer {layer!r} leaves nothing",
-            given=f"{argument}={shorten(value)}",
-            expected="a number from 0 to below 1",
-            fix=f"for example {argument}=0.5",
-        )
-    return rate
+    return check_number(argument, value, 0, below=1, wrong="is not a fraction below 1", layer=layer, example=0.5)
 
 
 def _noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
@@ -206,13 +197,8 @@ def _check_noise_shape(value: Any, layer: str) -> tuple[int | None, ...] | None:
     if value is None:
         return None
     dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (0,)
-    if any(
-        dim is not None and (not isinstance(dim, int | np.integer) or isinstance(dim, bool) or dim < 1) for dim in dims
-    ):
-        raise ModelError(
-            f"`noise_shape` of layer {layer!r} is no shape",
-            given=f"noise_shape={shorten(value)}",
-            expected="a tuple of positive integers, and None for the size of the input; or None",
-            fix="for example noise_shape=(None, 1, None)",
-        )
+    if not all(dim is None or is_int(dim, 1) for dim in dims):
+        expected = "a tuple of positive integers, and None for the size of the input; or None"
+        example = (None, 1, None)
+        raise argument_error("noise_shape", value, expected, wrong="is no shape", layer=layer, example=example)
     return tuple(None if dim is None else int(dim) for dim in dims)

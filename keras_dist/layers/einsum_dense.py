@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import activations, initializers
+from keras_dist._arguments import check_size
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 _FORMS = re.compile(
     r"(?P<left>\.\.\.)?(?P<inputs>[a-zA-Z]+)(?P<right>\.\.\.)?,(?P<kernel>[a-zA-Z]+)->"
@@ -31,16 +32,9 @@ class EinsumDense(Layer):
             follow from the input. An integer for one dim.
         activation: a name or a function; None for none.
         bias_axes: the letters of the output's dims that the bias has; None for no bias.
-        kernel_initializer: gives the first value of `kernel`, whose dims follow from the equation.
-        bias_initializer: gives the first value of `bias`: the output's dims from the first in `bias_axes` on, with
-            size 1 for those that are not in it.
-        kernel_regularizer: a function of `kernel` that is added to the loss.
-        bias_regularizer: likewise.
-        kernel_constraint: a function of `kernel`, applied after each update.
-        bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
-        bias_layout: likewise.
-        **kwargs: as of `Layer`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel`, whose dims follow from the equation, the same of `bias`: the output's dims from the first in
+            `bias_axes` on, with size 1 for those that are not in it; and the arguments of `Layer`.
 
     Raises:
         ModelError: the equation is of another form, or `output_shape` or `bias_axes` do not fit it.
@@ -56,22 +50,15 @@ class EinsumDense(Layer):
     Source: `keras.layers.EinsumDense`.
     """
 
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+
     def __init__(
         self,
         equation: str,
         output_shape: Any,
-        activation: Any = None,
+        activation: Identifier = None,
         bias_axes: str | None = None,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        *,
-        kernel_layout: Any = None,
-        bias_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.equation = equation
@@ -79,8 +66,6 @@ class EinsumDense(Layer):
         self.partial_output_shape = self._check_output_shape(output_shape)
         self.identify("activation", activations.get, activation)
         self.bias_axes = self._check_bias_axes(bias_axes)
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` and `bias`, as the equation says."""

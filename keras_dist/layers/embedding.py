@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_number, check_size
 from keras_dist._ranges import check_indices
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
-from keras_dist.layers.arguments import check_above_zero, check_size
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import EmbeddingsArguments
 
 
 class Embedding(Layer):
@@ -21,13 +23,10 @@ class Embedding(Layer):
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim).
-        embeddings_regularizer: a function of `embeddings` that is added to the loss.
-        embeddings_constraint: a function of `embeddings`, applied after each update.
         mask_zero: whether 0 stands for padding: the output has a mask then.
         weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
+            the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
     Raises:
         ModelError: a size is not a positive integer, or `weights` have another shape.
@@ -37,25 +36,20 @@ class Embedding(Layer):
     Source: `keras.layers.Embedding`.
     """
 
+    weight_initializers: ClassVar = {"embeddings": "uniform"}
+
     def __init__(
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        mask_zero: bool = False,
-        weights: Any = None,
         *,
-        embeddings_layout: Any = None,
-        **kwargs: Any,
+        mask_zero: bool = False,
+        weights: ArrayLike | list[ArrayLike] | None = None,
+        **kwargs: Unpack[EmbeddingsArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.input_dim = check_size("input_dim", input_dim, self.name)
         self.output_dim = check_size("output_dim", output_dim, self.name)
-        self.describe_weight(
-            "embeddings", embeddings_initializer, embeddings_regularizer, embeddings_constraint, embeddings_layout
-        )
         self.mask_zero = mask_zero
         self.supports_masking = bool(mask_zero)
         self.autocast = False  # large integers are no longer themselves in bfloat16
@@ -103,6 +97,13 @@ class Embedding(Layer):
         return lambda shape, dtype, key=None: jnp.asarray(table, dtype)
 
 
+class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
+    """The keyword arguments of `Embedding`."""
+
+    mask_zero: bool
+    weights: ArrayLike | list[ArrayLike] | None
+
+
 class ReversibleEmbedding(Embedding):
     """An `Embedding` that also goes back, from vectors to a number for each row: `layer(vectors, reverse=True)`.
 
@@ -110,16 +111,11 @@ class ReversibleEmbedding(Embedding):
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
         tie_weights: whether the way back takes the same table; otherwise `reverse_embeddings`.
-        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim), and that of
-            `reverse_embeddings` (output_dim, input_dim).
-        embeddings_regularizer: a function of `embeddings` that is added to the loss.
-        embeddings_constraint: a function of `embeddings`, applied after each update.
-        mask_zero: whether 0 stands for padding: the vectors have a mask then.
         reverse_dtype: element type of the arithmetic of the way back; by default that of the layer.
         logit_soft_cap: a positive number that limits what the way back gives: `cap * tanh(x / cap)`; None for no limit.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
-        reverse_embeddings_layout: likewise.
-        **kwargs: as of `Embedding`.
+        reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
+            value `embeddings_initializer` gives, too.
+        **kwargs: the arguments of `Embedding`.
 
     Raises:
         ModelError: a size or limit is not positive, or `reverse_dtype` is no element type.
@@ -140,34 +136,20 @@ class ReversibleEmbedding(Embedding):
         input_dim: int,
         output_dim: int,
         tie_weights: bool = True,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        mask_zero: bool = False,
-        reverse_dtype: Any = None,
-        logit_soft_cap: float | None = None,
         *,
-        embeddings_layout: Any = None,
+        reverse_dtype: DTypeLike | None = None,
+        logit_soft_cap: float | None = None,
         reverse_embeddings_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ReversibleEmbeddingArguments],
     ) -> None:
-        super().__init__(
-            input_dim,
-            output_dim,
-            embeddings_initializer,
-            embeddings_regularizer,
-            embeddings_constraint,
-            mask_zero,
-            embeddings_layout=embeddings_layout,
-            **kwargs,
-        )
+        super().__init__(input_dim, output_dim, **kwargs)
         self.tie_weights = tie_weights
         self.reverse_dtype = None if reverse_dtype is None else check_dtype(reverse_dtype, self.name)
         self.logit_soft_cap = (
-            None if logit_soft_cap is None else check_above_zero("logit_soft_cap", logit_soft_cap, self.name)
+            None if logit_soft_cap is None else check_number("logit_soft_cap", logit_soft_cap, above=0, layer=self.name)
         )
         if not tie_weights:
-            self.describe_weight("reverse_embeddings", embeddings_initializer, layout=reverse_embeddings_layout)
+            self.describe_weight("reverse_embeddings", self.embeddings_initializer, layout=reverse_embeddings_layout)
 
     def build(self, input_shape: Any = None) -> None:
         """Create `embeddings` (input_dim, output_dim), and `reverse_embeddings` (output_dim, input_dim) unless tied."""

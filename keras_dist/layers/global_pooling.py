@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
 
 
 class GlobalPooling(SpatialLayer):

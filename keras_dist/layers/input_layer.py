@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._arguments import LARGEST_SIZE, is_int
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import LARGEST_SIZE
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.symbolic import KerasTensor, Node
 
@@ -125,9 +125,7 @@ def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tu
             fix="for example Input((28, 28, 1)): the dims of one example",
         )
     dims = (batch_size, *_dims(shape, name)) if batch_shape is None else tuple(_dims(batch_shape, name))
-    if not dims or any(
-        dim is not None and (not isinstance(dim, int | np.integer) or not 1 <= dim <= LARGEST_SIZE) for dim in dims
-    ):
+    if not dims or any(dim is not None and not is_int(dim, 1, LARGEST_SIZE) for dim in dims):
         raise ModelError(
             f"Input {name!r}: `shape` is not a shape",
             given=f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}",

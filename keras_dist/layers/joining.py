@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_axes_exist, check_axis, is_int
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_axes_exist, check_axis
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.merging import check_batches, check_list, shapes_differ
 
@@ -81,14 +81,14 @@ class Dot(Layer):
     def __init__(self, axes: int | Sequence[int], normalize: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         pair = tuple(axes) if isinstance(axes, list | tuple) else (axes, axes)
-        if len(pair) != 2 or any(not isinstance(axis, int) or isinstance(axis, bool) or axis == 0 for axis in pair):
+        if len(pair) != 2 or any(not is_int(axis) or axis == 0 for axis in pair):
             raise ModelError(
                 f"`axes` of layer {self.name!r} are not a dim of each of two inputs",
                 given=f"axes={shorten(axes)}",
                 expected="an integer, or two of them, and not 0, which is the batch",
                 fix="for example axes=-1; for inputs without a batch put one before: x[None]",
             )
-        self.axes: tuple[Any, ...] = pair
+        self.axes: tuple[Any, ...] = tuple(map(int, pair))
         self.normalize = normalize
         self.supports_masking = True
 

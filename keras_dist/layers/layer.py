@@ -82,6 +82,8 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     Attributes:
         supports_masking: whether a mask of the input is also one of the output.
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
+        weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
+            `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
         keeps_rows_apart: what a class of yours says of itself: True if each row of its outputs, and all else that it
             does, follows from one row of its inputs, whatever the others are and however many. Batches of many lengths
             can share programs then. Subclasses must say it again; of the layers of this package it is known.
@@ -133,6 +135,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         if type(self).compute_mask is not Layer.compute_mask:
             self.supports_masking = True  # as in Keras; a constructor may say otherwise
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
+        self._describe_weights(kwargs)
         self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
         for name in _ONLY_IN_KERAS:

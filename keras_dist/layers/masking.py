@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from keras_dist.layers.arguments import check_numbers
+from keras_dist._arguments import check_numbers
 from keras_dist.layers.layer import Layer
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from keras_dist import random, regularizers
-from keras_dist.layers.arguments import check_rate
+from keras_dist._arguments import check_fraction
 from keras_dist.layers.dropout import check_rate_below_one
 from keras_dist.layers.layer import Layer
 
@@ -27,7 +27,7 @@ class GaussianNoise(Layer):
 
     def __init__(self, stddev: float, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stddev = check_rate("stddev", stddev, self.name)
+        self.stddev = check_fraction("stddev", stddev, self.name)
         self.seed = seed
         if self.stddev > 0:
             self.seed_generator = random.SeedGenerator(seed)

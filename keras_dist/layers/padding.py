@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_sizes
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_sizes
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
 
 
 class ZeroPadding(SpatialLayer):

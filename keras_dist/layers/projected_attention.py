@@ -6,17 +6,29 @@ import functools
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import regularizers
+from keras_dist._arguments import check_fraction, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_rate, check_size
 from keras_dist.layers.dropout import Dropout
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import KernelAndBiasArguments
+
+
+class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
+    """The keyword arguments of every `ProjectedAttention`."""
+
+    sliding_window: int | None
+    flash_attention: bool | None
+    use_gate: bool
+    seed: int | None
+    output_kernel_layout: Any
+    output_bias_layout: Any
 
 
 class ProjectedAttention(Layer):
@@ -37,20 +49,25 @@ class ProjectedAttention(Layer):
         attention_axes: the dims of the input over which attention goes; None for all between batch and features.
 
     Args:
-        dropout: which fraction of the scores is dropped in training.
+        dropout: fraction of the scores that is dropped in training.
         use_bias: whether the projections add a bias.
         sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
-        flash_attention: whether to insist on the fused kernel of cuDNN.
-        use_gate: whether a projection of the query, through a sigmoid, multiplies the result.
+        flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
+        use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
         seed: fixes what is dropped.
-        kernel_initializer: gives the first values of all kernels; further arguments of weights likewise.
-        kernel_layout: where the dims of all kernels but that of the output lie.
-        output_kernel_layout: where the dims of `attention_output/kernel` lie.
-        bias_layout: where the dims of all biases but that of the output lie.
-        output_bias_layout: where the dims of `attention_output/bias` lie.
-        **kwargs: as of `Layer`.
+        activity_regularizer: a function of the output of each projection that is added to the loss.
+        output_kernel_layout: as `kernel_layout`, of `attention_output/kernel`.
+        output_bias_layout: as `bias_layout`, of `attention_output/bias`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` of all kernels: (features, heads, size
+            of a head), that of the output (heads, size of a head, features); `kernel_layout` of all but that of the
+            output; the same of the biases: (heads, size of a head), that of the output (features,); and the arguments
+            of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range.
     """
 
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
     query_heads: int
     shared_heads: int
     key_size: int
@@ -60,28 +77,20 @@ class ProjectedAttention(Layer):
 
     def __init__(
         self,
-        *,
         dropout: float,
         use_bias: bool,
-        sliding_window: int | None,
-        flash_attention: bool | None,
-        use_gate: bool,
-        seed: int | None,
-        kernel_initializer: Any,
-        bias_initializer: Any,
-        kernel_regularizer: Any,
-        bias_regularizer: Any,
-        activity_regularizer: Any,
-        kernel_constraint: Any,
-        bias_constraint: Any,
-        kernel_layout: Any,
-        bias_layout: Any,
-        output_kernel_layout: Any,
-        output_bias_layout: Any,
-        **kwargs: Any,
+        *,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        use_gate: bool = False,
+        seed: int | None = None,
+        output_kernel_layout: Any = None,
+        output_bias_layout: Any = None,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
+        regularizer = kwargs.pop("activity_regularizer", None)
         super().__init__(**kwargs)
-        self.dropout = check_rate("dropout", dropout, self.name)
+        self.dropout = check_fraction("dropout", dropout, self.name)
         self.use_bias = use_bias
         self.sliding_window = (
             None if sliding_window is None else check_size("sliding_window", sliding_window, self.name)
@@ -89,9 +98,7 @@ class ProjectedAttention(Layer):
         self.flash_attention = flash_attention
         self.use_gate = use_gate
         self.seed = seed
-        self.projection_regularizer = regularizers.get(activity_regularizer)
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
+        self.projection_regularizer = regularizers.get(regularizer)
         self.output_kernel_layout = output_kernel_layout
         self.output_bias_layout = output_bias_layout
         self.supports_masking = True

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers.arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
 from keras_dist.layers.layer import Layer
 
 _EPSILON = 1e-7

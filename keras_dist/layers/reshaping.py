@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import argument_error, check_option, check_size, is_int
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.arguments import check_option, check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 
@@ -77,14 +77,10 @@ class Reshape(Layer):
     def _check_target_shape(self, value: Any) -> tuple[int, ...]:
         dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (None, None)
         dims = tuple(-1 if dim is None else dim for dim in dims)
-        whole = all(isinstance(dim, int | np.integer) and not isinstance(dim, bool) and dim >= -1 for dim in dims)
-        if not whole or dims.count(-1) > 1:
-            raise ModelError(
-                f"`target_shape` of layer {self.name!r} is no shape",
-                given=f"target_shape={shorten(value)}",
-                expected="a tuple of integers of at least 0, without the batch; one of them may be -1",
-                fix="for example target_shape=(-1, 64)",
-            )
+        if not all(is_int(dim, -1) for dim in dims) or dims.count(-1) > 1:
+            expected = "a tuple of integers of at least 0, without the batch; one of them may be -1"
+            wrong, example = "is no shape", (-1, 64)
+            raise argument_error("target_shape", value, expected, wrong=wrong, layer=self.name, example=example)
         return tuple(int(dim) for dim in dims)
 
 

@@ -28,9 +28,19 @@ from keras_dist.layers.attention import AdditiveAttention, Attention
 from keras_dist.layers.batch_normalization import BatchNormalization
 from keras_dist.layers.bidirectional import Bidirectional
 from keras_dist.layers.category_encoding import CategoryEncoding
-from keras_dist.layers.convolution import Conv1D, Conv2D, Conv3D
+from keras_dist.layers.convolution import (
+    Conv1D,
+    Conv1DTranspose,
+    Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
+    DepthwiseConv1D,
+    DepthwiseConv2D,
+    SeparableConv1D,
+    SeparableConv2D,
+)
 from keras_dist.layers.dense import Dense
-from keras_dist.layers.depthwise_convolution import DepthwiseConv1D, DepthwiseConv2D
 from keras_dist.layers.dropout import AlphaDropout, Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.embedding import Embedding, ReversibleEmbedding
@@ -42,17 +52,15 @@ from keras_dist.layers.global_pooling import (
     GlobalMaxPooling2D,
     GlobalMaxPooling3D,
 )
-from keras_dist.layers.group_normalization import GroupNormalization
-from keras_dist.layers.grouped_query_attention import GroupedQueryAttention
 from keras_dist.layers.gru import GRU, GRUCell
 from keras_dist.layers.joining import Concatenate, Dot
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.layer_normalization import LayerNormalization
 from keras_dist.layers.lstm import LSTM, LSTMCell
 from keras_dist.layers.masking import Identity, Masking
 from keras_dist.layers.merging import Add, Average, Maximum, Minimum, Multiply, Subtract
-from keras_dist.layers.multi_head_attention import MultiHeadAttention
+from keras_dist.layers.multi_head_attention import GroupedQueryAttention, MultiHeadAttention
 from keras_dist.layers.noise import GaussianDropout, GaussianNoise
+from keras_dist.layers.normalization import GroupNormalization, LayerNormalization, RMSNormalization, UnitNormalization
 from keras_dist.layers.padding import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
 from keras_dist.layers.pooling import (
     AveragePooling1D,
@@ -64,15 +72,10 @@ from keras_dist.layers.pooling import (
 )
 from keras_dist.layers.rescaling import Normalization, Rescaling
 from keras_dist.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
-from keras_dist.layers.rms_normalization import RMSNormalization
-from keras_dist.layers.rnn import RNN
-from keras_dist.layers.separable_convolution import SeparableConv1D, SeparableConv2D
+from keras_dist.layers.rnn import RNN, StackedRNNCells
 from keras_dist.layers.simple_rnn import SimpleRNN, SimpleRNNCell
 from keras_dist.layers.spectral_normalization import SpectralNormalization
-from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
 from keras_dist.layers.time_distributed import TimeDistributed
-from keras_dist.layers.transposed_convolution import Conv1DTranspose, Conv2DTranspose, Conv3DTranspose
-from keras_dist.layers.unit_normalization import UnitNormalization
 from keras_dist.layers.up_sampling import UpSampling1D, UpSampling2D, UpSampling3D
 from keras_dist.random import SeedGenerator
 

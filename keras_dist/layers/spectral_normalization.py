@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._arguments import check_size
 from keras_dist.errors import ModelError
 from keras_dist.initializers import TruncatedNormal
-from keras_dist.layers.arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.looped import build_before
+from keras_dist.layers.loop_body import build_before
 from keras_dist.layers.wrapper import Wrapper
 
 _LARGEST_FACTOR = 1e7

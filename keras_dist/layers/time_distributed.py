@@ -11,7 +11,7 @@ from flax import nnx
 
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.looped import add_losses, build_before, call_inside
+from keras_dist.layers.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.weights import walk
 from keras_dist.layers.wrapper import Wrapper
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.arguments import check_option, check_size, check_sizes
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist._arguments import check_option, check_size, check_sizes
+from keras_dist.layers.spatial_layer import SpatialLayer
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos3", "lanczos5")
 

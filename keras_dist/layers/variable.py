@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import initializers, random
+from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist.errors import ModelError, shorten
@@ -284,8 +285,8 @@ def check_shape(shape: Any, label: str) -> tuple[int, ...]:
     Raises:
         ModelError: it is none.
     """
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    if any(not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1 for size in dims):
+    dims = (shape,) if is_int(shape) else tuple(shape)
+    if not all(is_int(size, 1) for size in dims):
         raise ModelError(
             f"weight {label} cannot have this shape",
             given=f"shape {shorten(shape)}",

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from keras_dist._arguments import check_option
 from keras_dist.errors import ModelError
-from keras_dist.layers.arguments import check_option
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 

@@ -1,0 +1,252 @@
+"""Checks of arguments: each returns the value it checked, or raises an error that names the argument and what it takes.
+
+Numbers of numpy, and arrays of no dims, count as the numbers they are; a bool is no number.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from keras_dist._signatures import takes
+from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
+
+LARGEST_SIZE = 2**31 - 1
+"""The largest size of a dim: JAX counts indices in 32 bits."""
+
+
+def argument_error(
+    argument: str,
+    value: object,
+    expected: str,
+    *,
+    wrong: str = "",
+    layer: str = "",
+    example: object = None,
+    error: type[KerasDistError] = ModelError,
+) -> KerasDistError:
+    """Return the error for a wrong value of an argument.
+
+    Args:
+        argument: the name of the argument.
+        value: what was given.
+        expected: what would have been accepted.
+        wrong: what is wrong with it, as "is not a size"; by default that it is not `expected`.
+        layer: the name of the layer whose argument it is.
+        example: a value that would have been accepted.
+        error: the class of the error.
+    """
+    return error(
+        f"`{argument}`{f' of layer {layer!r}' if layer else ''} {wrong or f'is not {expected}'}",
+        given=f"{argument}={shorten(value)}",
+        expected=expected,
+        fix=f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}",
+    )
+
+
+def _of(layer: str) -> str:
+    return f" of layer {layer!r}" if layer else ""
+
+
+def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> TypeGuard[int]:
+    """Whether `value` is an integer with `low <= value <= high`."""
+    if isinstance(value, bool | np.bool_):
+        return False
+    try:
+        return low <= operator.index(value) <= high  # type: ignore[arg-type]
+    except TypeError:
+        return False
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a finite real number."""
+    try:
+        return not isinstance(value, bool | np.bool_) and np.ndim(value) == 0 and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def check_int(
+    argument: str,
+    value: object,
+    low: int | None = None,
+    high: int | None = None,
+    *,
+    wrong: str = "",
+    alternative: str = "",
+    layer: str = "",
+    example: object = None,
+    error: type[KerasDistError] = ModelError,
+) -> int:
+    """Return `value` as an int, if `low <= value <= high`.
+
+    Args:
+        argument: the name of the argument.
+        value: what was given.
+        low: the least integer; None for any.
+        high: the largest integer; None for any.
+        wrong: what the error says of the value, for example "is not a number of rows".
+        alternative: what the caller accepts beside an integer, as the error says it, for example "None".
+        layer: the name of the layer whose argument it is.
+        example: an accepted value, as the error shows it; by default the least positive one.
+        error: the class of the error.
+    """
+    if is_int(value, -math.inf if low is None else low, math.inf if high is None else high):
+        return operator.index(value)
+    expected = "an integer" + _range_text(low, high) + (f", or {alternative}" if alternative else "")
+    if example is None:
+        example = 1 if low is None else max(low, 1)
+    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+
+
+def check_number(
+    argument: str,
+    value: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    wrong: str = "",
+    layer: str = "",
+    example: object = None,
+    error: type[KerasDistError] = ModelError,
+) -> float:
+    """Return `value` as a float, if it is finite, `low <= value <= high` and `above < value < below`.
+
+    The other arguments are those of `check_int`.
+    """
+    fits = (low is None or low <= value, high is None or value <= high) if is_number(value) else (False,)
+    if all(fits) and (above is None or above < value) and (below is None or value < below):
+        return float(value)
+    expected = "a finite number" + _range_text(low, high, above, below)
+    wrong = wrong or "is out of range"
+    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+
+
+def _range_text(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    named = {"of at least": low, "of at most": high, "above": above, "below": below}
+    texts = [f"{name} {bound}" for name, bound in named.items() if bound is not None]
+    return " ".join(["", " and ".join(texts)]) if texts else ""
+
+
+def check_fraction(argument: str, value: Any, layer: str = "") -> float:
+    """Return `value` as a float, if it is a number from 0 to 1."""
+    return check_number(argument, value, 0, 1, wrong="is not a fraction", layer=layer, example=0.5)
+
+
+def check_option(argument: str, value: Any, options: Sequence[Any], layer: str = "") -> Any:
+    """Return the option that equals `value`; strings in any case."""
+    lowered = value.lower() if isinstance(value, str) else value
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        for option in options:
+            if lowered == (option.lower() if isinstance(option, str) else option):
+                return option
+    near = did_you_mean(value, [str(option) for option in options]) if isinstance(value, str) else ""
+    example = next(option for option in options if option is not None)
+    expected = f"one of {', '.join(map(repr, options))}"
+    raise argument_error(argument, value, expected, wrong=f"is none of its options{near}", layer=layer, example=example)
+
+
+def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
+    """Return `value`, if it can be called with these parameters: names that are separated by commas."""
+    if callable(value) and takes(value, *parameters.split(", ")):
+        return value
+    raise ModelError(
+        f"`{argument}` cannot be called as {argument}({parameters})",
+        given=f"{shorten(value)} of type {type(value).__name__}",
+        expected=f"a callable ({parameters})",
+        fix=f"change its parameters: def {argument}({parameters})",
+    )
+
+
+def check_size(argument: str, value: object, layer: str = "") -> int:
+    """Return `value` as an int, if it can be the size of a dim that is not empty."""
+    if is_int(value, 1, LARGEST_SIZE):
+        return operator.index(value)
+    expected = f"an integer of at least 1 and at most {LARGEST_SIZE}"
+    raise argument_error(argument, value, expected, wrong="is not a size", layer=layer, example=32)
+
+
+def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: int = 1) -> tuple[int, ...]:
+    """Return `value` as `rank` ints of at least `least`; one integer stands for all of them."""
+    sizes = _items(value) or (value,) * rank
+    if len(sizes) == rank and all(is_int(size, least, LARGEST_SIZE) for size in sizes):
+        return tuple(map(operator.index, sizes))
+    expected = f"an integer of at least {least} and at most {LARGEST_SIZE}, or {rank} of them"
+    example = (3,) * rank if rank > 1 else 3
+    raise argument_error(argument, value, expected, wrong=f"does not have {rank} sizes", layer=layer, example=example)
+
+
+def check_shape(argument: str, value: Any, least: int = 0) -> tuple[int, ...]:
+    """Return `value` as a tuple of ints, if each is at least `least`."""
+    dims = _items(value)
+    if dims is not None and all(is_int(dim, least) for dim in dims):
+        return tuple(map(operator.index, dims))
+    expected = f"a tuple of integers of at least {least}"
+    raise argument_error(argument, value, expected, wrong="is not the shape of an array", example=(2, 3))
+
+
+def check_axis(argument: str, value: object, layer: str = "") -> int:
+    """Return `value` as an int."""
+    return check_int(argument, value, wrong="names no dim of the input", layer=layer, example=-1)
+
+
+def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
+    """Return `value`, an integer or several different ones, as a tuple."""
+    axes = (value,) if is_int(value) else _items(value)
+    if axes and all(map(is_int, axes)) and len(set(axes)) == len(axes):
+        return tuple(map(operator.index, axes))
+    expected = "an integer, or a list of different ones"
+    raise argument_error(argument, value, expected, wrong="names no dims of the input", layer=layer, example=-1)
+
+
+def check_axes_exist(
+    argument: str, axes: Sequence[int], shape: Sequence[int | None], layer: str = ""
+) -> tuple[int, ...]:
+    """Return `axes` counted from the front, in ascending order, if `shape` has them, and none is named twice."""
+    rank = len(shape)
+    found = sorted(axis % rank for axis in axes if -rank <= axis < rank)
+    if len(set(found)) < len(axes):
+        raise ModelError(
+            f"`{argument}`{_of(layer)} names dims that the input does not have, or one twice",
+            given=f"{argument}={list(axes)} for an input of shape {tuple(shape)}",
+            expected=f"different integers from {-rank} to {rank - 1}",
+            fix=f"correct {argument}, or reshape the input",
+        )
+    return tuple(found)
+
+
+def check_numbers(argument: str, value: Any, layer: str) -> Any:
+    """Return `value`, a number or an array of numbers, as a float or tuples of floats."""
+    try:
+        return _as_tuples(np.asarray(value, "float64").tolist())
+    except (TypeError, ValueError):
+        expected = "a number or an array of numbers"
+        raise argument_error(argument, value, expected, layer=layer, example=1.0) from None
+
+
+def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], layer: str) -> None:
+    """Check that an array of `shape` can be broadcast to an input of shape `to`."""
+    if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)):
+        raise ModelError(
+            f"`{argument}` of layer {layer!r} does not fit its input",
+            given=f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}",
+            expected="at most as many dims, and each, counted from the last, of size 1 or that of the input",
+            fix=f"reshape {argument}, for example with dims of size 1 at its end",
+        )
+
+
+def _items(value: Any) -> tuple[Any, ...] | None:
+    """The items of a list, a tuple or an array; None of anything else."""
+    return tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else None
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
