@@ -64,11 +64,6 @@ def has_preemption_service() -> bool:
     return distributed.global_state.preemption_sync_manager is not None
 
 
-def draws_rows_alike() -> bool:
-    """Whether the random numbers of the first rows of an array do not depend on how many rows follow."""
-    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
-
-
 def is_traced(value: Any) -> bool:
     """Whether `value` is an abstract value inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)

@@ -6,7 +6,7 @@ import os
 import signal
 import warnings
 
-from keras_dist.callbacks.arguments import check_frequency
+from keras_dist._arguments import check_int
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
@@ -72,7 +72,8 @@ class BackupAndRestore(Callback):
         asynchronous: bool = True,
     ) -> None:
         super().__init__()
-        check_frequency("BackupAndRestore", save_freq)
+        if save_freq != "epoch":
+            check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative="'epoch'", example=100)
         self.backup_dir = checked_path("BackupAndRestore", "backup_dir", backup_dir, "backup")
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint

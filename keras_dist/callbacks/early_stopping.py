@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from keras_dist import _jax
-from keras_dist.callbacks.arguments import check_count
+from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
-from keras_dist.optimizers.ranges import check_number
 
 _STATE = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
 
@@ -64,8 +63,8 @@ class EarlyStopping(MonitorCallback):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        check_count("EarlyStopping", "patience", patience)
-        check_count("EarlyStopping", "start_from_epoch", start_from_epoch)
+        check_int("patience", patience, 0, wrong="is not a number of epochs")
+        check_int("start_from_epoch", start_from_epoch, 0, wrong="is not a number of epochs")
         if baseline is not None:
             check_number("baseline", baseline)
         self.patience = patience

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.callbacks.arguments import check_frequency
+from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.ranges import check_number
 
 _SUFFIXES = (".safetensors", ".orbax")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
@@ -84,7 +83,8 @@ class ModelCheckpoint(MonitorCallback):
         if initial_value_threshold not in (None, math.inf, -math.inf):
             check_number("initial_value_threshold", initial_value_threshold)
         self.filepath = _checked_path(filepath, save_weights_only)
-        check_frequency("ModelCheckpoint", save_freq)
+        if save_freq != "epoch":
+            check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative="'epoch'", example=100)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only

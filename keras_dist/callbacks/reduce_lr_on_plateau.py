@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.callbacks.arguments import check_count
+from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import EpochLogs, Logs
 from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.errors import ModelError
-from keras_dist.optimizers.ranges import check_number
 
 
 class ReduceLROnPlateau(MonitorCallback):
@@ -77,8 +76,8 @@ class ReduceLROnPlateau(MonitorCallback):
             )
         check_number("factor", factor, 0)
         check_number("min_lr", min_lr, 0)
-        check_count("ReduceLROnPlateau", "patience", patience)
-        check_count("ReduceLROnPlateau", "cooldown", cooldown)
+        check_int("patience", patience, 0, wrong="is not a number of epochs")
+        check_int("cooldown", cooldown, 0, wrong="is not a number of epochs")
         self.factor = factor
         self.min_lr = min_lr
         self.patience = patience

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_int
 from keras_dist._extras import import_extra
-from keras_dist.callbacks.arguments import check_count
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.callbacks.learning_rates import log_rates
@@ -68,7 +68,7 @@ class TensorBoard(Callback):
     ) -> None:
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
-        check_count("TensorBoard", "histogram_freq", histogram_freq)
+        check_int("histogram_freq", histogram_freq, 0, wrong="is not a number of epochs")
         self.log_dir = checked_path("TensorBoard", "log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
@@ -213,14 +213,9 @@ def _checked_frequency(update_freq: Any) -> int:
     """Every how many batches the logs are written; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
-    if isinstance(update_freq, bool) or not isinstance(update_freq, int) or update_freq < 1:
-        raise ModelError(
-            "TensorBoard: `update_freq` cannot be used",
-            given=f"update_freq={shorten(update_freq)}",
-            expected="'epoch', 'batch', or a number of batches >= 1",
-            fix="correct `update_freq`, or leave it out",
-        )
-    return update_freq
+    return check_int(
+        "update_freq", update_freq, 1, wrong="is not a number of batches", alternative="'epoch' or 'batch'"
+    )
 
 
 def _checked_window(profile_batch: Any) -> tuple[int, int]:

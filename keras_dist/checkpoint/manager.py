@@ -13,8 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self
 
-import numpy as np
-
+from keras_dist._arguments import is_int
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, place_of, settled
 from keras_dist.checkpoint.lock import Lock
@@ -32,8 +31,7 @@ def check_number_kept(what: str, number: object) -> None:
     Raises:
         CheckpointError: they cannot.
     """
-    is_count = isinstance(number, int | np.integer) and not isinstance(number, bool) and number > 0
-    if number is not None and not is_count:
+    if number is not None and not is_int(number, 1):
         raise CheckpointError(
             f"{what} cannot be used",
             given=f"{shorten(number)} of type {type(number).__name__}",

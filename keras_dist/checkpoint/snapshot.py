@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from keras_dist import _jax
+from keras_dist._arguments import is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import Draft, place_of, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
@@ -239,7 +240,7 @@ def is_array(noted: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Whether a value of a document counts something: steps, devices, bytes."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
+    return is_int(value, 0, _LIMIT - 1)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.checks import UNSHARDED, as_list, as_table, axis_problems, default_strategy, option_problems
@@ -31,7 +32,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+    if not is_int(size, -1) or size == 0:
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size

@@ -5,6 +5,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.data.loader import DataLoader
+from keras_dist.data.padding import pad_batch
 from keras_dist.data.prefetch import prefetch_to_mesh
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
@@ -30,6 +31,7 @@ __all__ = [
     "check_process_rows",
     "global_batch",
     "normalize",
+    "pad_batch",
     "pad_sequences",
     "prefetch_to_mesh",
     "process_rows",

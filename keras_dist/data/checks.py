@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
+from keras_dist._arguments import check_int
 from keras_dist._ranges import check_fits
 from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.errors import DataError, shorten
@@ -23,14 +24,7 @@ def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int
     """
     if batch_size is None:
         return default
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise DataError(
-            f"`{argument}` is not a number of rows",
-            given=f"{argument}={shorten(batch_size)}",
-            expected="an integer of at least 1: the rows of one step on all devices together",
-            fix=f"for example {argument}=128",
-        )
-    return int(batch_size)
+    return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
 
 
 def as_arrays(value: Any, argument: str) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keras_dist._arguments import is_int
 from keras_dist.errors import DataError, shorten
 
 
@@ -60,4 +61,4 @@ class Cursor:
 def _fits(name: str, value: Any) -> bool:
     if name == "source" or (name == "seed" and value is None):
         return True
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_int(value, 0)

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 
+from keras_dist._arguments import check_int
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.checks import check_batch_size
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.recognition import source_of
 from keras_dist.data.rows import RowSource
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError
 
 
 class DataLoader:
@@ -71,13 +72,7 @@ class DataLoader:
                         fix=f"leave out {argument}, and let the source make other batches",
                     )
             self._examples = Streaming(source)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise DataError(
-                "`seed` fixes no order",
-                given=f"seed={shorten(seed)}",
-                expected="an integer of at least 0",
-                fix="for example seed=0",
-            )
+        seed = check_int("seed", seed, 0, wrong="fixes no order", error=DataError)
         self._seed = seed if shuffle else None
         self._epoch = 0
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
+from keras_dist._arguments import check_int
 from keras_dist.data.checks import as_array
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.data.hosts import SparseRows
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError
 
 
 def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
@@ -35,13 +36,7 @@ def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: i
 
     Source: `flax.jax_utils.prefetch_to_device`.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise DataError(
-            "`size` is no number of batches",
-            given=f"size={shorten(size)}",
-            expected="an integer of at least 1",
-            fix="leave it out: it is 2",
-        )
+    size = check_int("size", size, 1, wrong="is no number of batches", example=2, error=DataError)
     return _prefetched(iter(batches), distribution, size)
 
 

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from keras_dist import _jax, random
+from keras_dist._arguments import is_int
 from keras_dist.errors import ClusterError
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -161,8 +162,7 @@ def _integer_variable(name: str) -> int | None:
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
     for name, value in (("num_processes", num_processes), ("process_id", process_id)):
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and (not is_integer or (name == "num_processes" and value < 1)):
+        if value is not None and not (is_int(value, 1) if name == "num_processes" else is_int(value)):
             raise ClusterError(
                 f"initialize: `{name}` cannot be used",
                 given=f"{name}={value!r}",

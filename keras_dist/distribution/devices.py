@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from keras_dist import _environment, _jax
+from keras_dist._arguments import check_int
 from keras_dist.errors import DeviceError
 
 
@@ -90,13 +91,7 @@ def use_cpu_devices(count: int) -> None:
         >>> kd.distribution.get_device_count("cpu")
         8
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise DeviceError(
-            "use_cpu_devices: `count` is not a number of devices",
-            given=f"{count!r}",
-            expected="an integer of at least 1",
-            fix="for example kd.use_cpu_devices(8)",
-        )
+    count = check_int("count", count, 1, wrong="is not a number of devices", example=8, error=DeviceError)
     if _jax.backend_started():
         _confirm_cpu_devices(count)
         return

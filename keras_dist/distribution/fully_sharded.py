@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
@@ -61,7 +62,14 @@ class FullySharded(RuleBased):
     ) -> None:
         first = check_mesh(device_mesh).axis_names[0]
         self._axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
-        self._min_size_bytes = _check_min_size(min_size_bytes)
+        self._min_size_bytes = check_int(
+            "min_size_bytes",
+            min_size_bytes,
+            0,
+            wrong="is not a number of bytes",
+            example=2**20,
+            error=DistributionError,
+        )
         rules = _check_same_mesh(layout_map, device_mesh)
         super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict, axis_names)
 
@@ -92,17 +100,6 @@ class FullySharded(RuleBased):
         """Whether the sharding metadata of the variable, or of what it follows, name axes that are not here."""
         owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
         return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
-
-
-def _check_min_size(min_size_bytes: Any) -> int:
-    if isinstance(min_size_bytes, bool) or not isinstance(min_size_bytes, int) or min_size_bytes < 0:
-        raise DistributionError(
-            "FullySharded: `min_size_bytes` is not a number of bytes",
-            given=f"min_size_bytes={min_size_bytes!r}",
-            expected="an integer of at least 0",
-            fix="for example min_size_bytes=2**20",
-        )
-    return min_size_bytes
 
 
 def _nbytes(variable: Any) -> int:

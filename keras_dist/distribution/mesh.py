@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._arguments import is_int
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
 from keras_dist.errors import MeshError, did_you_mean, shorten
@@ -174,7 +175,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
             fix="add the missing name or size",
         )
     for size in shape:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or (size < 1 and size != -1):
+        if not is_int(size, -1) or size == 0:
             raise MeshError(
                 f"DeviceMesh: {shorten(size)} is not the size of an axis",
                 given=given,

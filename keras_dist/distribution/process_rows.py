@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from keras_dist._arguments import is_int
 from keras_dist.distribution import cluster
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import DataError, shorten
@@ -234,8 +235,7 @@ class ReplicaGroup:
         Raises:
             DataError: they are not integers with `0 <= index < count`.
         """
-        integers = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in (count, index))
-        if not integers or not 0 <= index < count:
+        if not is_int(count) or not is_int(index, 0, count - 1):
             raise DataError(
                 "there is no such group of processes",
                 given=f"num_groups={count!r}, group_index={index!r}",

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_dist._arguments import is_int
 from keras_dist.errors import ModelError, shorten
 
 Structure = Any
@@ -101,7 +102,7 @@ def is_structure(value: Any, count: int) -> bool:
     found: list[int] = []
 
     def visit(node: Any) -> bool:
-        if node is None or (isinstance(node, int) and not isinstance(node, bool)):
+        if node is None or is_int(node):
             found.extend([] if node is None else [node])
             return True
         if not isinstance(node, dict) or len(node) != 1:

@@ -19,7 +19,7 @@ from keras_dist._signatures import takes_keyword
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
-from keras_dist.layers import call_context, row_watch, symbolic
+from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
 from keras_dist.layers.building import Building
 from keras_dist.layers.call_arguments import (
@@ -84,9 +84,6 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
         weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
             `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
-        keeps_rows_apart: what a class of yours says of itself: True if each row of its outputs, and all else that it
-            does, follows from one row of its inputs, whatever the others are and however many. Batches of many lengths
-            can share programs then. Subclasses must say it again; of the layers of this package it is known.
 
     Raises:
         ModelError: an argument is not known, or the name cannot be one.
@@ -113,7 +110,6 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     supports_masking: bool = False
     input_spec: Any = None
-    keeps_rows_apart: bool = False
 
     def __init__(
         self,
@@ -323,9 +319,6 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
             wanted = "mask" if len(tensors) == 1 else f"{name}_mask"
             if wanted in parameters and value_given(parameters, args, kwargs, wanted, None) is None:
                 kwargs[wanted] = mask if _any(mask) else None
-        watch = row_watch.current()
-        if watch is not None:
-            watch.see(self, args, kwargs)
         with call_context.calling(self.name, self._weights_dtype(context.weights_dtype)):
             outputs = self.call(*args, **kwargs)
         if self.activity_regularizer is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._arguments import is_int
 from keras_dist._ranges import check_indices
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON, as_arrays, matched
@@ -197,7 +198,7 @@ def _class_indices(
 
 
 def _check_axis(name: str, axis: Any, y_pred: jax.Array) -> None:
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -y_pred.ndim <= axis < y_pred.ndim:
+    if not is_int(axis, -y_pred.ndim, y_pred.ndim - 1):
         raise ModelError(
             f"{name}: `axis` is no dim of the predictions",
             given=f"axis={axis!r}, y_pred of shape {y_pred.shape}",

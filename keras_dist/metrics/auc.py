@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_int, check_option
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON
-from keras_dist.metrics.choices import check_at_least, check_choice
 from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
@@ -54,11 +54,11 @@ class AUC(Metric):
         from_logits: bool = False,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.curve = check_choice("curve", str(curve).upper(), ("PRGAIN", "PR", "ROC"))
+        self.curve = check_option("curve", curve, ("PRGAIN", "PR", "ROC"))
         methods = ("majoring", "minoring", "interpolation")
-        self.summation_method = check_choice("summation_method", str(summation_method).lower(), methods)
+        self.summation_method = check_option("summation_method", summation_method, methods)
         if thresholds is None:
-            self.thresholds = even_thresholds(check_at_least("num_thresholds", num_thresholds, 2), EPSILON)
+            self.thresholds = even_thresholds(check_int("num_thresholds", num_thresholds, 2), EPSILON)
         else:
             self.thresholds = [-EPSILON, *sorted(thresholds), 1 + EPSILON]
         self.num_thresholds = len(self.thresholds)

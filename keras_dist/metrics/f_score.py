@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist._arguments import check_number, check_option
+from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON, as_arrays
-from keras_dist.metrics.choices import check_choice
 from keras_dist.metrics.metric import Metric
 
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
@@ -43,10 +43,10 @@ class FBetaScore(Metric):
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.average = check_choice("average", average, (None, "micro", "weighted", "macro"))
+        self.average = check_option("average", average, (None, "micro", "weighted", "macro"))
         self.axis = None if average == "micro" else 0
-        self.beta = _positive("beta", beta)
-        self.threshold = None if threshold is None else _positive("threshold", threshold, most=1.0)
+        self.beta = check_number("beta", beta, above=0)
+        self.threshold = None if threshold is None else check_number("threshold", threshold, above=0, high=1)
         self._built = False
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -122,14 +122,3 @@ class F1Score(FBetaScore):
         dtype: Any = None,
     ) -> None:
         super().__init__(average=average, beta=1.0, threshold=threshold, name=name, dtype=dtype)
-
-
-def _positive(argument: str, value: Any, most: float = float("inf")) -> float:
-    if isinstance(value, float) and 0 < value <= most:
-        return value
-    raise ModelError(
-        f"`{argument}` is out of range, or no float",
-        given=f"{argument}={shorten(value)}",
-        expected="a float above 0" + (f", at most {most}" if most < float("inf") else ""),
-        fix=f"for example {argument}=0.5",
-    )

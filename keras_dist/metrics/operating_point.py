@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from keras_dist.metrics.choices import check_at_least, check_fraction
+from keras_dist._arguments import check_fraction, check_int
 from keras_dist.metrics.confusion import ConfusionMetric, Counts, even_thresholds
 from keras_dist.metrics.reduction import divide_no_nan
 
@@ -17,7 +17,7 @@ class _AtOperatingPoint(ConfusionMetric):
     _direction = "up"
 
     def __init__(self, value: float, num_thresholds: int, class_id: int | None, name: str | None, dtype: Any) -> None:
-        check_at_least("num_thresholds", num_thresholds, 1)
+        num_thresholds = check_int("num_thresholds", num_thresholds, 1)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
         super().__init__(thresholds, Counts._fields, name, dtype, class_id=class_id)
         self.value = value

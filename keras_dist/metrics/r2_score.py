@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_int, check_option
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import align_ranks, as_arrays
-from keras_dist.metrics.choices import check_choice
 from keras_dist.metrics.metric import Metric
 
 
@@ -40,15 +40,8 @@ class R2Score(Metric):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         options = (None, "uniform_average", "variance_weighted_average")
-        self.class_aggregation = check_choice("class_aggregation", class_aggregation, options)
-        if num_regressors < 0:
-            raise ModelError(
-                "R2Score: `num_regressors` is negative",
-                given=f"num_regressors={num_regressors}",
-                expected="0, or the number of independent inputs",
-                fix="leave it out for the plain score",
-            )
-        self.num_regressors = num_regressors
+        self.class_aggregation = check_option("class_aggregation", class_aggregation, options)
+        self.num_regressors = check_int("num_regressors", num_regressors, 0)
         self.num_samples = self.add_variable((), name="num_samples")
         self._built = False
 

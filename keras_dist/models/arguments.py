@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from keras_dist._signatures import takes
+from keras_dist._arguments import check_int, check_number, check_option, is_int
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.checks import check_batch_size
@@ -50,7 +48,8 @@ def training_sources(
     Raises:
         DataError: an argument cannot be used.
     """
-    check_split(validation_split)
+    wrong = "is not a part of the examples"
+    check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     source, validation = source_of(*arrays), None
     if validation_data is not None:
         validation = validation_source(validation_data)
@@ -110,22 +109,6 @@ def split_source(source: Source, validation_split: float) -> tuple[ArraySource, 
     return source.split(at)
 
 
-def check_split(validation_split: Any) -> None:
-    """Check that `validation_split` is a part of a whole.
-
-    Raises:
-        DataError: it is not.
-    """
-    if isinstance(validation_split, int | float | np.floating) and 0 <= validation_split < 1:
-        return
-    raise DataError(
-        "`validation_split` is not a part of the examples",
-        given=f"validation_split={shorten(validation_split)}",
-        expected="a number from 0 to less than 1",
-        fix="for example validation_split=0.2",
-    )
-
-
 def validation(source: Source | None, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
     """What is evaluated after which epochs; None without examples.
 
@@ -146,9 +129,7 @@ def check_freq(validation_freq: Any) -> int | list[int]:
         ModelError: it is not.
     """
     epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
-    if epochs and all(
-        isinstance(epoch, int | np.integer) and not isinstance(epoch, bool) and epoch >= 1 for epoch in epochs
-    ):
+    if epochs and all(is_int(epoch, 1) for epoch in epochs):
         return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
     raise ModelError(
         "`validation_freq` tells no epochs",
@@ -187,36 +168,6 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
     )
 
 
-def check_callable(argument: str, value: Any, parameters: str) -> None:
-    """Check that `value` can be called with these parameters.
-
-    Raises:
-        ModelError: it cannot; calls it `argument`.
-    """
-    if not callable(value) or not takes(value, *parameters.split(", ")):
-        raise ModelError(
-            f"`{argument}` cannot be called as {argument}({parameters})",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected=f"a callable ({parameters})",
-            fix=f"change its parameters: def {argument}({parameters})",
-        )
-
-
-def check_option(argument: str, value: Any, options: tuple[Any, ...]) -> None:
-    """Check that `value` is one of the options.
-
-    Raises:
-        ModelError: it is not; calls it `argument`.
-    """
-    if not isinstance(value, bool | int | str | np.bool_) or value not in options:
-        raise ModelError(
-            f"`{argument}` is none of its options",
-            given=f"{argument}={shorten(value)}",
-            expected=f"one of {', '.join(map(repr, options))}",
-            fix=f"for example {argument}={options[-1]!r}",
-        )
-
-
 def step_options(
     run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
 ) -> StepOptions:
@@ -231,41 +182,19 @@ def step_options(
     check_option("check", check, (False, True))
     steps = None
     if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
-        steps = check_steps("steps_per_execution", steps_per_execution, "or 'auto'")
+        steps = check_steps("steps_per_execution", steps_per_execution, "'auto'")
     jit = not run_eagerly and jit_compile is not False
-    ahead = check_steps("prefetch", prefetch, "the number of executions")
+    ahead = check_steps("prefetch", prefetch, "")
     return StepOptions(steps, jit, bool(donate and not check), bool(check), ahead)
 
 
-def check_steps(argument: str, value: Any, alternative: str = "or None") -> int:
+def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
     """`value`, the value of `argument`, if it is a number of steps.
 
     Raises:
         ModelError: it is not an integer of at least 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ModelError(
-            f"`{argument}` is not a number of steps",
-            given=f"{argument}={shorten(value)}",
-            expected=f"an integer of at least 1, {alternative}",
-            fix=f"for example {argument}=10, or leave it out",
-        )
-    return int(value)
-
-
-def check_width(argument: str, value: Any) -> None:
-    """Check that `value` is a number of characters that a table fits in, or None.
-
-    Raises:
-        ModelError: it is not; calls it `argument`.
-    """
-    if value is not None and (not isinstance(value, int | np.integer) or value < 40):
-        raise ModelError(
-            f"`{argument}` is not the width of a table",
-            given=f"{argument}={shorten(value)}",
-            expected="an integer of at least 40, or None",
-            fix=f"for example {argument}=120",
-        )
+    return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
@@ -274,12 +203,5 @@ def epoch_range(initial_epoch: Any, epochs: Any) -> range:
     Raises:
         ModelError: one of them is not an integer of at least 0.
     """
-    numbers = (initial_epoch, epochs)
-    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0 for n in numbers):
-        raise ModelError(
-            "`epochs` is not a number of epochs",
-            given=f"epochs={shorten(epochs)}, initial_epoch={shorten(initial_epoch)}",
-            expected="integers of at least 0",
-            fix="for example epochs=3",
-        )
-    return range(initial_epoch, epochs)
+    first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
+    return range(first, check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 
 from keras_dist import optimizers, random
+from keras_dist._arguments import check_callable, check_option
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming
@@ -18,8 +19,6 @@ from keras_dist.metrics import Metric
 from keras_dist.mixed_precision import DTypePolicy, with_loss_scale
 from keras_dist.models.arguments import (
     batching,
-    check_callable,
-    check_option,
     epoch_range,
     step_options,
     training_sources,

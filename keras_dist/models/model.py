@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist import random
+from keras_dist._arguments import check_callable, check_int
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
@@ -23,7 +24,6 @@ from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
-from keras_dist.models.arguments import check_callable, check_width
 from keras_dist.models.birth import give_birth
 from keras_dist.models.connecting import Connecting
 from keras_dist.models.custom_steps import CustomSteps
@@ -97,8 +97,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
 
     Source: `keras.Model`.
     """
-
-    keeps_rows_apart = True  # its layers and operations tell what they do
 
     @_then_born
     def __init__(
@@ -271,8 +269,6 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         objective = self._compiled("compute_loss").objective("compute_loss")
         return objective.losses((x, y, sample_weight), y_pred)["loss"]
 
-    compute_loss.leaves_rows_out = True  # type: ignore[attr-defined]  # that do not count: what compile chose does
-
     # Weights
 
     @property
@@ -321,7 +317,10 @@ class Model(CustomSteps, Fitting, Connecting, Pickling, WeightsFile, Exporting):
         Source: `keras.Model.summary`.
         """
         del positions
-        check_width("line_length", line_length)
+        if line_length is not None:
+            check_int(
+                "line_length", line_length, 40, wrong="is not the width of a table", alternative="None", example=120
+            )
         session = self._born() if self._program is not None else getattr(self, "_session", None)
         if session is not None and getattr(self, "_home", None) is None:
             table = module_table(session.cell.plan, session.cell.state_plan)

@@ -8,10 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.layers import row_watch
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
 from keras_dist.models.naming import free_name
@@ -82,7 +80,6 @@ class Program:
         values: dict[int, Any] = dict(zip(_indices(self.inputs), self._arranged(inputs), strict=True))
         for call in self.calls:
             operation = members[call.operation] if isinstance(call.operation, str) else call.operation
-            _watch_rows(call)
             args, kwargs = _filled((call.args, call.kwargs), values)
             outputs = operation(*args, **kwargs)
             values |= zip(_indices(call.outputs), jax.tree.leaves(outputs), strict=True)
@@ -259,14 +256,6 @@ def _output_names(outputs: Any, names: Mapping[int, str]) -> tuple[str, ...]:
         layer = names.get(id(tensor.node.operation)) if tensor.node is not None else None
         found.append(free_name(layer or tensor.name.removesuffix("/output"), found))
     return tuple(found)
-
-
-def _watch_rows(call: Call) -> None:
-    """Note what may mix rows: operations between tensors, and arrays that do not come from the inputs."""
-    if isinstance(call.operation, Operation):
-        row_watch.note(f"operation {call.operation.name!r} between symbolic tensors")
-    elif any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves((call.args, call.kwargs))):
-        row_watch.note(f"layer {call.operation!r}, which is called with a constant array")
 
 
 def _indices(tree: Any) -> list[int]:

@@ -44,8 +44,6 @@ class Sequential(Model):
     Source: `keras.Sequential`.
     """
 
-    keeps_rows_apart = True  # its layers tell what they do
-
     def __init__(
         self, layers: Sequence[Any] | None = None, trainable: bool = True, name: str | None = None, **kwargs: Any
     ) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._arguments import is_number
 from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -389,8 +390,7 @@ def _checked_size(max_shard_size: Any) -> float | None:
     """
     if max_shard_size is None:
         return None
-    is_number = isinstance(max_shard_size, int | float) and not isinstance(max_shard_size, bool)
-    if not is_number or not 0 < max_shard_size < _MOST_GB:
+    if not is_number(max_shard_size) or not 0 < max_shard_size < _MOST_GB:
         raise ModelError(
             "save_weights: `max_shard_size` is no size of a file",
             given=f"max_shard_size={shorten(max_shard_size)}",

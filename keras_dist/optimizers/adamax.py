@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._arguments import check_number
 from keras_dist.optimizers.adam import check_betas
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.ranges import check_number
 from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._arguments import check_int, check_number
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import ModelState
 from keras_dist.optimizers.optimizer import Optimizer
-from keras_dist.optimizers.ranges import check_count, check_number
 
 
 class LossScaleState(NamedTuple):
@@ -74,7 +74,7 @@ class LossScaleOptimizer(Optimizer):
         use_ema = getattr(inner_optimizer, "use_ema", False)
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
         check_number("initial_scale", initial_scale, above=0)
-        check_count("dynamic_growth_steps", dynamic_growth_steps, least=1)
+        check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="is no count of steps")
         self.inner_optimizer = inner_optimizer
         self.initial_scale = initial_scale
         self.dynamic_growth_steps = dynamic_growth_steps

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist import _paths
+from keras_dist._arguments import check_int, check_number
 from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.adam import check_betas, scale_by_adam
 from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer
-from keras_dist.optimizers.ranges import check_count, check_number
 from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
@@ -75,7 +75,7 @@ class Muon(Optimizer):
         check_betas(adam_beta_1, adam_beta_2)
         check_number("epsilon", epsilon, 0)
         check_number("momentum", momentum, 0, 1)
-        check_count("ns_steps", ns_steps, least=1)
+        check_int("ns_steps", ns_steps, 1, wrong="is no count of steps")
         if adam_weight_decay is not None:
             check_number("adam_weight_decay", adam_weight_decay)
         self.adam_beta_1 = adam_beta_1

@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 from keras_dist import _paths
+from keras_dist._arguments import check_int, check_number
 from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.ranges import check_count, check_number
 from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.saving import Configurable
 
@@ -150,10 +150,10 @@ class Optimizer(CustomLoops, Configurable):
         if loss_scale_factor is not None:
             check_number("loss_scale_factor", loss_scale_factor, above=0)
         if gradient_accumulation_steps is not None:
-            check_count("gradient_accumulation_steps", gradient_accumulation_steps, least=2)
+            check_int("gradient_accumulation_steps", gradient_accumulation_steps, 2, wrong="is no count of steps")
         check_number("ema_momentum", ema_momentum, 0, 1)
         if ema_overwrite_frequency is not None:
-            check_count("ema_overwrite_frequency", ema_overwrite_frequency, least=1)
+            check_int("ema_overwrite_frequency", ema_overwrite_frequency, 1, wrong="is no count of steps")
         self._rate = learning_rate
         self.weight_decay = weight_decay
         self.clipnorm, self.clipvalue, self.global_clipnorm = clipnorm, clipvalue, global_clipnorm

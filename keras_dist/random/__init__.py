@@ -9,10 +9,18 @@
 One seed gives the bits that Keras gives on JAX.
 """
 
-from keras_dist.random.arguments import check_seed as check_seed
-from keras_dist.random.continuous import beta, gamma, normal, truncated_normal, uniform
-from keras_dist.random.discrete import binomial, categorical, randint
+from keras_dist.random.distributions import (
+    beta,
+    binomial,
+    categorical,
+    gamma,
+    normal,
+    randint,
+    truncated_normal,
+    uniform,
+)
 from keras_dist.random.elements import dropout, shuffle
+from keras_dist.random.keys import check_seed as check_seed
 from keras_dist.random.keys import current_seed as current_seed
 from keras_dist.random.keys import key_stream as key_stream
 from keras_dist.random.keys import next_key as next_key

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_fraction, is_int
 from keras_dist.errors import ModelError, shorten
-from keras_dist.random.arguments import check_rate
 from keras_dist.random.seed_generator import key_of
 
 
@@ -29,7 +29,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
 
     Source: `keras.random.dropout`.
     """
-    inputs, rate = jnp.asarray(inputs), check_rate(rate)
+    inputs, rate = jnp.asarray(inputs), check_fraction("rate", rate)
     shape = _noise_shape(noise_shape, inputs.shape)
     if rate == 0:
         return inputs
@@ -53,7 +53,7 @@ def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     Source: `keras.random.shuffle`, on JAX.
     """
     x = jnp.asarray(x)
-    if isinstance(axis, bool) or axis not in range(-x.ndim, x.ndim):
+    if not is_int(axis, -x.ndim, x.ndim - 1):
         raise ModelError(
             "`axis` is not an axis of `x`",
             given=f"axis={shorten(axis)}, x of shape {x.shape}",

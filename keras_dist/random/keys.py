@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import jax
 
 from keras_dist import _jax
+from keras_dist._arguments import check_int
 from keras_dist.errors import ModelError
-from keras_dist.random.arguments import check_seed
 
 _seed: int | None = None
 _stream: contextvars.ContextVar[Iterator[jax.Array] | None] = contextvars.ContextVar("keys", default=None)
@@ -36,6 +36,11 @@ def set_random_seed(seed: int) -> None:
     global _seed, _process_stream
     _seed = check_seed(seed)
     _process_stream = None
+
+
+def check_seed(seed: object) -> int:
+    """Return `seed` as an int, if it is an integer, 0 <= seed < 2**32."""
+    return check_int("seed", seed, 0, 2**32 - 1, wrong="is not a random seed", example=1337)
 
 
 def current_seed() -> int:

@@ -12,8 +12,7 @@ from flax import nnx
 
 from keras_dist import _jax
 from keras_dist.errors import ModelError
-from keras_dist.random.arguments import check_seed
-from keras_dist.random.keys import unseeded_key
+from keras_dist.random.keys import check_seed, unseeded_key
 
 
 class SeedGenerator(nnx.Module):

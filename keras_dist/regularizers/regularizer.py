@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
-import numpy as np
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist._arguments import check_number
 from keras_dist.saving import Configurable
 
 
@@ -32,17 +30,6 @@ class Regularizer(Configurable):
         return 0.0
 
 
-def check_factor(name: str, value: Any) -> float:
-    """`value` as a float, which is 0 or more.
-
-    Raises:
-        ModelError: it is not.
-    """
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
-        raise ModelError(
-            f"`{name}` is not a factor of a penalty",
-            given=f"{name}={shorten(value)}",
-            expected="a finite number, 0 or more",
-            fix=f"for example {name}=0.01",
-        )
-    return float(value)
+def check_factor(argument: str, value: Any) -> float:
+    """Return `value` as a float, if it is finite and not negative."""
+    return check_number(argument, value, 0, wrong="is not a factor of a penalty", example=0.01)

@@ -17,7 +17,6 @@ from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers import Layer
-from keras_dist.layers.row_by_row import STANDS_FOR
 
 LONE_INPUT = "input/x"
 """The name in rules of an input that is one array."""
@@ -81,7 +80,7 @@ def _constrained_class(cls: type, name: str, distribution: Distribution) -> type
         outputs = cls.__call__(self, *args, **kwargs)
         return jax.tree.map(lambda output: _constrain(name, output, distribution), outputs)
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, STANDS_FOR: cls})
+    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
 def _constrain(name: str, value: Any, distribution: Distribution) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -19,11 +18,9 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
-from keras_dist.errors import ModelError, RecompileWarning, shorten
-from keras_dist.layers import row_watch
+from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.convolutions import batch_first
-from keras_dist.training.counted_rows import check_kept_apart, new_watch, rows_of
-from keras_dist.training.executions import Counted, Execution, Single, Stacked, data_layouts, filled
+from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
@@ -45,8 +42,9 @@ EXPECTED_SHAPES = 2
 MANY_SHAPES = 16
 """Of all batches since `compile`: so many and more are hardly meant."""
 
-OWN_LENGTHS = 8
-"""So many have programs of their own, as fast as can be; then batches are filled up, where that changes no number."""
+FEWER_SHAPES = (
+    "make batches with drop_remainder=True, or pad them to a few shapes with kd.data.pad_batch(batch, multiple_of=...)"
+)
 
 
 def rows_multiple(x: Any, distribution: Distribution) -> int:
@@ -103,8 +101,6 @@ class CompiledSteps:
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
-        self._lengths: collections.defaultdict[tuple[str, str], set[int]] = collections.defaultdict(set)
-        self._mixers: dict[str, str | None] = {}
 
     def forget_shapes(self, mode: str) -> None:
         """A run over a data set begins or is over: the next shapes of batches are the first ones."""
@@ -174,20 +170,16 @@ class CompiledSteps:
         self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
     ) -> Callable[[], Any]:
         """The program with its arguments, `before` and those of the execution; it is compiled already."""
-        shared = self._shared(mode, step, execution, compile_, before)
-        if shared is None:
-            program = self._programs.get((mode, step, execution.kind, execution.form))
-            if program is None:
-                program = self._made(mode, step, execution, compile_, before)
-                self._warn_of_shapes(mode, execution)
-        else:
-            execution, program = shared
-        arguments, rows = _arguments(mode, before, execution), _rows_as_traced(execution)
+        program = self._programs.get((mode, step, execution.kind, execution.form))
+        if program is None:
+            program = self._made(mode, step, execution, compile_, before)
+            self._warn_of_shapes(mode, execution)
+        arguments = _arguments(mode, before, execution)
 
         def run() -> Any:
             try:
                 if not self._options.jit:
-                    return traced_in(self._distribution, rows, lambda: program(*arguments))
+                    return traced_in(self._distribution, execution.rows, lambda: program(*arguments))
                 result = program(*arguments)
                 if self._options.check:
                     error, result = result
@@ -199,108 +191,51 @@ class CompiledSteps:
 
         return run
 
-    def _shared(
-        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]
-    ) -> tuple[Execution, Any] | None:
-        """The execution with its batch filled up, and a program for that; None where it has one of its own."""
-        if not isinstance(execution, Single | Stacked) or not self._is_one_of_many(mode, step, execution):
-            return None
-        try:
-            full = self._filled(mode, execution)
-            program = self._programs.get((mode, step, full.kind, full.form))
-            is_new = program is None
-            program = self._made(mode, step, full, compile_, before, is_shared=True) if is_new else program
-        except Exception as error:  # what else is wrong with the batch, a program of its own will tell
-            self._mixers[mode] = f"what cannot be known: a program for several failed with {shorten(str(error))}"
-            return None
-        if is_new:
-            self._warn_of_shapes(mode, full, is_shared=True)
-        return full, program
-
     def _made(
-        self,
-        mode: str,
-        step: Any,
-        execution: Execution,
-        compile_: Callable[..., Any],
-        before: tuple[Any, ...],
-        is_shared: bool = False,
+        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]
     ) -> Any:
         """A new program, compiled."""
         try:
             program = compile_(step, execution)
             if self._options.jit:
-                with row_watch.entered(new_watch()) as watch:
-                    arguments, rows = _arguments(mode, before, execution), _rows_as_traced(execution)
-                    lowered = traced_in(self._distribution, rows, lambda: self._lowered(program, arguments))
-                if is_shared:
-                    check_kept_apart(watch)
+                arguments = _arguments(mode, before, execution)
+                lowered = traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
                 program = lowered.compile()
-                mixer = watch.mixer or (None if watch.saw_all else "a step of your own")
-                self._mixers[mode] = self._mixers.get(mode) or mixer
         except Exception as error:
             _note(error, execution)
             raise
         self._programs[mode, step, execution.kind, execution.form] = program
         return program
 
-    def _is_one_of_many(self, mode: str, step: Any, execution: Single | Stacked) -> bool:
-        """Whether there are so many lengths already that another shape should share a program, and may."""
-        may_share = self._mixers.get(mode, "") is None and jax.process_count() == 1
-        is_new = (mode, step, execution.kind, execution.form) not in self._programs
-        return may_share and is_new and len(self._lengths[mode, execution.kind]) >= OWN_LENGTHS
-
-    def _filled(self, mode: str, execution: Single | Stacked) -> Single | Counted:
-        """The execution on a batch that is filled up, or on such a stack."""
-        x = execution.batch.arrays[0]
-        if execution.batch.stacked is not None:
-            x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), x)
-        more = filled(execution.batch, rows_multiple(x, self._distribution))
-        if mode != "predict":
-            return Counted(more)
-        # nothing is left out there: each row has an output
-        return Single(dataclasses.replace(more, rows=len(jax.tree.leaves(more.arrays)[0])))
-
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         if self._is_on_cpus:
             return _jax.lower_with(program, arguments, {jax.lax.conv_general_dilated_p: batch_first})
         return program.lower(*arguments)
 
-    def _warn_of_shapes(self, mode: str, execution: Execution, is_shared: bool = False) -> None:
-        key = mode, "shared" if is_shared else execution.kind
+    def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
+        key = mode, execution.kind
         shapes = self._shapes.setdefault(key, [])
         shapes.append(execution.describe())
         self._shapes_ever[key] += 1
-        self._lengths[key].add(execution.rows)
         if self._shapes_ever[key] == MANY_SHAPES:
             what = (
                 f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
                 f"{shapes[-1]}\n"
                 f"  expected: batches of a few shapes; each is compiled anew, which takes longer than many steps\n"
-                f"  fix:      pad batches to a few lengths; this is said once"
+                f"  fix:      {FEWER_SHAPES}; this is said once"
             )
-        elif is_shared and self._shapes_ever[key] == 1:
-            what = (
-                f"the {mode} step was compiled for batches of {OWN_LENGTHS} lengths since compile(): from now on "
-                f"batches of other lengths are filled up to a power of two of rows, such as {shapes[-1]}\n"
-                f"  expected: batches of a few lengths; rows that are added cost time, and change no number\n"
-                f"  fix:      pad batches to a few lengths; this is said once"
-            )
-        elif len(shapes) > EXPECTED_SHAPES and not is_shared:
+        elif len(shapes) > EXPECTED_SHAPES:
             what = (
                 f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"
-                f"  expected: batches of one length, and perhaps a shorter last one\n"
-                f"  fix:      pad or drop what is shorter, so that few lengths remain: each is compiled anew"
+                f"  expected: batches of one shape, and perhaps a shorter last one; each is compiled anew\n"
+                f"  fix:      {FEWER_SHAPES}"
             )
         else:
             return
-        mixer = self._mixers.get(mode)
-        if mixer is not None:
-            what += f"\n  why:      lengths share no programs, because rows may be mixed by {mixer}"
         warnings.warn(what, RecompileWarning, stacklevel=2)
 
-    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int | None) -> tuple[TrainState, Any]:
+    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
         return check_train_step(
             state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
         )
@@ -309,11 +244,10 @@ class CompiledSteps:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
-        def one(carry: tuple[Flat, Logs], arrays: Any, count: Any = None) -> tuple[Flat, Logs]:
+        def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
-            with _counting(arrays, count):
-                new, found = self._stepped(step, state, arrays, rows if count is None else None)
-            logs = _accumulate(logs, found, rows if count is None else count)
+            new, found = self._stepped(step, state, arrays, rows)
+            logs = _accumulate(logs, found, rows)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
             return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
 
@@ -331,11 +265,10 @@ class CompiledSteps:
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
         def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
-            def one(carry: tuple[Streams, Logs], arrays: Any, count: Any = None) -> tuple[Streams, Logs]:
+            def one(carry: tuple[Streams, Logs], arrays: Any) -> tuple[Streams, Logs]:
                 before = self._state_tree.unflatten([carry[0].get(index, leaf) for index, leaf in enumerate(state)])
-                with _counting(arrays, count):
-                    after, found = step(before, real_rows(arrays, rows if count is None else None, distribution))
-                leaves, logs = jax.tree.leaves(after), _accumulate(carry[1], found, rows if count is None else count)
+                after, found = step(before, real_rows(arrays, rows, distribution))
+                leaves, logs = jax.tree.leaves(after), _accumulate(carry[1], found, rows)
                 return {index: leaves[index] for index in self._streams}, logs
 
             return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)
@@ -381,11 +314,6 @@ def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tupl
     return (*before, execution.operands[0] if mode == "predict" else execution.operands)
 
 
-def _rows_as_traced(execution: Execution) -> int | None:
-    """The rows of the batches that a module sees; None for those that are filled up."""
-    return None if isinstance(execution, Counted) else execution.rows
-
-
 def _note(error: Exception, batch: Batch | Execution) -> None:
     """Let an error of the module, the loss or JAX say on which batch it arose."""
     error.add_note(f"in a step on {batch.describe()}")
@@ -400,14 +328,8 @@ def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
 
 
-def _counting(arrays: Any, count: Any) -> contextlib.AbstractContextManager[None]:
-    """Inside, only so many rows of the arrays count; for None all do."""
-    watch = row_watch.current()
-    return contextlib.nullcontext() if watch is None else watch.counting(rows_of(arrays, count))
-
-
-def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
-    """The first rows of each array, without the padding (traced); for None all.
+def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
+    """The first rows of each array, without the padding (traced).
 
     Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
     put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
@@ -417,7 +339,7 @@ def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
     repeated = batch_shards(distribution) != mesh.backend_mesh.size
 
     def cut(array: Any) -> Any:
-        if rows is None or len(array) == rows:
+        if len(array) == rows:
             return array
         real = array[:rows]
         return jax.lax.with_sharding_constraint(real, _replicated(mesh)) if repeated else real
@@ -425,7 +347,7 @@ def real_rows(arrays: Any, rows: int | None, distribution: Distribution) -> Any:
     return jax.tree.map(cut, arrays)
 
 
-def _accumulate(logs: Logs, found: dict[str, Any], rows: Any) -> Logs:
+def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
     """The states of the tallies with a batch of so many rows added."""
     if set(found) != set(logs):
         raise ModelError(

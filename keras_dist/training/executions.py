@@ -24,8 +24,8 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.pace import FixedPace, Pace
 
-Body = Callable[..., Any]
-"""One step: `body(carry, (x, y, sample_weight)) -> carry`; a third argument says how many of the rows count."""
+Body = Callable[[Any, Any], Any]
+"""One step: `body(carry, (x, y, sample_weight)) -> carry`."""
 
 RESIDENT_BYTES = 2**26
 """What a data set may take, on all devices together, to be kept on devices that do not tell their memory."""
@@ -146,71 +146,6 @@ class Stacked(Streamed):
         """A scan."""
         del distribution
         return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
-
-
-class Counted(Streamed):
-    """Steps on a batch, or on each of a stack, that is filled up; how many of the rows count is an operand."""
-
-    @property
-    def kind(self) -> str:
-        """Of a batch, or of a stack."""
-        return "counted" if self.batch.stacked is None else "counted stack"
-
-    @property
-    def steps(self) -> int:
-        """One for each batch."""
-        return self.batch.stacked or 1
-
-    @property
-    def operands(self) -> Any:
-        """The arrays, and how many rows count."""
-        return self.batch.arrays, np.int32(self.batch.rows)
-
-    @property
-    def form(self) -> Hashable:
-        """That of the filled batch, whatever rows count."""
-        return self.batch.form
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Those of the batch or stack; the count is on every device."""
-        unfilled = Single(self.batch) if self.batch.stacked is None else Stacked(self.batch)
-        everywhere = TensorLayout.replicated(0, distribution.device_mesh).backend_layout
-        return unfilled.shardings(distribution), everywhere
-
-    @property
-    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """The step, or a scan."""
-        return _run_counted if self.batch.stacked is None else _run_counted_stack
-
-
-def _run_counted(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-    del distribution
-    return body(carry, *operands)
-
-
-def _run_counted_stack(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-    del distribution
-    arrays, count = operands
-    return jax.lax.scan(lambda carry, arrays: (body(carry, arrays, count), None), carry, arrays)[0]
-
-
-def filled(batch: Batch, multiple_of: int) -> Batch:
-    """The batch, or each of a stack, filled up to a multiple of this many rows times a power of two.
-
-    What is added are copies of the last row.
-    """
-    axis = 0 if batch.stacked is None else 1
-    leaves, tree = jax.tree.flatten(batch.arrays)
-    length = multiple_of
-    while length < leaves[0].shape[axis]:
-        length *= 2
-    ends = [np.take(leaf, [-1], axis=axis) for leaf in map(np.asarray, leaves)]
-    more = [
-        np.concatenate([leaf, np.repeat(end, length - leaf.shape[axis], axis=axis)], axis=axis)
-        for leaf, end in zip(leaves, ends, strict=True)
-    ]
-    form = tree, tuple((leaf.shape, leaf.dtype) for leaf in more)
-    return dataclasses.replace(batch, arrays=tree.unflatten(more), form=form)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
+from keras_dist._arguments import is_number
 from keras_dist._signatures import keywords_taken
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
@@ -290,7 +290,7 @@ def _is_by_output(given: Any) -> bool:
 
 
 def _number(weight: Any) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+    if not is_number(weight):
         raise ModelError(
             "`loss_weights` holds something that is no number",
             given=f"{shorten(weight)} of type {type(weight).__name__}",

@@ -14,7 +14,6 @@ from keras_dist import _jax
 from keras_dist._patterns import Pattern
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context
-from keras_dist.layers.row_by_row import STANDS_FOR
 from keras_dist.training.activations import named_submodules
 from keras_dist.training.graph import compile_rule
 
@@ -107,7 +106,7 @@ def _checkpointed_class(cls: type) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _checkpointed(cls, self, args, kwargs)
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__, STANDS_FOR: cls})
+    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
 def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,6 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
-from keras_dist.training.counted_rows import mask_of_counted, watch_measures, watch_outputs
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import (
@@ -74,8 +73,7 @@ class Forward:
         with call_context.entered(training, anew=True) as context:
             y_pred = self._run(module, state.step, batch[0], training)
             mask = context.mask_of(y_pred)
-            mask = mask_of_counted(mask if jax.tree.leaves(mask) else None, y_pred)
-            watch_measures(module, objective, y_pred)
+            mask = mask if jax.tree.leaves(mask) else None
             losses = objective.losses(batch, y_pred, mask)
             if self.compute_loss is not None:
                 context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
@@ -89,9 +87,7 @@ class Forward:
         return module
 
     def _run(self, module: Any, step: Any, x: Any, training: bool) -> Any:
-        y_pred = self.call(module, constrain_inputs(x, self.distribution), training, self.rngs(step))
-        watch_outputs(module if self.compute_loss is not None else None)  # else it is called as users say
-        return y_pred
+        return self.call(module, constrain_inputs(x, self.distribution), training, self.rngs(step))
 
     def rngs(self, step: Any) -> nnx.Rngs:
         """Random streams of one step."""

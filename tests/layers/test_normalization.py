@@ -145,8 +145,8 @@ refused: Any = layers.BatchNormalization
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
-        (lambda: refused(axis="last"), ("`axis`", "axis='last'", "one integer")),
-        (lambda: refused(axis=[1, 2]), ("`axis`", "one integer")),
+        (lambda: refused(axis="last"), ("`axis`", "axis='last'", "an integer")),
+        (lambda: refused(axis=[1, 2]), ("`axis`", "an integer")),
         (lambda: layers.BatchNormalization(momentum=1.5), ("`momentum`", "momentum=1.5", "from 0 to 1")),
         (lambda: layers.BatchNormalization(epsilon=-1), ("`epsilon`", "epsilon=-1", "at least 0")),
         (lambda: layers.BatchNormalization(renorm_clipping={"max": 1}), ("renorm_clipping", "rmin, rmax, dmax")),

@@ -133,7 +133,7 @@ def test_factors_that_are_none_are_named(factor: Any) -> None:
         with pytest.raises(ModelError, match=f"`{name}` is not a factor") as caught:
             make(factor)
         assert repr(factor) in caught.value.given
-        assert caught.value.expected == "a finite number, 0 or more"
+        assert caught.value.expected == "a finite number of at least 0"
 
 
 def test_modes_and_shapes_that_are_none_are_named() -> None:

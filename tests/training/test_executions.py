@@ -144,8 +144,10 @@ class TestPrograms:
         model.compile("sgd", loss=LOSS)
         for rows in (8, 3, 8, 3):
             model.train_on_batch(X[:rows], Y[:rows])
-        with pytest.warns(kd.errors.RecompileWarning, match=r"3\. shape of batch: x float32\(5, 8\), y int32\(5,\)"):
+        with pytest.warns(kd.errors.RecompileWarning) as warned:
             model.train_on_batch(X[:5], Y[:5])
+        for part in ("3. shape of batch: x float32(5, 8), y int32(5,)", "drop_remainder=True", "kd.data.pad_batch("):
+            assert part in str(warned[0].message)
         model.train_on_batch(X[:5], Y[:5])
 
     def test_the_lengths_of_one_data_set_are_expected(self):

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_number
 from keras_dist.errors import ModelError
-from keras_dist.optimizers.ranges import check_number
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 
 

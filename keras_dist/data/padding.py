@@ -1,0 +1,182 @@
+"""Padding of batches to few shapes, so that few programs are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist._types import PyTree
+from keras_dist.data.checks import as_arrays, common_length, named_leaves
+from keras_dist.data.elements import unpack
+from keras_dist.data.hosts import SparseRows
+from keras_dist.errors import DataError, shorten
+from keras_dist.losses.reduction import check_reduction
+
+
+def pad_batch(
+    batch: PyTree,
+    multiple_of: int | None = None,
+    lengths: Sequence[int] | None = None,
+    *,
+    dim: int = 0,
+    value: float = 0,
+    pads_targets: bool = False,
+    reduction: str | None = "sum_over_batch_size",
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Pad a batch, so that batches of many lengths become batches of a few: each shape is compiled anew.
+
+    Added rows repeat the last row and have weight 0, so that they change neither the loss nor its gradients. To the
+    model they are rows like any others: `BatchNormalization` counts them in its statistics, activity regularizers and
+    `metrics` count them, too (`weighted_metrics` do not), and `predict` returns outputs for them.
+
+    Args:
+        batch: `x`, `(x, y)` or `(x, y, sample_weight)`; each may be a pytree of arrays.
+        multiple_of: pad to the next multiple of this number. Give this or `lengths`.
+        lengths: pad to the smallest of these lengths that suffices.
+        dim: which dim to pad. 0 is the rows, of all arrays. Another one is padded in all arrays of `x`, for example 1
+            for the steps of sequences `(rows, steps, ...)`.
+        value: what fills `x` up along a dim other than the rows.
+        pads_targets: whether `y` has the dim, too, as `(rows, steps)` or `(rows, steps, classes)`. Its added
+            positions are 0 and have weight 0: weights become those of positions. Only for a dim other than the rows.
+        reduction: that of the loss. "sum_over_batch_size" and "mean" divide by all values, the padding included;
+            therefore the weights of the real ones are multiplied by `padded / real`. "sum" and
+            "mean_with_sample_weight" leave weights as they are; the latter is exact also where a mask leaves out
+            values, and so are `weighted_metrics` over several batches.
+
+    Returns:
+        `(x, y, sample_weight)` of numpy arrays. Weights that were not given are 1 for what is real; they stay None
+        where a dim of `x` alone is padded.
+
+    Raises:
+        DataError: an argument cannot be used, an array lacks the dim, or is longer than all `lengths`.
+        ModelError: there is no such reduction.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import data
+        >>> x, y, sample_weight = data.pad_batch((np.ones((3, 2)), np.arange(3)), multiple_of=4, reduction="sum")
+        >>> x.shape, y, sample_weight
+        ((4, 2), array([0, 1, 2, 2]), array([1., 1., 1., 0.], dtype=float32))
+        >>> data.pad_batch(np.ones((3, 70)), lengths=(64, 128), dim=1)[0].shape
+        (3, 128)
+    """
+    given = unpack(batch, "pad_batch: batch")
+    x, y, sample_weight = arrays = tuple(
+        jax.tree.map(_dense, as_arrays(tree, name))
+        for tree, name in zip(given, ("x", "y", "sample_weight"), strict=True)
+    )
+    rows = common_length(arrays, "", what="batch")
+    target = _Target(multiple_of, lengths)
+    rescales = check_reduction(reduction) in ("sum_over_batch_size", "mean")
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+        raise _unusable("dim", dim, "an integer of at least 0")
+    if pads_targets and (dim == 0 or y is None):
+        why = "dim=0, which pads all arrays" if dim == 0 else "a batch without y"
+        raise _unusable("pads_targets", pads_targets, "False", why)
+
+    is_tree = not (y is None or sample_weight is None or isinstance(sample_weight, np.ndarray))
+    if is_tree and jax.tree.structure(sample_weight) != jax.tree.structure(y):
+        raise DataError(
+            "pad_batch: sample_weight does not match y",
+            given=f"{shorten(jax.tree.structure(sample_weight))} for {shorten(jax.tree.structure(y))}",
+            expected="one array for all outputs, or a tree like y: what is added has weight 0 in each",
+            fix="give weights of 1 where there are none",
+        )
+
+    def weighted(weight: np.ndarray, length: int) -> np.ndarray:
+        """The weights along `dim` for padding to `length`."""
+        weight = weight if weight.dtype.kind == "f" else weight.astype(np.float32)
+        factor = length / weight.shape[dim] if rescales and weight.shape[dim] else 1
+        return _padded(weight * weight.dtype.type(factor), dim, length, 0)
+
+    if dim == 0:
+        length = target.of(rows, "x")
+        numbers = np.minimum(np.arange(length), rows - 1)
+        weights = np.ones(rows, np.float32) if sample_weight is None else sample_weight
+        x, y = jax.tree.map(lambda leaf: leaf[numbers], (x, y))
+        return x, y, jax.tree.map(lambda weight: weighted(weight, length), weights)
+    for name, leaf in named_leaves((x, y if pads_targets else None, None), ""):
+        if leaf.ndim <= dim:
+            raise DataError(
+                f"pad_batch: {name} has no dim {dim}",
+                given=f"shape {leaf.shape}",
+                expected=f"at least {dim + 1} dims in each array to pad",
+                fix="pad arrays that have the dim by themselves, or choose another one",
+            )
+    if pads_targets:
+
+        def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
+            """The weights of a leaf of `y`, one for each position."""
+            weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
+            spread_out = np.broadcast_to(weight, (*leaf.shape[: dim + 1], *weight.shape[dim + 1 :]))
+            return weighted(spread_out, target.of(leaf.shape[dim], "y"))
+
+        if sample_weight is None or isinstance(sample_weight, np.ndarray):
+            shared = np.ones(rows, np.float32) if sample_weight is None else sample_weight
+            sample_weight = jax.tree.map(lambda _: shared, y)
+        sample_weight = jax.tree.map(spread, y, sample_weight)
+        y = jax.tree.map(lambda leaf: _padded(leaf, dim, target.of(leaf.shape[dim], "y"), 0), y)
+    x = jax.tree.map(lambda leaf: _padded(leaf, dim, target.of(leaf.shape[dim], "x"), value), x)
+    return x, y, sample_weight
+
+
+class _Target:
+    """The lengths to pad to: multiples of a number, or some that were given."""
+
+    def __init__(self, multiple_of: int | None, lengths: Sequence[int] | None) -> None:
+        if (multiple_of is None) == (lengths is None):
+            raise DataError(
+                "pad_batch: there must be one way to choose the length",
+                given=f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}",
+                expected="either `multiple_of` or `lengths`",
+                fix="for example multiple_of=32, or lengths=(64, 128, 256)",
+            )
+        if lengths is not None and not isinstance(lengths, Iterable):
+            raise _unusable("lengths", lengths, "several lengths, such as (64, 128)")
+        self._lengths = None if lengths is None else sorted(_positive("lengths", length) for length in lengths)
+        self._multiple_of = 0 if multiple_of is None else _positive("multiple_of", multiple_of)
+
+    def of(self, length: int, name: str) -> int:
+        """The length that this one is padded to."""
+        if self._lengths is None:
+            return -(-length // self._multiple_of) * self._multiple_of
+        for enough in self._lengths:
+            if enough >= length:
+                return enough
+        raise DataError(
+            f"pad_batch: {name} is longer than all lengths",
+            given=f"length {length}, lengths={tuple(self._lengths)}",
+            expected="a length of at least that",
+            fix=f"add one to `lengths`, or cut {name} before",
+        )
+
+
+def _padded(leaf: np.ndarray, dim: int, length: int, value: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        if leaf.dtype.kind in "biu" and np.asarray(value).astype(leaf.dtype) != value:
+            raise _unusable("value", value, f"a number that {leaf.dtype} holds")
+    return np.pad(
+        leaf, [(0, length - size if axis == dim else 0) for axis, size in enumerate(leaf.shape)], constant_values=value
+    )
+
+
+def _dense(leaf: np.ndarray | SparseRows) -> np.ndarray:
+    return leaf.take(np.arange(len(leaf))) if isinstance(leaf, SparseRows) else leaf
+
+
+def _positive(argument: str, number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise _unusable(argument, number, "integers of at least 1")
+    return int(number)
+
+
+def _unusable(argument: str, value: Any, expected: str, why: str = "") -> DataError:
+    return DataError(
+        f"pad_batch: `{argument}` cannot be used",
+        given=f"{argument}={shorten(value)}{f' with {why}' if why else ''}",
+        expected=expected,
+        fix=f"give {expected}",
+    )

@@ -1,0 +1,194 @@
+"""Random numbers of Keras's distributions: `normal`, `uniform`, `gamma`, `randint`, `categorical` and others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._arguments import argument_error, check_int, check_shape
+from keras_dist.errors import ModelError
+from keras_dist.random.seed_generator import key_of
+
+
+def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """Normally distributed numbers.
+
+    Args:
+        shape: of the result.
+        mean: their expectation.
+        stddev: their standard deviation.
+        dtype: a floating-point one; float32 by default.
+        seed: an integer, for the same numbers in each call; a `SeedGenerator`, for other ones; by default the next
+            numbers of the process, which compiled functions must not draw.
+
+    Raises:
+        ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
+
+    Example:
+        >>> normal((2, 3), seed=1337).shape
+        (2, 3)
+
+    Source: `keras.random.normal`.
+    """
+    return jax.random.normal(key_of(seed), check_shape("shape", shape), _float_dtype(dtype)) * stddev + mean
+
+
+def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """Normally distributed numbers, of which those further than 2 `stddev` from the mean are drawn again.
+
+    Args:
+        shape: of the result.
+        mean: their expectation.
+        stddev: the standard deviation before anything is cut off.
+        dtype: as of `normal`.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: as of `normal`.
+
+    Source: `keras.random.truncated_normal`.
+    """
+    dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
+    return jax.random.truncated_normal(key_of(seed), -2.0, 2.0, dims, dtype) * stddev + mean
+
+
+def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """Numbers that are equally likely in [minval, maxval).
+
+    Args:
+        shape: of the result.
+        minval: the least number.
+        maxval: above all numbers.
+        dtype: as of `normal`.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: as of `normal`.
+
+    Source: `keras.random.uniform`.
+    """
+    return jax.random.uniform(key_of(seed), check_shape("shape", shape), _float_dtype(dtype), minval, maxval)
+
+
+def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """Numbers of the Gamma distribution with scale 1.
+
+    Args:
+        shape: of the result.
+        alpha: the parameter of its form, a number or numbers that broadcast to `shape`.
+        dtype: as of `normal`.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: as of `normal`.
+
+    Source: `keras.random.gamma`.
+    """
+    return jax.random.gamma(key_of(seed), jnp.asarray(alpha), check_shape("shape", shape), _float_dtype(dtype))
+
+
+def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """Numbers of the Beta distribution, between 0 and 1.
+
+    Args:
+        shape: of the result.
+        alpha: its first parameter, a number or numbers that broadcast to `shape`.
+        beta: its second parameter, likewise.
+        dtype: as of `normal`.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: as of `normal`.
+
+    Source: `keras.random.beta`.
+    """
+    dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
+    return jax.random.beta(key_of(seed), jnp.asarray(alpha), jnp.asarray(beta), dims, dtype)
+
+
+def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> jax.Array:
+    """Integers that are equally likely in [minval, maxval).
+
+    Args:
+        shape: of the result.
+        minval: the least integer.
+        maxval: above all integers.
+        dtype: one of integers.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
+
+    Source: `keras.random.randint`.
+    """
+    return jax.random.randint(key_of(seed), check_shape("shape", shape), minval, maxval, _int_dtype(dtype))
+
+
+def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any = None) -> jax.Array:
+    """Classes, each drawn with the probability of its logit.
+
+    Args:
+        logits: logarithms of probabilities up to a constant a row, (batch, classes).
+        num_samples: how many are drawn for each row, independently.
+        dtype: of the result.
+        seed: as of `normal`.
+
+    Returns:
+        Indices of classes, (batch, num_samples).
+
+    Raises:
+        ModelError: `logits` does not have two dims, `num_samples` is no count, `seed` is none, or there is none inside
+            a compiled function.
+
+    Source: `keras.random.categorical`.
+    """
+    logits = jnp.asarray(logits)
+    if logits.ndim != 2:
+        raise ModelError(
+            "`logits` does not have two dims",
+            given=f"shape {logits.shape}",
+            expected="(batch, classes)",
+            fix="for one distribution pass logits[None]" if logits.ndim == 1 else "reshape it to (-1, classes)",
+        )
+    shape = (logits.shape[0], check_int("num_samples", num_samples, 0))
+    return jax.random.categorical(key_of(seed), logits[..., None], axis=1, shape=shape).astype(dtype)
+
+
+def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
+    """How many of `counts` trials succeed.
+
+    Args:
+        shape: of the result.
+        counts: numbers of trials, that broadcast to `shape`.
+        probabilities: of success, that broadcast to `shape`.
+        dtype: a floating-point one; float32 by default.
+        seed: as of `normal`.
+
+    Raises:
+        ModelError: as of `randint`.
+
+    Source: `keras.random.binomial`.
+    """
+    dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
+    return jax.random.binomial(key_of(seed), jnp.asarray(counts), jnp.asarray(probabilities), dims, dtype)
+
+
+def _float_dtype(dtype: Any) -> np.dtype:
+    return _dtype("float32" if dtype is None else dtype, jnp.floating, "a floating-point dtype", "float32")
+
+
+def _int_dtype(dtype: Any) -> np.dtype:
+    return _dtype(dtype, jnp.integer, "an integer dtype", "int32")
+
+
+def _dtype(dtype: Any, kind: Any, expected: str, example: str) -> np.dtype:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if not jnp.issubdtype(found, kind):
+        raise argument_error("dtype", dtype, expected, example=example)
+    return found
