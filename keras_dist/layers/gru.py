@@ -120,6 +120,5 @@ class GRU(RecurrentLayer):
         use_cudnn: bool | str = "auto",
         **kwargs: Unpack[GRUArguments],
     ) -> None:
-        activations = {"activation": activation, "recurrent_activation": recurrent_activation}
-        super().__init__(units, **activations, use_bias=use_bias, **kwargs)
+        super().__init__(units, activation, recurrent_activation, use_bias, **kwargs)
         self.use_cudnn = check_no_cudnn(use_cudnn, self.name)

@@ -114,6 +114,5 @@ class LSTM(RecurrentLayer):
         use_cudnn: bool | str = "auto",
         **kwargs: Unpack[LSTMArguments],
     ) -> None:
-        activations = {"activation": activation, "recurrent_activation": recurrent_activation}
-        super().__init__(units, **activations, use_bias=use_bias, **kwargs)
+        super().__init__(units, activation, recurrent_activation, use_bias, **kwargs)
         self.use_cudnn = check_no_cudnn(use_cudnn, self.name)

@@ -17,7 +17,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.dropout import Dropout
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import KernelAndBiasArguments
+from keras_dist.layers.weight_arguments import KernelAndBiasArguments, defaults_of
 
 
 class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
@@ -281,23 +281,15 @@ class ProjectedAttention(Layer):
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
         free = inputs[: rank - bound]
+        arguments: dict[str, Any] = {
+            name: getattr(self, name) for weight in self.weight_initializers for name in defaults_of(weight, None)
+        }
+        arguments |= {"activity_regularizer": self.projection_regularizer, "dtype": self.dtype_policy, **options}
         projection = EinsumDense(
             f"{inputs},{inputs[rank - bound :]}{outputs}->{free}{outputs}",
             output_shape=(*[None] * (len(free) - 1), *output_dims),
             bias_axes=outputs if self.use_bias else None,
-            **{
-                "kernel_initializer": self.kernel_initializer,
-                "bias_initializer": self.bias_initializer,
-                "kernel_regularizer": self.kernel_regularizer,
-                "bias_regularizer": self.bias_regularizer,
-                "activity_regularizer": self.projection_regularizer,
-                "kernel_constraint": self.kernel_constraint,
-                "bias_constraint": self.bias_constraint,
-                "kernel_layout": self.kernel_layout,
-                "bias_layout": self.bias_layout,
-                "dtype": self.dtype_policy,
-                **options,
-            },
+            **arguments,
         )
         projection.supports_masking = True  # the masks have their say in the scores
         return projection

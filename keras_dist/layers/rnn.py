@@ -16,7 +16,7 @@ from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
-from keras_dist.layers.weight_arguments import Identifier, LayerArguments, keyword_defaults, show_keywords
+from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 
 
 class StackedRNNCells(Layer):
@@ -254,9 +254,6 @@ class SequenceArguments(TypedDict, total=False):
 class RecurrentLayerArguments(RecurrentArguments, SequenceArguments, total=False):
     """The keyword arguments of every `RecurrentLayer`."""
 
-    activation: Identifier
-    use_bias: bool
-
 
 class RecurrentLayer(RNN):
     """The base of layers that make their cell themselves.
@@ -264,8 +261,8 @@ class RecurrentLayer(RNN):
     The arguments of the cell are arguments of the constructor, and attributes, of the layer.
 
     Args:
-        units: size of the output.
-        **kwargs: the arguments of the cell, and those of `RNN`.
+        *args: the positional arguments of the cell.
+        **kwargs: further arguments of the cell, and those of `RNN`.
 
     Attributes:
         cell_class: the class of the cell.
@@ -285,12 +282,12 @@ class RecurrentLayer(RNN):
             for name in ("units", *cls._cell_arguments):
                 setattr(cls, name, property(operator.attrgetter(f"cell.{name}"), doc=f"`{name}` of the cell."))
 
-    def __init__(self, units: int, **kwargs: Unpack[RecurrentLayerArguments]) -> None:
+    def __init__(self, *args: Any, **kwargs: Unpack[RecurrentLayerArguments]) -> None:
         options: Any = dict(kwargs)
         of_cell: Any = {name: options.pop(name) for name in self._cell_arguments if name in options}
         of_both: Any = {name: options[name] for name in ("dtype", "trainable") if name in options}
         cell_class: Any = self.cell_class
-        cell = cell_class(units, name=to_snake_case(cell_class.__name__), **of_cell, **of_both)
+        cell = cell_class(*args, name=to_snake_case(cell_class.__name__), **of_cell, **of_both)
         super().__init__(cell, **options)
         self.input_spec = InputSpec(ndim=3)
 

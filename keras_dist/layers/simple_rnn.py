@@ -77,4 +77,4 @@ class SimpleRNN(RecurrentLayer):
         use_bias: bool = True,
         **kwargs: Unpack[RecurrentLayerArguments],
     ) -> None:
-        super().__init__(units, activation=activation, use_bias=use_bias, **kwargs)
+        super().__init__(units, activation, use_bias, **kwargs)
