@@ -9,12 +9,6 @@ from keras_dist.layers.activation import LeakyReLU as LeakyReLU
 from keras_dist.layers.activation import PReLU as PReLU
 from keras_dist.layers.activation import ReLU as ReLU
 from keras_dist.layers.activation import Softmax as Softmax
-from keras_dist.layers.adaptive_pooling import AdaptiveAveragePooling1D as AdaptiveAveragePooling1D
-from keras_dist.layers.adaptive_pooling import AdaptiveAveragePooling2D as AdaptiveAveragePooling2D
-from keras_dist.layers.adaptive_pooling import AdaptiveAveragePooling3D as AdaptiveAveragePooling3D
-from keras_dist.layers.adaptive_pooling import AdaptiveMaxPooling1D as AdaptiveMaxPooling1D
-from keras_dist.layers.adaptive_pooling import AdaptiveMaxPooling2D as AdaptiveMaxPooling2D
-from keras_dist.layers.adaptive_pooling import AdaptiveMaxPooling3D as AdaptiveMaxPooling3D
 from keras_dist.layers.attention import AdditiveAttention as AdditiveAttention
 from keras_dist.layers.attention import Attention as Attention
 from keras_dist.layers.batch_normalization import BatchNormalization as BatchNormalization
@@ -42,18 +36,6 @@ from keras_dist.layers.einsum_dense import EinsumDense as EinsumDense
 from keras_dist.layers.embedding import Embedding as Embedding
 from keras_dist.layers.embedding import ReversibleEmbedding as ReversibleEmbedding
 from keras_dist.layers.foreign import NNXLayer as NNXLayer
-from keras_dist.layers.global_pooling import GlobalAveragePooling1D as GlobalAveragePooling1D
-from keras_dist.layers.global_pooling import GlobalAveragePooling2D as GlobalAveragePooling2D
-from keras_dist.layers.global_pooling import GlobalAveragePooling3D as GlobalAveragePooling3D
-from keras_dist.layers.global_pooling import GlobalAvgPool1D as GlobalAvgPool1D
-from keras_dist.layers.global_pooling import GlobalAvgPool2D as GlobalAvgPool2D
-from keras_dist.layers.global_pooling import GlobalAvgPool3D as GlobalAvgPool3D
-from keras_dist.layers.global_pooling import GlobalMaxPool1D as GlobalMaxPool1D
-from keras_dist.layers.global_pooling import GlobalMaxPool2D as GlobalMaxPool2D
-from keras_dist.layers.global_pooling import GlobalMaxPool3D as GlobalMaxPool3D
-from keras_dist.layers.global_pooling import GlobalMaxPooling1D as GlobalMaxPooling1D
-from keras_dist.layers.global_pooling import GlobalMaxPooling2D as GlobalMaxPooling2D
-from keras_dist.layers.global_pooling import GlobalMaxPooling3D as GlobalMaxPooling3D
 from keras_dist.layers.gru import GRU as GRU
 from keras_dist.layers.gru import GRUCell as GRUCell
 from keras_dist.layers.identifiers import deserialize as deserialize
@@ -99,12 +81,30 @@ from keras_dist.layers.padding import Cropping3D as Cropping3D
 from keras_dist.layers.padding import ZeroPadding1D as ZeroPadding1D
 from keras_dist.layers.padding import ZeroPadding2D as ZeroPadding2D
 from keras_dist.layers.padding import ZeroPadding3D as ZeroPadding3D
+from keras_dist.layers.pooling import AdaptiveAveragePooling1D as AdaptiveAveragePooling1D
+from keras_dist.layers.pooling import AdaptiveAveragePooling2D as AdaptiveAveragePooling2D
+from keras_dist.layers.pooling import AdaptiveAveragePooling3D as AdaptiveAveragePooling3D
+from keras_dist.layers.pooling import AdaptiveMaxPooling1D as AdaptiveMaxPooling1D
+from keras_dist.layers.pooling import AdaptiveMaxPooling2D as AdaptiveMaxPooling2D
+from keras_dist.layers.pooling import AdaptiveMaxPooling3D as AdaptiveMaxPooling3D
 from keras_dist.layers.pooling import AveragePooling1D as AveragePooling1D
 from keras_dist.layers.pooling import AveragePooling2D as AveragePooling2D
 from keras_dist.layers.pooling import AveragePooling3D as AveragePooling3D
 from keras_dist.layers.pooling import AvgPool1D as AvgPool1D
 from keras_dist.layers.pooling import AvgPool2D as AvgPool2D
 from keras_dist.layers.pooling import AvgPool3D as AvgPool3D
+from keras_dist.layers.pooling import GlobalAveragePooling1D as GlobalAveragePooling1D
+from keras_dist.layers.pooling import GlobalAveragePooling2D as GlobalAveragePooling2D
+from keras_dist.layers.pooling import GlobalAveragePooling3D as GlobalAveragePooling3D
+from keras_dist.layers.pooling import GlobalAvgPool1D as GlobalAvgPool1D
+from keras_dist.layers.pooling import GlobalAvgPool2D as GlobalAvgPool2D
+from keras_dist.layers.pooling import GlobalAvgPool3D as GlobalAvgPool3D
+from keras_dist.layers.pooling import GlobalMaxPool1D as GlobalMaxPool1D
+from keras_dist.layers.pooling import GlobalMaxPool2D as GlobalMaxPool2D
+from keras_dist.layers.pooling import GlobalMaxPool3D as GlobalMaxPool3D
+from keras_dist.layers.pooling import GlobalMaxPooling1D as GlobalMaxPooling1D
+from keras_dist.layers.pooling import GlobalMaxPooling2D as GlobalMaxPooling2D
+from keras_dist.layers.pooling import GlobalMaxPooling3D as GlobalMaxPooling3D
 from keras_dist.layers.pooling import MaxPool1D as MaxPool1D
 from keras_dist.layers.pooling import MaxPool2D as MaxPool2D
 from keras_dist.layers.pooling import MaxPool3D as MaxPool3D
@@ -136,7 +136,7 @@ from keras_dist.layers.up_sampling import UpSampling3D as UpSampling3D
 from keras_dist.layers.variable import Variable as Variable
 from keras_dist.layers.wrapper import Wrapper as Wrapper
 
-__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

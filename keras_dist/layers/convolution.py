@@ -200,15 +200,13 @@ class Convolution(BaseConvolution):
 
 
 class Conv1D(Convolution):
-    """Convolution over one dim, such as time: inputs (batch, steps, channels) -> (batch, new steps, filters).
+    """Convolution of inputs (batch, steps, channels); see `Convolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.Conv1D(8, 3, padding="causal", dilation_rate=2)(jnp.ones((2, 10, 4))).shape
         (2, 10, 8)
-
-    The arguments are those of `Convolution`.
 
     Source: `keras.layers.Conv1D`.
     """
@@ -218,15 +216,13 @@ class Conv1D(Convolution):
 
 
 class Conv2D(Convolution):
-    """Convolution over two dims: images (batch, height, width, channels) -> (batch, new height, new width, filters).
+    """Convolution of inputs (batch, height, width, channels); see `Convolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(jnp.ones((2, 28, 28, 1))).shape
         (2, 14, 14, 8)
-
-    The arguments are those of `Convolution`.
 
     Source: `keras.layers.Conv2D`.
     """
@@ -235,9 +231,7 @@ class Conv2D(Convolution):
 
 
 class Conv3D(Convolution):
-    """Convolution over three dims: volumes (batch, depth, height, width, channels) -> (batch, ..., filters).
-
-    The arguments are those of `Convolution`.
+    """Convolution of inputs (batch, depth, height, width, channels); see `Convolution`.
 
     Source: `keras.layers.Conv3D`.
     """
@@ -295,9 +289,7 @@ class DepthwiseConvolution(BaseConvolution):
 
 
 class DepthwiseConv1D(DepthwiseConvolution):
-    """Depthwise convolution over one dim: (batch, steps, c) -> (batch, new steps, c * depth_multiplier).
-
-    The arguments are those of `DepthwiseConvolution`.
+    """Depthwise convolution of inputs (batch, steps, channels); see `DepthwiseConvolution`.
 
     Source: `keras.layers.DepthwiseConv1D`.
     """
@@ -306,15 +298,13 @@ class DepthwiseConv1D(DepthwiseConvolution):
 
 
 class DepthwiseConv2D(DepthwiseConvolution):
-    """Depthwise convolution over two dims: (batch, height, width, c) -> (batch, ..., c * depth_multiplier).
+    """Depthwise convolution of inputs (batch, height, width, channels); see `DepthwiseConvolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.DepthwiseConv2D(3, depth_multiplier=2)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
-
-    The arguments are those of `DepthwiseConvolution`.
 
     Source: `keras.layers.DepthwiseConv2D`.
     """
@@ -393,9 +383,7 @@ class SeparableConvolution(BaseConvolution):
 
 
 class SeparableConv1D(SeparableConvolution):
-    """Separable convolution over one dim: inputs (batch, steps, channels) -> (batch, new steps, filters).
-
-    The arguments are those of `SeparableConvolution`.
+    """Separable convolution of inputs (batch, steps, channels); see `SeparableConvolution`.
 
     Source: `keras.layers.SeparableConv1D`.
     """
@@ -404,15 +392,13 @@ class SeparableConv1D(SeparableConvolution):
 
 
 class SeparableConv2D(SeparableConvolution):
-    """Separable convolution over two dims: images (batch, height, width, channels) -> (batch, ..., filters).
+    """Separable convolution of inputs (batch, height, width, channels); see `SeparableConvolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.SeparableConv2D(8, 3)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
-
-    The arguments are those of `SeparableConvolution`.
 
     Source: `keras.layers.SeparableConv2D`.
     """

@@ -103,9 +103,7 @@ class TransposedConvolution(BaseConvolution):
 
 
 class Conv1DTranspose(TransposedConvolution):
-    """Transposed convolution over one dim: inputs (batch, steps, channels) -> (batch, new steps, filters).
-
-    The arguments are those of `TransposedConvolution`.
+    """Transposed convolution of inputs (batch, steps, channels); see `TransposedConvolution`.
 
     Source: `keras.layers.Conv1DTranspose`.
     """
@@ -114,15 +112,13 @@ class Conv1DTranspose(TransposedConvolution):
 
 
 class Conv2DTranspose(TransposedConvolution):
-    """Transposed convolution over two dims: images (batch, height, width, channels) -> (batch, ..., filters).
+    """Transposed convolution of inputs (batch, height, width, channels); see `TransposedConvolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.Conv2DTranspose(8, 3, strides=2, padding="same")(jnp.ones((2, 14, 14, 4))).shape
         (2, 28, 28, 8)
-
-    The arguments are those of `TransposedConvolution`.
 
     Source: `keras.layers.Conv2DTranspose`.
     """
@@ -131,7 +127,7 @@ class Conv2DTranspose(TransposedConvolution):
 
 
 class Conv3DTranspose(TransposedConvolution):
-    """Transposed convolution over three dims: volumes (batch, depth, height, width, channels) -> (batch, ..., filters).
+    """Transposed convolution of inputs (batch, depth, height, width, channels); see `TransposedConvolution`.
 
     The arguments are those of `TransposedConvolution`; `data_format` stands before `output_padding`, as in Keras.
 
