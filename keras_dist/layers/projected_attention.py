@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from keras_dist import regularizers
 from keras_dist._arguments import check_fraction, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.dropout import Dropout
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.regularization import Dropout
 from keras_dist.layers.weight_arguments import KernelAndBiasArguments, defaults_of
 
 
