@@ -121,9 +121,7 @@ from keras_dist.layers.rnn import RNN as RNN
 from keras_dist.layers.rnn import StackedRNNCells as StackedRNNCells
 from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
-from keras_dist.layers.spectral_normalization import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.symbolic import KerasTensor as KerasTensor
-from keras_dist.layers.time_distributed import TimeDistributed as TimeDistributed
 from keras_dist.layers.transposed_convolution import Conv1DTranspose as Conv1DTranspose
 from keras_dist.layers.transposed_convolution import Conv2DTranspose as Conv2DTranspose
 from keras_dist.layers.transposed_convolution import Conv3DTranspose as Conv3DTranspose
@@ -134,6 +132,8 @@ from keras_dist.layers.up_sampling import UpSampling1D as UpSampling1D
 from keras_dist.layers.up_sampling import UpSampling2D as UpSampling2D
 from keras_dist.layers.up_sampling import UpSampling3D as UpSampling3D
 from keras_dist.layers.variable import Variable as Variable
+from keras_dist.layers.wrapper import SpectralNormalization as SpectralNormalization
+from keras_dist.layers.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.wrapper import Wrapper as Wrapper
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
