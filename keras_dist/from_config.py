@@ -1,4 +1,4 @@
-"""From config to objects: the only room that knows both."""
+"""From config to objects: the only module that knows both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from keras_dist import config
-from keras_dist.distribution import DataParallel, DeviceMesh, Distribution, FullySharded, LayoutMap, ModelParallel
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
 
 
@@ -35,18 +36,11 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
     """
     run = config.load(path)
     mesh = _mesh(run.mesh.shape, path)
-    chosen = run.distribution
-    rules = LayoutMap(mesh)
-    for rule, axes in chosen.layout_axes().items():
-        rules[rule] = axes
-    if chosen.strategy == "data_parallel":
-        _check_first_axis(chosen.batch_axis, mesh, path)
-        return DataParallel(mesh, shard_optimizer=chosen.shard_optimizer)
-    if chosen.strategy == "model_parallel":
-        return ModelParallel(rules, chosen.batch_axis, strict=chosen.strict)
-    return FullySharded(
-        mesh, chosen.axis, rules, chosen.batch_axis, min_size_bytes=chosen.min_size_bytes or 0, strict=chosen.strict
-    )
+    try:
+        return strategy_named(run.distribution.strategy).from_config(mesh, run.distribution)
+    except ConfigError as error:
+        summary = f"{os.fspath(path)}: {error.summary}"
+        raise ConfigError(summary, given=error.given, expected=error.expected, fix=error.fix) from error
 
 
 def _mesh(shape: Mapping[str, int], path: str | os.PathLike[str]) -> DeviceMesh:
@@ -61,14 +55,3 @@ def _mesh(shape: Mapping[str, int], path: str | os.PathLike[str]) -> DeviceMesh:
             expected=error.expected,
             fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",
         ) from error
-
-
-def _check_first_axis(batch_axis: str | tuple[str, ...] | None, mesh: DeviceMesh, path: str | os.PathLike[str]) -> None:
-    first = mesh.axis_names[0]
-    if batch_axis not in (None, first, (first,)):
-        raise ConfigError(
-            f"{os.fspath(path)}: distribution.batch_axis is not the first axis of the mesh",
-            given=f"{batch_axis!r} with strategy 'data_parallel', mesh {mesh.describe()}",
-            expected=f"{first!r}: data_parallel puts the batch on the first axis",
-            fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'",
-        )

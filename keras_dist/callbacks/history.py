@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.training.meter import Timing
+from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_history
 
 

@@ -12,7 +12,7 @@ from keras_dist._arguments import check_number
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.metrics import Metric
-from keras_dist.training.measures import CompileMetrics
+from keras_dist.training.compile_metrics import CompileMetrics
 
 _MODES = ("auto", "min", "max")
 

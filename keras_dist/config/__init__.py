@@ -12,17 +12,35 @@ from keras_dist.config.mesh_shape import parse_mesh_shape
 
 if TYPE_CHECKING:
     from keras_dist.config.loader import load
-    from keras_dist.config.schema import DistributionConfig, MeshConfig, RunConfig
+    from keras_dist.config.schema import (
+        Axes,
+        DataParallelConfig,
+        DistributionConfig,
+        FullyShardedConfig,
+        Layout,
+        MeshConfig,
+        ModelParallelConfig,
+        RunConfig,
+    )
 
-__all__ = ["DistributionConfig", "MeshConfig", "RunConfig", "load", "parse_mesh_shape"]
-
-_ROOMS = {"load": "loader", "DistributionConfig": "schema", "MeshConfig": "schema", "RunConfig": "schema"}
+__all__ = [
+    "Axes",
+    "DataParallelConfig",
+    "DistributionConfig",
+    "FullyShardedConfig",
+    "Layout",
+    "MeshConfig",
+    "ModelParallelConfig",
+    "RunConfig",
+    "load",
+    "parse_mesh_shape",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{'loader' if name == 'load' else 'schema'}"), name)
     globals()[name] = value
     return value
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from keras_dist.config.checks import as_table, axis_problems, option_problems
 from keras_dist.config.formats import read_table
 from keras_dist.config.mesh_shape import parse_mesh_shape
 from keras_dist.config.problems import MISSING, Problem, config_error, pydantic_problems
-from keras_dist.config.schema import RunConfig
+from keras_dist.config.schema import RunConfig, as_table, axis_problems, option_problems
 from keras_dist.errors import ConfigError, MeshError, shorten
 
 MESH_VARIABLE = "KERAS_DIST_MESH"

@@ -8,9 +8,9 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -28,6 +28,17 @@ _TYPES: dict[type, str] = {
     tuple: "a list",
     dict: "a table",
 }
+
+
+class Table(BaseModel):
+    """A table of a config file: immutable, with the keys of its fields alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def fields(cls) -> dict[str, FieldInfo]:
+        """The keys that it may have."""
+        return cls.model_fields
 
 
 @dataclass(frozen=True)
@@ -126,14 +137,14 @@ def show(value: object, *, with_type: bool = False) -> str:
     return _Show().repr(value) + (f" ({word})" if word else "")
 
 
-def pydantic_problems(error: ValidationError, model: type[BaseModel]) -> Iterator[Problem]:
+def pydantic_problems(error: ValidationError, model: type[Table]) -> Iterator[Problem]:
     """The problems that pydantic found, without those between fields (see `across`)."""
     for details in error.errors(include_url=False):
         if details["type"] != "across":
             yield _problem(details, model)
 
 
-def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
+def _problem(details: ErrorDetails, model: type[Table]) -> Problem:
     loc = _loc(details)
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     owner, field = _field_at(model, loc)
@@ -145,10 +156,6 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
     fix = f"for example {show(field.examples[0])}" if field is not None and field.examples else ""
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)
-    if kind == "literal_error":
-        text = given if isinstance(given, str) else ""
-        near, guess = nearest(text, _choices(field)), did_you_mean(text, _choices(field))
-        return Problem(loc, f"unknown value{guess}", show(given), allowed, f"write {show(near)}" if near else fix)
     if not kind.endswith("_type"):
         return Problem(loc, "has a value that is not allowed", show(given), allowed, fix)
     return Problem(loc, "has the wrong type", show(given, with_type=True), allowed, fix)
@@ -162,22 +169,22 @@ def _loc(details: ErrorDetails) -> tuple[str | int, ...]:
     return (*way, str(last) if details["type"] == "invalid_key" else last)
 
 
-def _unknown_key(loc: tuple[str | int, ...], owner: type[BaseModel], model: type[BaseModel]) -> Problem:
+def _unknown_key(loc: tuple[str | int, ...], owner: type[Table], model: type[Table]) -> Problem:
     name = str(loc[-1])
-    keys = list(owner.model_fields)
+    keys = list(owner.fields())
     fix = f"write {near}" if (near := nearest(name, keys)) else "remove it"
-    for table, field in model.model_fields.items():
+    for table, field in model.fields().items():
         table_model = _model_of(field)
-        if table_model not in (None, owner) and name in table_model.model_fields:
+        if table_model not in (None, owner) and name in table_model.fields():
             fix = f"move it into {table}"
     return Problem(loc, f"unknown key{did_you_mean(name, keys)}", show(name), "one of the keys " + ", ".join(keys), fix)
 
 
-def _field_at(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[type[BaseModel], FieldInfo | None]:
+def _field_at(model: type[Table], loc: Sequence[str | int]) -> tuple[type[Table], FieldInfo | None]:
     """The field that `loc` leads to or into, with the model it belongs to."""
     field: FieldInfo | None = None
     for part in loc:
-        field = model.model_fields.get(str(part))
+        field = model.fields().get(str(part))
         inner = _model_of(field)
         if inner is None:
             break
@@ -185,15 +192,7 @@ def _field_at(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[type[Ba
     return model, field
 
 
-def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
+def _model_of(field: FieldInfo | None) -> type[Table] | None:
     """The model that describes a field that is a table."""
     annotation: Any = field.annotation if field is not None else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _choices(field: FieldInfo | None) -> list[str]:
-    """The strings among the arguments of the field's type, as in `Literal["a", "b"]`, also inside `| None`."""
-    found: list[str] = []
-    for argument in get_args(field.annotation) if field is not None else ():
-        found += [argument] if isinstance(argument, str) else [a for a in get_args(argument) if isinstance(a, str)]
-    return found
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Table) else None

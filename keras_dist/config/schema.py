@@ -1,27 +1,47 @@
-"""The schema of config files."""
+"""The schema of config files, and what must agree between its fields.
+
+Checks across fields read plain tables and pass over values of wrong types, so that a file with other mistakes in it is
+checked, too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
-from keras_dist.config.checks import UNSHARDED, as_list, as_table, axis_problems, default_strategy, option_problems
-from keras_dist.config.problems import across, refuse, show
-from keras_dist.errors import MeshError
+from keras_dist.config.problems import Problem, Table, across, refuse, show
+from keras_dist.errors import MeshError, did_you_mean, nearest
 
+UNSHARDED = "-"
 LayoutEntry = str | tuple[str, ...] | None
 _RULE = "the path of a variable, or a regular expression for whole paths"
 _ENTRY = f'an axis name, "{UNSHARDED}" (in quotes) or null for unsharded, or a list of axis names'
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+def as_table(value: object) -> dict[Any, Any] | None:
+    """`value` when it is a table."""
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
+
+
+def as_list(value: object) -> Sequence[Any] | None:
+    """`value` when it is a list."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else None
 
 
 def _axis_name(name: object) -> object:
@@ -38,7 +58,7 @@ def _axis_size(size: object) -> object:
     return size
 
 
-class MeshConfig(_Table):
+class MeshConfig(Table):
     """`[mesh]`: the axes of the device mesh.
 
     Args:
@@ -82,7 +102,7 @@ def _names(value: object) -> tuple[str, ...] | None:
     return tuple(names) if len(set(names)) == len(names) else None
 
 
-def _batch_axis(value: object) -> object:
+def _axes(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
     if (names := _names(value)) is None:
@@ -137,25 +157,31 @@ def _rule(rule: object) -> object:
     return rule
 
 
+_NAMES_AXES, _IS_LAYOUT = "names axes of the mesh", "is a layout"
+"""Marks of fields whose axes are looked up in the mesh."""
+
+Axes = Annotated[str | tuple[str, ...] | None, BeforeValidator(_axes), _NAMES_AXES]
+"""The type of an option that names an axis of the mesh, or several; None for a default."""
+
 Entries = Annotated[
     tuple[Annotated[LayoutEntry, BeforeValidator(_entry)], ...],
     BeforeValidator(_entries),
     AfterValidator(_each_axis_once),
 ]
 
+Layout = Annotated[dict[Annotated[str, BeforeValidator(_rule)], Entries] | None, _IS_LAYOUT]
+"""The type of an option that holds entries of layouts by rule."""
 
-class DistributionConfig(_Table):
+
+class DistributionConfig(Table):
     """`[distribution]`: what lies where on the mesh.
 
+    The options of a strategy are those of the subclass whose `strategy` has its name as type and default. Defining the
+    subclass is enough: config files may name it then.
+
     Args:
-        strategy: `"data_parallel"`, `"model_parallel"` or `"fully_sharded"`; by default `"model_parallel"` when there
-            is a layout, else `"data_parallel"`.
+        strategy: its name; by default `"model_parallel"` when there is a layout, else `"data_parallel"`.
         batch_axis: the axis of the mesh, or the axes, along which batches lie; None for the first.
-        layout: entries of layouts by rule, where a rule is a path or a regular expression for whole paths.
-        strict: rules that match no variable raise.
-        axis: the axis, or the axes, along which `"fully_sharded"` shards; None for the first.
-        min_size_bytes: what is smaller is not sharded by `"fully_sharded"`.
-        shard_optimizer: `"data_parallel"` shards optimizer slots.
 
     Example:
         >>> config = DistributionConfig.model_validate({"layout": {"d1/kernel": ["-", "model"]}})
@@ -165,41 +191,170 @@ class DistributionConfig(_Table):
         {'d1/kernel': (None, 'model')}
     """
 
-    strategy: Literal["data_parallel", "model_parallel", "fully_sharded"] = Field(
-        default="data_parallel",
-        description='"data_parallel", "model_parallel" or "fully_sharded"',
-        examples=["data_parallel"],
-    )
-    batch_axis: Annotated[str | tuple[str, ...] | None, BeforeValidator(_batch_axis)] = None
-    layout: dict[Annotated[str, BeforeValidator(_rule)], Entries] | None = Field(
+    by_name: ClassVar[dict[str, type[DistributionConfig]]] = {}
+
+    strategy: str
+    batch_axis: Axes = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        name = cls.model_fields["strategy"].default
+        if isinstance(name, str):
+            DistributionConfig.by_name[name] = cls
+
+    @classmethod
+    def fields(cls) -> dict[str, FieldInfo]:
+        """The options of all strategies by name; those of this one count first."""
+        found = dict(cls.model_fields)
+        for kind in DistributionConfig.by_name.values():
+            found |= {name: field for name, field in kind.model_fields.items() if name not in found}
+        return found
+
+    def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
+        """The rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
+        return {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_strategy(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        options = as_table(value)
+        if options is None or cls is not DistributionConfig:
+            return handler(value)
+        problems = list(option_problems(options))
+        kind = kind_of(options)
+        if kind is None:
+            across(problems)
+            return handler(value)
+        named = {**_own_options(kind, options), "strategy": kind.model_fields["strategy"].default}
+        found = kind.model_validate(named)
+        across(problems)
+        return cast("Self", found)
+
+
+class DataParallelConfig(DistributionConfig):
+    """`strategy = "data_parallel"`.
+
+    Args:
+        shard_optimizer: whether optimizer slots are sharded.
+    """
+
+    strategy: Literal["data_parallel"] = "data_parallel"
+    shard_optimizer: bool = Field(default=False, description="true or false", examples=[True])
+
+
+class ModelParallelConfig(DistributionConfig):
+    """`strategy = "model_parallel"`.
+
+    Args:
+        layout: entries of layouts by rule, where a rule is a path or a regular expression for whole paths.
+        strict: whether rules that match no variable raise.
+    """
+
+    strategy: Literal["model_parallel"] = "model_parallel"
+    layout: Layout = Field(
         default=None,
         description=f"a table: path or regular expression -> list with an entry for each dim: {_ENTRY}",
         examples=[{"d1/kernel": ["-", "model"]}],
     )
     strict: bool = Field(default=False, description="true or false", examples=[True])
-    axis: Annotated[str | tuple[str, ...] | None, BeforeValidator(_batch_axis)] = None
-    min_size_bytes: int | None = Field(default=None, ge=0, description="an integer >= 0", examples=[1024])
-    shard_optimizer: bool = Field(default=False, description="true or false", examples=[True])
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """The rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
+        """The rules as a `LayoutMap` takes them."""
         return dict(self.layout or {})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_strategy(cls, value: Any) -> Any:
-        options = as_table(value)
-        if options is not None and options.get("strategy") is None:
-            return {**options, "strategy": default_strategy(options)}
-        return value
 
-    @model_validator(mode="after")
-    def _check_options(self) -> DistributionConfig:
-        across(option_problems({name: getattr(self, name) for name in self.model_fields_set}))
-        return self
+class FullyShardedConfig(ModelParallelConfig):
+    """`strategy = "fully_sharded"`, with the options of `"model_parallel"`, too.
+
+    Args:
+        axis: the axis, or the axes, along which variables are sharded; None for the first.
+        min_size_bytes: what is smaller is not sharded.
+    """
+
+    strategy: Literal["fully_sharded"] = "fully_sharded"  # pyright: ignore[reportIncompatibleVariableOverride]
+    axis: Axes = None
+    min_size_bytes: int | None = Field(default=None, ge=0, description="an integer >= 0", examples=[1024])
 
 
-class RunConfig(_Table):
+def kind_of(options: Mapping[str, Any]) -> type[DistributionConfig] | None:
+    """What describes the options in `[distribution]`, by its strategy; None for one that is not known."""
+    named = options.get("strategy")
+    if named is None:
+        named = "data_parallel" if options.get("layout") is None else "model_parallel"
+    return DistributionConfig.by_name.get(named) if isinstance(named, str) else None
+
+
+def _own_options(kind: type[DistributionConfig], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that only other strategies take."""
+    return {name: value for name, value in options.items() if name in kind.model_fields or name not in kind.fields()}
+
+
+def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """An unknown strategy, or the options that it does not take; null and false ask for nothing."""
+    strategies, named, kind = DistributionConfig.by_name, options.get("strategy"), kind_of(options)
+    if kind is None:
+        text = named if isinstance(named, str) else ""
+        near = nearest(text, strategies)
+        *others, last = map(show, strategies)
+        yield Problem(
+            ("distribution", "strategy"),
+            f"unknown value{did_you_mean(text, strategies)}",
+            show(named),
+            f"{', '.join(others)} or {last}; one of your own when its module has been imported",
+            f"write {show(near)}" if near else f"for example {show(next(iter(strategies)))}",
+        )
+        return
+    strategy = kind.model_fields["strategy"].default
+    for option in kind.fields().keys() - kind.model_fields.keys():
+        value = options.get(option)
+        if value is not None and value is not False:
+            takers = " or ".join(repr(name) for name, one in strategies.items() if option in one.model_fields)
+            yield Problem(
+                ("distribution", option),
+                f"is not an option of strategy {strategy!r}",
+                f"{show(value)}, strategy {show(strategy)}" + (" (the default)" if named is None else ""),
+                f"{option} with strategy {takers}",
+                f"remove {option}, or set strategy to {takers}",
+            )
+
+
+def axis_problems(axes: Sequence[str], options: Mapping[str, Any], source: str) -> Iterator[Problem]:
+    """The names in `[distribution]` that are not among the `axes` of the mesh, whose shape stands in `source`."""
+    for loc, name in _axis_names(options):
+        if name not in axes:
+            near = nearest(name, axes)
+            add = "" if name == UNSHARDED else f", or add {show(name)} to the mesh"
+            yield Problem(
+                ("distribution", *loc),
+                f"the mesh has no axis {name!r}{did_you_mean(name, axes)}",
+                show(name),
+                f"an axis of the mesh: {', '.join(map(show, axes))} (from {source})",
+                f"write {show(near)}" if near else f"write one of these{add}",
+            )
+
+
+def _axis_names(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The axis names in `[distribution]`, each with the way to it."""
+    for option, field in (kind_of(options) or DistributionConfig).fields().items():
+        if _NAMES_AXES in field.metadata:
+            yield from _names_in((option,), options.get(option))
+        elif _IS_LAYOUT in field.metadata:
+            for rule, entries in (as_table(options.get(option)) or {}).items():
+                for dim, entry in enumerate(as_list(entries) or ()):
+                    if entry != UNSHARDED:
+                        yield from _names_in((option, str(rule), dim), entry)
+
+
+def _names_in(loc: tuple[str | int, ...], value: object) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield loc, value
+    else:
+        for index, name in enumerate(as_list(value) or ()):
+            if isinstance(name, str) and name != UNSHARDED:
+                yield (*loc, index), name
+
+
+class RunConfig(Table):
     """The settings of a run: immutable, and checked as a whole.
 
     Args:
@@ -219,9 +374,9 @@ class RunConfig(_Table):
         description="a table with the key shape",
         examples=[{"shape": {"data": 2, "model": 4}}],
     )
-    distribution: DistributionConfig = Field(
-        default_factory=DistributionConfig,
-        description="a table with the keys " + ", ".join(DistributionConfig.model_fields),
+    distribution: SerializeAsAny[DistributionConfig] = Field(
+        default_factory=DataParallelConfig,
+        description="a table with the keys strategy, batch_axis, and those of the strategy",
         examples=[{"strategy": "data_parallel"}],
     )
 

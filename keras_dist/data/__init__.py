@@ -5,11 +5,14 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.data.loader import DataLoader
+from keras_dist.data.lookup import LookupSource
 from keras_dist.data.padding import pad_batch
 from keras_dist.data.prefetch import prefetch_to_mesh
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
+from keras_dist.data.source import RowSource, register_source
+from keras_dist.data.streams import StreamSource
 from keras_dist.distribution.process_rows import (
     ReplicaGroup,
     check_process_rows,
@@ -23,10 +26,13 @@ __all__ = [
     "Batch",
     "Cursor",
     "DataLoader",
+    "LookupSource",
     "PyDataset",
     "ReplicaGroup",
+    "RowSource",
     "ShardPolicy",
     "ShareRows",
+    "StreamSource",
     "auto_shard_dataset",
     "check_process_rows",
     "global_batch",
@@ -36,6 +42,7 @@ __all__ = [
     "prefetch_to_mesh",
     "process_rows",
     "process_share",
+    "register_source",
     "replica_group",
     "replica_groups",
     "shard_batch",

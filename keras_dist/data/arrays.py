@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_dist._ranges import check_fits
 from keras_dist.data.batch import Batch
-from keras_dist.data.checks import as_arrays, common_length, named_leaves
-from keras_dist.data.rows import RowSource
+from keras_dist.data.conversion import as_arrays, common_length, named_leaves
+from keras_dist.data.source import RowSource
 
 
 class ArraySource(RowSource):

@@ -1,13 +1,17 @@
-"""`Batch`: rows that are ready for the mesh, padded to what it divides."""
+"""`Batch`: rows that are ready for the mesh, padded to what it divides; and what sources give for one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
-from keras_dist.data.checks import describe
+import jax
+import numpy as np
+
+from keras_dist.data.conversion import describe
 from keras_dist.distribution.process_rows import Portion
+from keras_dist.errors import DataError, shorten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,3 +40,45 @@ class Batch:
         """The arrays with the shapes that a step sees."""
         first = 1 if self.stacked is None else 2
         return describe(self.arrays, self.name, lambda leaf: (self.rows, *leaf.shape[first:]))
+
+
+def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+    """Batches of one form and length that follow each other in stacks of `count`; what is left over one by one."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
+            yield from waiting
+            waiting = []
+        waiting.append(batch)
+        if len(waiting) == count > 1:
+            arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *(one.arrays for one in waiting))
+            yield dataclasses.replace(waiting[0], arrays=arrays, stacked=count)
+            waiting = []
+        elif count == 1:
+            yield waiting.pop()
+    yield from waiting
+
+
+def unpack(element: Any, name: str) -> tuple[Any, Any, Any]:
+    """`(x, y, sample_weight)`, with None for what is not there.
+
+    Args:
+        element: a list is as good as a tuple; whatever else is `x`.
+        name: how errors call it.
+
+    Raises:
+        DataError: a tuple of another length.
+
+    Source: `keras.utils.unpack_x_y_sample_weight`.
+    """
+    if not isinstance(element, tuple | list):
+        return element, None, None
+    if 1 <= len(element) <= 3:
+        x, y, sample_weight = (*element, None, None)[:3]
+        return x, y, sample_weight
+    raise DataError(
+        f"{name} cannot be used",
+        given=f"a {type(element).__name__} of {len(element)}: {shorten(element)}",
+        expected="x, (x,), (x, y) or (x, y, sample_weight)",
+        fix="put several inputs in a tuple of their own: ((a, b), y)",
+    )

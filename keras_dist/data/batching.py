@@ -10,11 +10,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from keras_dist.data.batch import Batch
+from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
-from keras_dist.data.rows import RowSource
-from keras_dist.data.skipping import shown_skipping
-from keras_dist.data.streams import StreamSource, stacked
+from keras_dist.data.source import RowSource
+from keras_dist.data.streams import StreamSource, shown_skipping
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError
 
@@ -159,13 +158,13 @@ class Streaming:
     steps_argument: str = "steps"
 
     def __post_init__(self) -> None:
-        if self.steps is None and self.source.passes.is_endless:
+        if self.steps is None and self.source.is_endless:
             raise self._needs_steps("batches that never end")
 
     @property
     def steps_of_epoch(self) -> int | None:
         """How many batches make an epoch, if there are as many; None where that is not known."""
-        return self.steps or self.source.passes.batches
+        return self.steps or self.source.num_batches
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -192,7 +191,7 @@ class Streaming:
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
         self.check_passes(len(numbers))
-        passes = self.source.passes
+        source = self.source
         start = start or Cursor(numbers.start)
         if start.epoch >= numbers.stop:
             return
@@ -200,11 +199,11 @@ class Streaming:
         for epoch in numbers:
             is_done = epoch < start.epoch
             if is_done and self.steps is None:  # of a pass of its own, which need not be gone through
-                passes.begin_epoch()
-                passes.end_epoch()
+                source.begin_epoch()
+                source.end_epoch()
                 continue
-            begun = next(batches, None) if batches is not None and passes.is_once else None
-            if begun is None and batches is not None and passes.is_once:
+            begun = next(batches, None) if batches is not None and source.is_once else None
+            if begun is None and batches is not None and source.is_once:
                 _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
                 return
             done, skip, state = 0, 0, None
@@ -224,11 +223,11 @@ class Streaming:
             if taken.is_over:
                 if self.steps is not None and taken.count < self.steps:
                     _warn_of_end(self.steps, taken.count, self.source.title, "fewer steps")
-                batches = None if not passes.is_once else iter(())
+                batches = None if not source.is_once else iter(())
 
     def state(self) -> Any:
         """Where the iterator of the batches is, as JSON; None if it does not tell."""
-        return self.source.passes.state()
+        return self.source.state()
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """The first batch, for its structure."""
@@ -236,11 +235,11 @@ class Streaming:
 
     def _told(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
         """What is left of the batches of an epoch. The source is told when it begins, and when it is over."""
-        self.source.passes.begin_epoch()
+        self.source.begin_epoch()
         for _ in shown_skipping(itertools.islice(batches, done), done, self.source.title):
             pass
         yield from stacked(batches, stack)
-        self.source.passes.end_epoch()
+        self.source.end_epoch()
 
     def check_passes(self, count: int) -> None:
         """Check that the batches can be gone through so often. Asks for none.
@@ -248,7 +247,7 @@ class Streaming:
         Raises:
             DataError: an iterator is to serve several times, and nothing says how many batches make one.
         """
-        if self.source.passes.is_once and self.steps is None and count > 1:
+        if self.source.is_once and self.steps is None and count > 1:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {count} times")
 
     def _needs_steps(self, given: str) -> DataError:

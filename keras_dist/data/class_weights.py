@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.data.hosts import SparseRows
+from keras_dist.data.conversion import SparseRows
 from keras_dist.errors import DataError, shorten
 
 

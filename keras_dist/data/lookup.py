@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from keras_dist.data.batch import Batch
-from keras_dist.data.checks import as_arrays, describe, noting
-from keras_dist.data.elements import unpack
-from keras_dist.data.hosts import SparseRows, to_host
-from keras_dist.data.reading import read_in_threads
-from keras_dist.data.rows import RowSource
-from keras_dist.data.streams import stacked
+from keras_dist.data.batch import Batch, stacked, unpack
+from keras_dist.data.conversion import SparseRows, as_arrays, describe, is_plain, noting, to_host
+from keras_dist.data.source import RowSource, register_source
+from keras_dist.data.streams import NumberedSource, read_in_threads
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError, shorten
 
@@ -25,6 +22,7 @@ _THREADS = 1
 _AHEAD = 2
 
 
+@register_source
 class LookupSource(RowSource):
     """Examples of something with `__len__` and `__getitem__`, read in a thread while the devices compute.
 
@@ -52,6 +50,14 @@ class LookupSource(RowSource):
         self._like = jax.tree.map(lambda leaf: leaf[None], self._first)
         leaves, self._tree = jax.tree.flatten(self._first)
         self.form = (self._tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+    @classmethod
+    def recognises(cls, x: Any) -> bool:
+        """Whether it has `__len__` and `__getitem__`, and no `__iter__`, or reads several examples at once."""
+        if isinstance(x, Iterator) or is_plain(x) or NumberedSource.recognises(x):
+            return False
+        is_numbered = hasattr(x, "__getitem__") and hasattr(x, "__len__")
+        return is_numbered and (hasattr(x, "__getitems__") or not isinstance(x, Iterable))
 
     @property
     def like(self) -> tuple[Any, Any, Any]:

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from keras_dist._types import PyTree
-from keras_dist.data.checks import as_arrays, common_length, named_leaves
-from keras_dist.data.elements import unpack
-from keras_dist.data.hosts import SparseRows
+from keras_dist.data.batch import unpack
+from keras_dist.data.conversion import SparseRows, as_arrays, common_length, named_leaves
 from keras_dist.errors import DataError, shorten
 from keras_dist.losses.reduction import check_reduction
 

@@ -9,9 +9,8 @@ from typing import Any
 import jax
 
 from keras_dist._arguments import check_int
-from keras_dist.data.checks import as_array
+from keras_dist.data.conversion import SparseRows, as_array
 from keras_dist.data.global_arrays import global_batch
-from keras_dist.data.hosts import SparseRows
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DataError

@@ -1,14 +1,12 @@
-"""What is given as data -> the source that reads it, recognised by what it can do: no library is imported for it."""
+"""`source_of`: what users give as data -> the source that reads it, recognised by what it can do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.lookup import LookupSource
-from keras_dist.data.openers import Again, Numbered, Once
-from keras_dist.data.rows import RowSource
+from keras_dist.data.conversion import is_array
+from keras_dist.data.source import DataSource, RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, shorten
 
@@ -21,7 +19,7 @@ TAKEN = (
 )
 
 
-def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> Source:
+def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> Any:
     """The source that reads what was given to `fit`, `evaluate` or `predict`.
 
     Args:
@@ -30,19 +28,22 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") 
         sample_weight: weights of inputs, or None.
         name: how errors call what it holds, such as `"validation "`.
 
+    Returns:
+        A `RowSource` or a `StreamSource`.
+
     Raises:
         DataError: it cannot be used.
     """
-    kind = _data_set(x)
+    kind = _kind_of(x)
     if kind is None:
-        if not isinstance(x, dict | list | tuple) and x is not None and not _is_array(x):
-            raise DataError(
-                f"{name}x is nothing that holds examples",
-                given=f"{shorten(x)} of type {type(x).__name__}",
-                expected=TAKEN,
-                fix="make an array of it, or a class with __iter__ that gives batches",
-            )
-        return ArraySource(x, y, sample_weight, name)
+        if isinstance(x, dict | list | tuple | None) or is_array(x):
+            return ArraySource(x, y, sample_weight, name)
+        raise DataError(
+            f"{name}x is nothing that holds examples",
+            given=f"{shorten(x)} of type {type(x).__name__}",
+            expected=TAKEN,
+            fix="make an array of it, or a class with __iter__ that gives batches",
+        )
     for argument, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise DataError(
@@ -51,28 +52,13 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") 
                 expected=f"a data set that gives {argument} itself",
                 fix="let it give (x, y) or (x, y, sample_weight), or pass x as an array",
             )
-    return LookupSource(x, name) if kind is LookupSource else StreamSource(kind(x), name)
+    return kind(x, name=name)
 
 
 def is_data_set(x: Any) -> bool:
     """Whether `x` holds targets and weights itself, and is no array or pytree of arrays."""
-    return _data_set(x) is not None
+    return _kind_of(x) is not None
 
 
-def _data_set(x: Any) -> Any:
-    """The class that reads `x`; None for arrays, and for what `ArraySource` refuses."""
-    if isinstance(x, dict | list | tuple | str | bytes | type) or x is None or _is_array(x):
-        return None
-    if hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__"):
-        return Numbered
-    if isinstance(x, Iterator):
-        return Once
-    is_numbered = hasattr(x, "__getitem__") and hasattr(x, "__len__")
-    if is_numbered and (hasattr(x, "__getitems__") or not isinstance(x, Iterable)):
-        return LookupSource
-    return Again if isinstance(x, Iterable) else None
-
-
-def _is_array(x: Any) -> bool:
-    """Whether it is an array, a tensor, a table or a matrix."""
-    return hasattr(x, "shape") and any(hasattr(x, name) for name in ("dtype", "to_numpy", "tocsr"))
+def _kind_of(x: Any) -> type[DataSource] | None:
+    return next((kind for kind in registered if kind.recognises(x)), None)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.checks import check_batch_size
+from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution import cluster
 from keras_dist.distribution.process_rows import (
     BatchLayout,

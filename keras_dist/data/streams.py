@@ -2,48 +2,79 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+import json
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Self
 
 import jax
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
-from keras_dist.data.batch import Batch
-from keras_dist.data.checks import as_arrays, check_targets, common_length, describe, noting
-from keras_dist.data.elements import unpack
-from keras_dist.data.hosts import SparseRows
-from keras_dist.data.openers import Opener
+from keras_dist.data.batch import Batch, unpack
+from keras_dist.data.conversion import SparseRows, as_arrays, common_length, describe, is_plain, noting
+from keras_dist.data.source import DataSource, register_source
 from keras_dist.distribution.process_rows import Share
-from keras_dist.errors import DataError
+from keras_dist.errors import DataError, shorten
 
 _END: Any = object()
 
+_ENDLESS = 2**40
+"""As many batches never end: to grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a part of that."""
 
-class StreamSource:
-    """Batches of an `Opener`, of any lengths, but of one structure, and of the same dtypes and numbers of dims.
+
+class StreamSource(DataSource):
+    """Batches of any lengths, but of one structure, and of the same dtypes and numbers of dims.
+
+    Subclasses define `first` and `open`, and whichever attributes and methods are not as here.
 
     Args:
-        opener: goes through the batches.
+        dataset: holds the batches.
         name: how errors call what they hold, such as `"validation "`.
-        weigh: gives the weights of the rows of a batch for its targets; None to leave weights as they come.
+
+    Attributes:
+        num_batches: how many batches there are; None where it is not known.
+        is_endless: whether it is known that they never end.
+        is_once: whether one can go through them once only.
     """
 
-    def __init__(self, opener: Opener, name: str = "", weigh: Callable[[Any], Any] | None = None) -> None:
-        self.name = name
-        self._opener, self._weigh = opener, weigh
+    num_batches: int | None = None
+    is_endless: bool = False
+    is_once: bool = False
 
-    @property
-    def title(self) -> str:
-        """How errors call it."""
-        return f"{self.name}{self._opener.title}"
+    def __init__(self, dataset: Any, name: str = "") -> None:
+        self.name, self._dataset = name, dataset
+        self.title = f"{name}{shorten(dataset)}"
+        self._weigh: Callable[[Any], Any] | None = None
 
-    @property
-    def passes(self) -> Opener:
-        """What goes through the batches."""
-        return self._opener
+    def first(self) -> Any:
+        """The first batch. It still comes when `open` is called."""
+        raise NotImplementedError
+
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+        """All batches but the first `skip`; where they have numbers, in an order that the key fixes.
+
+        Those without numbers are gone through, and shown, where the iterator cannot go to a `state` that it told of
+        before.
+        """
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
+        return False
+
+    def state(self) -> Any:
+        """Where the iterator that was opened last is, as JSON; None if it does not tell."""
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+
+    def end_epoch(self) -> None:
+        """An epoch is over."""
 
     @functools.cached_property
     def like(self) -> tuple[Any, Any, Any]:
@@ -53,29 +84,14 @@ class StreamSource:
             DataError: there is no batch, or the first one cannot be used.
         """
         with noting(self._place(0)):
-            return self._arrays(self._opener.first())
+            return self._arrays(self.first())
 
-    @property
-    def x(self) -> Any:
-        """The inputs in `like`."""
-        return self.like[0]
-
-    def is_over(self) -> bool:
-        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
-        with noting(self._place(0)):
-            return self._opener.is_over()
-
-    def weighted(self, weigh: Callable[[Any], Any]) -> StreamSource:
+    def weighted(self, weigh: Callable[[Any], Any]) -> Self:
         """The same batches, weighted by their targets."""
-        return StreamSource(self._opener, self.name, weigh)
-
-    def check_targets(self) -> None:
-        """Nothing, if there are targets.
-
-        Raises:
-            DataError: there are none.
-        """
-        check_targets(self.like, self.name, "let the data set give (x, y)")
+        same = copy.copy(self)
+        same.__dict__.pop("like", None)
+        same._weigh = weigh
+        return same
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """The first batch, for its structure."""
@@ -97,7 +113,7 @@ class StreamSource:
             DataError: a batch cannot be used, or is of another form than the first one.
         """
         like = self.like
-        elements = self._opener.open(shuffle_key, skip, state)
+        elements = self.open(shuffle_key, skip, state)
         for number in itertools.count(skip):
             with noting(self._place(number)):
                 element = next(elements, _END)
@@ -141,21 +157,219 @@ class StreamSource:
         return Batch(tree.unflatten([_copied(leaf, padding) for leaf in leaves]), rows, form, self.name)
 
 
-def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Batches of one form and length that follow each other in stacks of `count`; what is left over one by one."""
-    waiting: list[Batch] = []
-    for batch in batches:
-        if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
-            yield from waiting
-            waiting = []
-        waiting.append(batch)
-        if len(waiting) == count > 1:
-            arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *(one.arrays for one in waiting))
-            yield dataclasses.replace(waiting[0], arrays=arrays, stacked=count)
-            waiting = []
-        elif count == 1:
-            yield waiting.pop()
-    yield from waiting
+@register_source
+class IterableSource(StreamSource):
+    """Batches of what can be iterated any number of times, in its own order.
+
+    A `tf.data.Dataset`, a torch or grain `DataLoader`, or whatever else has `__iter__`.
+    """
+
+    def __init__(self, dataset: Iterable[Any], name: str = "") -> None:
+        super().__init__(dataset, name)
+        self._begun: Iterator[Any] | None = None
+        self._passing: Any = None
+        length = _length(dataset)
+        self.is_endless = length == float("inf")
+        self.num_batches = None if length is None or self.is_endless else int(length)
+
+    @classmethod
+    def recognises(cls, x: Any) -> bool:
+        """Whether it has `__iter__`, and is neither a container of arrays nor text."""
+        return isinstance(x, Iterable) and not is_plain(x)
+
+    def first(self) -> Any:
+        """The first batch of a pass, which is the one that `open` gives next."""
+        if self._begun is None:
+            self._begun = self._passing = iter(self._dataset)
+        passed = self._begun
+        for element in passed:
+            self._begun = itertools.chain([element], passed)
+            return element
+        raise _empty(self.title)
+
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+        """A pass."""
+        begun, self._begun = self._begun, None
+        if begun is not None and state is None:
+            return _skipped(begun, skip, self.title)
+        self._passing = iter(self._dataset)
+        if state is None or not hasattr(self._passing, "set_state"):
+            return _skipped(self._passing, skip, self.title)
+        self._passing.set_state(state)
+        return self._passing
+
+    def state(self) -> Any:
+        """What the iterator tells of itself, as those of grain do."""
+        if not hasattr(self._passing, "get_state") or not hasattr(self._passing, "set_state"):
+            return None
+        state = self._passing.get_state()
+        try:
+            json.dumps(state)
+        except TypeError:
+            return None  # it is no JSON
+        return state
+
+
+@register_source
+class IteratorSource(StreamSource):
+    """Batches of a generator, or another iterator, which are gone when they were given.
+
+    It is never asked for more than is used.
+    """
+
+    is_once = True
+
+    def __init__(self, dataset: Iterator[Any], name: str = "") -> None:
+        super().__init__(dataset, name)
+        self._ahead: list[Any] = []
+
+    @classmethod
+    def recognises(cls, x: Any) -> bool:
+        """Whether it is an iterator."""
+        return isinstance(x, Iterator) and not is_plain(x)
+
+    def is_over(self) -> bool:
+        """Whether no batch is left."""
+        with noting(self._place(0)):
+            return not self._looked_ahead()
+
+    def first(self) -> Any:
+        """The next batch, which comes again."""
+        for element in self._looked_ahead():
+            return element
+        raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
+
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+        """What is left."""
+        return _skipped(self._left(), skip, self.title)
+
+    def _looked_ahead(self) -> list[Any]:
+        """The next element, which still comes; nothing if there is none."""
+        if not self._ahead:
+            self._ahead += itertools.islice(self._dataset, 1)
+        return self._ahead
+
+    def _left(self) -> Iterator[Any]:
+        while self._looked_ahead():
+            yield self._ahead.pop()
+
+
+@register_source
+class NumberedSource(StreamSource):
+    """Batches by number: those of a `PyDataset`, ours or Keras's, with `num_batches` and `__getitem__`."""
+
+    @classmethod
+    def recognises(cls, x: Any) -> bool:
+        """Whether it says how many batches it has."""
+        is_told = hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__")
+        return is_told and not is_plain(x)
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many there are now: they may be others after an epoch."""
+        return self._dataset.num_batches
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there is no number of them."""
+        return self.num_batches is None
+
+    def first(self) -> Any:
+        """Batch 0."""
+        if self.num_batches == 0:
+            raise _empty(self.title)
+        return self._dataset[0]
+
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+        """The batches in the order of their numbers, or in that which the key fixes."""
+        count, workers = self.num_batches, getattr(self._dataset, "workers", 1)
+        if count is None:
+            return (self._read(number) for number in itertools.count(skip))
+        order = np.arange(count)
+        if shuffle_key is not None:
+            np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+        order = order[skip:]
+        if workers <= 1:
+            return (self._read(int(number)) for number in order)
+        ahead = getattr(self._dataset, "max_queue_size", 10)
+        return read_in_threads(lambda index: self._read(int(order[index])), len(order), workers, ahead)
+
+    def begin_epoch(self) -> None:
+        """Tell the data set."""
+        if hasattr(self._dataset, "on_epoch_begin"):
+            self._dataset.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        """Tell the data set."""
+        if hasattr(self._dataset, "on_epoch_end"):
+            self._dataset.on_epoch_end()
+
+    def _read(self, number: int) -> Any:
+        with noting(f"__getitem__({number}) of {self.title}"):
+            return self._dataset[number]
+
+
+def _length(iterable: Any) -> float | None:
+    """How many batches something tells to have, if it does."""
+    if hasattr(iterable, "cardinality"):  # of `tf.data`, for which `len` raises: -1 for endless, -2 for unknown
+        cardinality = int(iterable.cardinality())
+        return {-1: float("inf"), -2: None}.get(cardinality, cardinality)
+    try:
+        length = len(iterable)
+    except (TypeError, NotImplementedError):
+        return None
+    return float("inf") if length >= _ENDLESS else length
+
+
+def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:
+    return DataError("there is no batch", given=title, expected="at least one batch", fix=fix)
+
+
+def _skipped(batches: Iterator[Any], count: int, title: str) -> Iterator[Any]:
+    """`batches` without the first `count`."""
+    for _ in shown_skipping(itertools.islice(batches, count), count, title):
+        pass
+    return batches
+
+
+def shown_skipping(batches: Iterable[Any], count: int, title: str) -> Iterable[Any]:
+    """The batches that are skipped, with a progress bar on standard error; none where there are none."""
+    if not count:
+        return batches
+    console = Console(file=sys.stderr, soft_wrap=True)
+    console.print(f"skipping {count} batches of {title}, which are done: it has no numbers to begin with", markup=False)
+    return track(batches, "skipping", total=count, console=console, transient=True)
+
+
+class _Reads:
+    """A data source as grain wants it."""
+
+    def __init__(self, read: Callable[[int], Any], count: int) -> None:
+        self._read, self._count = read, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return (self._read(int(index)),)  # not the element itself, for grain leaves out those that are None
+        except StopIteration as error:  # to grain the end
+            raise RuntimeError(f"reading element {index} raised StopIteration") from error
+
+
+def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead: int) -> Iterator[Any]:
+    """`read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
+
+    Args:
+        read: is called in several threads at once. What it raises is raised in its turn.
+        count: how many there are.
+        threads: how many read.
+        ahead: how many are read before they are asked for.
+    """
+    import grain  # takes a quarter of a second, which only those wait for who read in threads  # noqa: PLC0415
+
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, ahead))
+    return (element for (element,) in grain.MapDataset.source(_Reads(read, count)).to_iter_dataset(options))
 
 
 def _check_alike(arrays: tuple[Any, Any, Any], first: tuple[Any, Any, Any]) -> None:

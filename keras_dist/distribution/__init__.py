@@ -10,7 +10,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.strategy import Distribution, distribution, set_distribution
+from keras_dist.distribution.strategy import Distribution, distribution, register_strategy, set_distribution
 
 __all__ = [
     "DataParallel",
@@ -28,6 +28,7 @@ __all__ = [
     "list_devices",
     "num_processes",
     "process_id",
+    "register_strategy",
     "set_distribution",
     "use_cpu_devices",
 ]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import DistributionError, LayoutWarning
+from keras_dist.distribution.strategy import Distribution, register_strategy
+from keras_dist.errors import ConfigError, DistributionError, LayoutWarning
+
+if TYPE_CHECKING:
+    from keras_dist.config import DataParallelConfig
 
 DEFAULT_BATCH_DIM_NAME = "batch"
 
 
+@register_strategy("data_parallel")
 class DataParallel(Distribution):
     """Every device holds the whole model and a part of the batch.
 
@@ -66,6 +70,23 @@ class DataParallel(Distribution):
                 LayoutWarning,
                 stacklevel=2,
             )
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: DataParallelConfig) -> Self:
+        """The distribution of a config file with `strategy = "data_parallel"`.
+
+        Raises:
+            ConfigError: the batch is not to lie along the first axis.
+        """
+        first = mesh.axis_names[0]
+        if config.batch_axis not in (None, first, (first,)):
+            raise ConfigError(
+                "distribution.batch_axis is not the first axis of the mesh",
+                given=f"{config.batch_axis!r} with strategy 'data_parallel', mesh {mesh.describe()}",
+                expected=f"{first!r}: data_parallel puts the batch on the first axis",
+                fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'",
+            )
+        return cls(mesh, shard_optimizer=config.shard_optimizer)
 
     @property
     def shard_optimizer(self) -> bool:

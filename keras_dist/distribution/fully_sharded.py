@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,10 +13,14 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
-from keras_dist.distribution.strategy import BatchDimName, check_mesh, resolve_axes
+from keras_dist.distribution.strategy import BatchDimName, check_mesh, register_strategy, resolve_axes
 from keras_dist.errors import DistributionError, type_name
 
+if TYPE_CHECKING:
+    from keras_dist.config import FullyShardedConfig
 
+
+@register_strategy("fully_sharded")
 class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
@@ -72,6 +76,14 @@ class FullySharded(RuleBased):
         )
         rules = _check_same_mesh(layout_map, device_mesh)
         super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict, axis_names)
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: FullyShardedConfig) -> Self:
+        """The distribution of a config file with `strategy = "fully_sharded"`."""
+        rules = LayoutMap(mesh)
+        rules.update(config.layout_axes())
+        least = config.min_size_bytes or 0
+        return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=least, strict=config.strict)
 
     @property
     def axis(self) -> str | tuple[str, ...]:

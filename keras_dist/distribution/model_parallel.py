@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
-from keras_dist.distribution.strategy import BatchDimName
+from keras_dist.distribution.strategy import BatchDimName, register_strategy
 from keras_dist.errors import DistributionError, shorten, type_name
+
+if TYPE_CHECKING:
+    from keras_dist.config import ModelParallelConfig
 
 
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
@@ -43,6 +46,7 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
     return layout_map, layout_map.device_mesh
 
 
+@register_strategy("model_parallel")
 class ModelParallel(RuleBased):
     """Variables sharded by rules, and the batch over one axis, or several, of the same mesh.
 
@@ -96,6 +100,13 @@ class ModelParallel(RuleBased):
                 fix="leave `device_mesh` out: the layout map carries it",
             )
         super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict, axis_names)
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: ModelParallelConfig) -> Self:
+        """The distribution of a config file with `strategy = "model_parallel"`."""
+        rules = LayoutMap(mesh)
+        rules.update(config.layout_axes())
+        return cls(rules, config.batch_axis, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """The layout that a rule gives the variable, else that which the model itself says, else replicated.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.tf_dataset import shard_dataset
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
-from keras_dist.errors import DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
+from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
 
 BatchDimName = str | Sequence[str]
 
@@ -57,6 +57,19 @@ class Distribution:
         self._num_processes = cluster.num_processes()
         self._process_id = cluster.process_id()
         self._is_multi_process = self._num_processes > 1
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: Any) -> Self:
+        """The distribution that a config file describes.
+
+        Args:
+            mesh: made of the table `mesh`.
+            config: the table `distribution`, as the `keras_dist.config.DistributionConfig` of the strategy.
+
+        Raises:
+            ConfigError: an option does not fit the mesh; names its key.
+        """
+        raise NotImplementedError(f"{cls.__name__} does not define from_config(cls, mesh, config)")
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -270,6 +283,41 @@ class Distribution:
                 fix="stack the examples along a first dim",
             )
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
+
+
+K = TypeVar("K", bound=type[Distribution])
+
+_by_name: dict[str, type[Distribution]] = {}
+
+
+def register_strategy(name: str) -> Callable[[K], K]:
+    """Class decorator: config files with `strategy = name` make this class, by its `from_config`.
+
+    Args:
+        name: that of the `keras_dist.config.DistributionConfig` which describes the options.
+    """
+
+    def register(kind: K) -> K:
+        _by_name[name] = kind
+        return kind
+
+    return register
+
+
+def strategy_named(name: str) -> type[Distribution]:
+    """The class that was registered under a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _by_name:
+        raise ConfigError(
+            f"distribution.strategy: no class is registered for {name!r}{did_you_mean(name, _by_name)}",
+            given=f'strategy = "{name}"',
+            expected=f"one of {', '.join(map(repr, _by_name))}",
+            fix=f"put @register_strategy({name!r}) before the class, and import its module first",
+        )
+    return _by_name[name]
 
 
 _default: Distribution | None = None

@@ -7,9 +7,9 @@ from typing import Any
 from flax import nnx
 
 from keras_dist.errors import ConfigError, ModelError, shorten
-from keras_dist.layers.attributes import to_snake_case
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.saving.vocabulary import snake_case
 
 
 class NNXLayer(Layer):
@@ -44,7 +44,7 @@ class NNXLayer(Layer):
             )
         super().__init__(name=name, **kwargs)
         if name is None:
-            self._base_name = self._name = to_snake_case(type(module).__name__)
+            self._base_name = self._name = snake_case(type(module).__name__)
         self._members = module
         self.built = True
 

@@ -20,7 +20,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
-from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
+from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building
 from keras_dist.layers.call_arguments import (
     call_parameters,
@@ -38,6 +38,7 @@ from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import own_variables
 from keras_dist.saving import Configurable, not_initialised
+from keras_dist.saving.vocabulary import snake_case
 
 
 class _Outside:
@@ -121,7 +122,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self._base_name = to_snake_case(type(self).__name__) if name is None else None  # None: it was given one
+        self._base_name = snake_case(type(self).__name__) if name is None else None  # None: it was given one
         self._name = self._base_name or check_name(name)
         self._trainable = bool(trainable)
         self._trainable_was_set = False

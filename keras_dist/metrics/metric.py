@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.variable import MetricVariable, replaced
 from keras_dist.saving import Configurable, not_initialised
+from keras_dist.saving.vocabulary import snake_case
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 
@@ -211,14 +211,6 @@ class Metric(Configurable, metaclass=_TakesMesh):
     def _check_initialised(self) -> None:
         if "_variables" not in vars(self):
             raise not_initialised(self)
-
-
-def snake_case(name: str) -> str:
-    """`TruePositives` as `true_positives`.
-
-    Source: `keras.src.utils.naming.to_snake_case`.
-    """
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 
 def _checked_array(array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 from keras_dist._arguments import check_int, check_number, check_option, is_int
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.data.checks import check_batch_size
 from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.data.conversion import check_batch_size
 from keras_dist.data.recognition import Source, is_data_set, source_of
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, ModelError, shorten

@@ -27,8 +27,8 @@ from keras_dist.models.home import settle
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
 from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
-from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import ModuleGraph, trace_factory
+from keras_dist.training.state_cell import StateCell
 
 Check = Callable[[Sequence[VariableSpec]], None]
 

@@ -13,7 +13,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.models.session import Choices, Session
 from keras_dist.models.variable import checked_value
 from keras_dist.training.optimization import DEFAULT, apply_gradients
-from keras_dist.training.state import TrainState
+from keras_dist.training.train_state import TrainState
 
 
 class CustomSteps:

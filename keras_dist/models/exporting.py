@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist.callbacks.first_process import print_message
-from keras_dist.data.checks import check_batch_size
+from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths

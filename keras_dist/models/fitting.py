@@ -26,8 +26,8 @@ from keras_dist.models.arguments import (
     weighted_arrays,
 )
 from keras_dist.models.session import Choices, ModuleCall, Session
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
-from keras_dist.training.measures import Measures
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
@@ -206,7 +206,7 @@ class Fitting:
         measured = None
         if objective is not None and (metrics is not None or weighted_metrics is not None):
             measured = objective.all_metrics
-        measures, rematerialised = Measures(measured), resolve_remat(remat)
+        measures, rematerialised = ModelMetrics(measured), resolve_remat(remat)
         self._choose(Choices(optimizer, objective, train_step, arguments, measures, options, rematerialised))
 
     @property

@@ -34,8 +34,8 @@ from keras_dist.models.program import Program
 from keras_dist.models.session import Choices, ModuleCall, Session, distribution_now, not_compiled
 from keras_dist.models.summary import layer_table, module_table
 from keras_dist.models.weights_file import WeightsFile
-from keras_dist.training.cell import StateCell
 from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import default_call
 
 

@@ -14,7 +14,7 @@ from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.checkpointing import Checkpointing, names_of
 from keras_dist.models.configuring import Configuring
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.training.cell import host_copy
+from keras_dist.training.state_cell import host_copy
 
 
 class Pickling(Configuring, Checkpointing):

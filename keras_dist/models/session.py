@@ -28,15 +28,15 @@ from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable, SlotVariable
 from keras_dist.optimizers import ModelState
-from keras_dist.training.cell import StateCell
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.compiled import StepOptions
-from keras_dist.training.measures import Measures
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
-from keras_dist.training.state import TrainState
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
 
 ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
@@ -61,7 +61,7 @@ class Choices:
     objective: Objective | None
     train_step: TrainStep | None
     arguments: Mapping[str, Any]
-    measures: Measures
+    measures: ModelMetrics
     options: StepOptions
     remat: Remat | None = None
 

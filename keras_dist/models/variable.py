@@ -15,7 +15,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
 from keras_dist.layers.variable import checked_value
-from keras_dist.training.cell import StateCell, host_copy
+from keras_dist.training.state_cell import StateCell, host_copy
 
 
 @as_pytree

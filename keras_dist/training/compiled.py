@@ -19,15 +19,15 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning
+from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.convolutions import batch_first
 from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.loop import MAX_IN_FLIGHT
-from keras_dist.training.state import TrainState
 from keras_dist.training.step import Forward, TrainStep, check_train_step
-from keras_dist.training.tallies import Tally, add, tally_of
+from keras_dist.training.train_state import TrainState
 
 Logs = dict[str, Any]
-"""The states of tallies by name, on the device."""
+"""The states of accumulators by name, on the device."""
 
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
@@ -134,15 +134,15 @@ class CompiledSteps:
         # the last kernel instead.
         return drawn, outputs if self._gather is None else self._gather(outputs)
 
-    def train_tallies(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Tally]:
+    def train_accumulators(self, step: TrainStep, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """How to accumulate what a train step logs. Traces the step, and runs nothing."""
-        return self._traced_tallies(
+        return self._traced_accumulators(
             lambda state, arrays: self._stepped(step, state, arrays, batch.rows)[1], state, batch
         )
 
-    def test_tallies(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
+    def test_accumulators(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """How to accumulate what a test step logs. Traces the step, and runs nothing."""
-        return self._traced_tallies(
+        return self._traced_accumulators(
             lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution))[1], state, batch
         )
 
@@ -152,19 +152,21 @@ class CompiledSteps:
         program = program if self._options.jit else jax.jit(program)
         return traced_in(self._distribution, batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
-    def _traced_tallies(self, found_in: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Tally]:
-        tallies: dict[str, Tally] = {}
+    def _traced_accumulators(
+        self, found_in: Callable[..., Any], state: TrainState, batch: Batch
+    ) -> dict[str, Accumulator]:
+        accumulators: dict[str, Accumulator] = {}
 
         def trace(state: TrainState, arrays: Any) -> None:
             for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
-                tallies[name] = tally_of(name, found)
+                accumulators[name] = accumulator_of(name, found)
 
         try:
             traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
         except Exception as error:
             _note(error, batch)
             raise
-        return tallies
+        return accumulators
 
     def _prepared(
         self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
@@ -319,9 +321,9 @@ def _note(error: Exception, batch: Batch | Execution) -> None:
     error.add_note(f"in a step on {batch.describe()}")
 
 
-def zero_logs(tallies: Mapping[str, Tally], mesh: DeviceMesh) -> Logs:
-    """The states of tallies before the first batch, on every device."""
-    return jax.device_put({name: tally.start() for name, tally in tallies.items()}, _replicated(mesh))
+def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:
+    """The states of accumulators before the first batch, on every device."""
+    return jax.device_put({name: accumulator.start() for name, accumulator in accumulators.items()}, _replicated(mesh))
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
@@ -348,7 +350,7 @@ def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
 
 
 def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
-    """The states of the tallies with a batch of so many rows added."""
+    """The states of the accumulators with a batch of so many rows added."""
     if set(found) != set(logs):
         raise ModelError(
             "train_step logs other names than before",

@@ -17,12 +17,12 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
-from keras_dist.data.rows import RowNumbers, RowSource
+from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
-from keras_dist.training.pace import FixedPace, Pace
+from keras_dist.training.throughput import FixedSteps, StepsTuner
 
 Body = Callable[[Any, Any], Any]
 """One step: `body(carry, (x, y, sample_weight)) -> carry`."""
@@ -152,7 +152,7 @@ class Stacked(Streamed):
 class Resident:
     """Steps on rows that are on the devices already, gathered there by number.
 
-    Where the number of steps is not fixed, it is an operand: one program serves every pace.
+    Where the number of steps is not fixed, it is an operand: one program serves any number of steps.
 
     Attributes:
         data: the whole data set `(x, y, sample_weight)`, on every device.
@@ -227,7 +227,7 @@ class StreamFeed:
         share: what this process gathers of each batch; None where the mesh is its own.
 
     Attributes:
-        pace: None: how long its executions are does not depend on how fast they go.
+        tuner: None: how long its executions are does not depend on how fast they go.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class StreamFeed:
     ) -> None:
         self._examples, self._multiple_of, self._stack = examples, multiple_of, stack
         self._distribution, self._ahead, self._share = distribution, ahead, share
-        self.pace = None
+        self.tuner = None
 
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
@@ -275,7 +275,7 @@ class ResidentFeed:
         examples: arrays in batches. They must not change while the feed is in use.
         multiple_of: batches are padded to a multiple of this many rows.
         distribution: where the batches live.
-        pace: how many steps an execution takes.
+        tuner: how many steps an execution takes.
     """
 
     def __init__(
@@ -283,12 +283,12 @@ class ResidentFeed:
         examples: Batching,
         multiple_of: int,
         distribution: Distribution,
-        pace: Pace | FixedPace,
+        tuner: StepsTuner | FixedSteps,
     ) -> None:
         mesh = distribution.device_mesh
         self._examples, self._source, self._distribution = examples, examples.source, distribution
         self._sizes = examples.batch_size, multiple_of
-        self.pace = pace
+        self.tuner = tuner
         self._data = jax.tree.map(
             # copies, for XLA uses arrays of the host as they are, if they lie well, and sees what is written to them
             lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
@@ -308,10 +308,10 @@ class ResidentFeed:
             numbers = self._placed(rows)
             start = rows.wanted.start
             while start < rows.wanted.stop:
-                steps = self.pace.steps(left=rows.wanted.stop - start)
+                steps = self.tuner.steps(left=rows.wanted.stop - start)
                 form = rows.real, numbers.shape, self._source.form, self._source.length
                 yield Resident(
-                    self._data, numbers, rows.real, start, steps, form, self.pace.is_fixed, self._source.name
+                    self._data, numbers, rows.real, start, steps, form, self.tuner.is_fixed, self._source.name
                 )
                 start += steps
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from keras_dist.training.cell import StateCell
+from keras_dist.training.state_cell import StateCell
 
 
 class FiniteFlags:

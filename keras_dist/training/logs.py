@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist.training.tallies import Tally
+from keras_dist.training.accumulators import Accumulator
 
 
 class LazyLogs(MutableMapping[str, Any]):
@@ -17,16 +17,16 @@ class LazyLogs(MutableMapping[str, Any]):
     Reading the first one waits for the step and fetches all of them. What callbacks write stays for those after them.
 
     Args:
-        states: of the tallies, on the device.
-        tallies: how to read them, in their order.
+        states: of the accumulators, on the device.
+        accumulators: how to read them, in their order.
         known: further values that are on the host already.
     """
 
     def __init__(
-        self, states: Mapping[str, Any], tallies: Mapping[str, Tally], known: Mapping[str, Any] | None = None
+        self, states: Mapping[str, Any], accumulators: Mapping[str, Accumulator], known: Mapping[str, Any] | None = None
     ) -> None:
         self._states = states
-        self._tallies = tallies
+        self._accumulators = accumulators
         self._known = dict(known or {})
         self._fetched: dict[str, Any] | None = None
 
@@ -36,7 +36,8 @@ class LazyLogs(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         if self._fetched is not None:
             return iter(self._fetched)
-        return iter(dict.fromkeys([*(name for tally in self._tallies.values() for name in tally.names), *self._known]))
+        logged = (name for accumulator in self._accumulators.values() for name in accumulator.names)
+        return iter(dict.fromkeys([*logged, *self._known]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -61,8 +62,8 @@ class LazyLogs(MutableMapping[str, Any]):
         if self._fetched is None:
             host = jax.device_get(dict(self._states))
             self._fetched = {}
-            for name, tally in self._tallies.items():
-                self._fetched |= tally.read(host[name])
+            for name, accumulator in self._accumulators.items():
+                self._fetched |= accumulator.read(host[name])
             self._fetched |= self._known
         return self._fetched
 

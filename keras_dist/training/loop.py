@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from keras_dist.training.executions import Execution
-from keras_dist.training.meter import Meter
+from keras_dist.training.throughput import StepTimer
 
 Mode = Literal["train", "test", "predict"]
 
@@ -77,7 +77,7 @@ def run_steps(
     dispatch: Callable[[Execution], tuple[Any, bool]],
     hooks: Hooks,
     check_interrupt: Callable[[], None],
-    meter: Meter,
+    timer: StepTimer,
     *,
     as_logs: Callable[[int, Any], Mapping[str, Any]],
     collect: Callable[[int, Any], None] | None = None,
@@ -93,7 +93,7 @@ def run_steps(
         dispatch: starts one, and returns arrays that are ready when it is done, and whether it compiled a program.
         hooks: called around each execution.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
-        meter: told of what happens.
+        timer: told of what happens.
         as_logs: what the hooks get to see of the real rows of a batch, and the arrays that `dispatch` returned.
         collect: called with the same for each finished execution, in order.
         should_stop: asked after each execution.
@@ -108,29 +108,29 @@ def run_steps(
     def finish_oldest() -> None:
         steps, rows, result, signal, started = waiting.popleft()
         signal.block_until_ready()
-        meter.finished(started, steps)
+        timer.finished(started, steps)
         if collect is not None:
             collect(rows, result)
 
     result = None
-    meter.begin()
+    timer.begin()
     for execution in executions:
         if len(waiting) >= min(in_flight, MAX_IN_FLIGHT):
             finish_oldest()
         hooks.batch_begin(mode, batch)
-        began = meter.look()
+        began = timer.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
         steps, rows = execution.steps, execution.rows
-        waiting.append((steps, rows, result, signal, meter.dispatched(began, signal, steps * rows, compiled)))
+        waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps
         hooks.batch_end(mode, batch - 1, functools.partial(as_logs, rows, result))
-        meter.look()
+        timer.look()
         check_interrupt()
         if should_stop():
             break
     while waiting:
         finish_oldest()
-    meter.end()
+    timer.end()
     return result

@@ -17,8 +17,8 @@ from keras_dist.layers import Layer
 from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
+from keras_dist.training.accumulators import Observation
 from keras_dist.training.outputs import Outputs
-from keras_dist.training.tallies import Observation
 
 
 @dataclasses.dataclass(frozen=True)

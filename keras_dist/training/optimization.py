@@ -13,7 +13,7 @@ from flax import traverse_util
 from keras_dist import _paths, optimizers
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.training.graph import compile_rule
-from keras_dist.training.state import TrainState
+from keras_dist.training.train_state import TrainState
 
 DEFAULT = "optimizer"
 """The name of the only optimizer of an ordinary model."""

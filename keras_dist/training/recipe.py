@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.compiled import StepOptions
-from keras_dist.training.measures import Measures
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.step import TrainStep
@@ -26,5 +26,5 @@ class Recipe:
     objective: Objective | None
     optimizers: dict[str, Optimizer]
     train_step: TrainStep | None
-    measures: Measures
+    measures: ModelMetrics
     options: StepOptions

@@ -14,6 +14,7 @@ from keras_dist import _paths
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
+from keras_dist.training.accumulators import Observation
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
@@ -25,8 +26,7 @@ from keras_dist.training.optimization import (
     scale_loss,
 )
 from keras_dist.training.rematerialisation import Remat
-from keras_dist.training.state import TrainState
-from keras_dist.training.tallies import Observation
+from keras_dist.training.train_state import TrainState
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""

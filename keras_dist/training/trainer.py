@@ -20,8 +20,8 @@ from keras_dist.distribution import cluster
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training import step as steps
+from keras_dist.training.accumulators import Accumulator
 from keras_dist.training.activations import check_tensor_rules
-from keras_dist.training.cell import StateCell
 from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, rows_multiple, zero_logs
 from keras_dist.training.executions import (
     Execution,
@@ -36,13 +36,12 @@ from keras_dist.training.executions import (
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks, Mode, run_steps
-from keras_dist.training.meter import Meter, Timing
 from keras_dist.training.optimization import finalize, has_final_values
-from keras_dist.training.pace import FixedPace, Pace
 from keras_dist.training.progress import Progress, nothing_to_continue, of_another_thread, restored
 from keras_dist.training.recipe import Recipe
+from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
-from keras_dist.training.tallies import Tally
+from keras_dist.training.throughput import FixedSteps, StepsTuner, StepTimer, Timing
 
 Examples = Batching | Streaming
 
@@ -73,10 +72,10 @@ class Trainer:
         self._compiled = CompiledSteps(cell.state_plan, forward, distribution, self._options)
         self._predict_step = steps.make_predict_step(forward)
         self._predict_steps: dict[Callable[..., Any], Any] = {}
-        self._train_tallies: dict[str, Tally] | None = None
-        self._test_tallies: dict[str, Tally] | None = None
+        self._train_accumulators: dict[str, Accumulator] | None = None
+        self._test_accumulators: dict[str, Accumulator] | None = None
         self._zero_logs: dict[int, Logs] = {}
-        self._paces: dict[Mode, Pace] = {"train": Pace(), "test": Pace()}
+        self._paces: dict[Mode, StepsTuner] = {"train": StepsTuner(), "test": StepsTuner()}
         self._residents: dict[Mode, set[tuple[int, int]]] = {}
         self._tensor_rules_checked = False
         self.stops: set[Mode] = set()
@@ -111,13 +110,13 @@ class Trainer:
         """
         self._check_targets(examples.source)
         feed = self._feed("train", examples, hooks, len(epochs), shuffle_key)
-        tallies = self._tallies_of_train(lambda: self._example(examples))
+        accumulators = self._accumulators_of_train(lambda: self._example(examples))
         evaluate = self._evaluation(validation.examples, hooks, len(epochs)) if validation is not None else None
-        meter = Meter(feed.pace)
+        timer = StepTimer(feed.tuner)
         logs: Mapping[str, float] = {}
         should_stop = self._stopper("train")
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        begun, zeros = Progress.begun(examples, epochs, shuffle_key), self._zeros(tallies)
+        begun, zeros = Progress.begun(examples, epochs, shuffle_key), self._zeros(accumulators)
         with self._running(begun, zeros, examples, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
             start = self._begin(begun, zeros, hooks)
@@ -129,22 +128,22 @@ class Trainer:
                 states = run_steps(
                     "train",
                     executions,
-                    self._train_dispatch(tallies, is_noted=True),
+                    self._train_dispatch(accumulators, is_noted=True),
                     hooks,
                     check_interrupt,
-                    meter,
-                    as_logs=functools.partial(self._watched, tallies),
+                    timer,
+                    as_logs=functools.partial(self._watched, accumulators),
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
                     batch=self._progress.cursor.batch,
                 )
                 states = dict(self._progress.tallies) if states is None else states  # no step was left
-                self._hold(tallies, states)
+                self._hold(accumulators, states)
                 known: dict[str, float] = {}
                 if validation is not None and evaluate is not None and validation.is_due(epoch):
                     found = evaluate(check_interrupt) if validation.has_batches() else {}
                     known = {f"val_{name}": value for name, value in found.items()}
-                logs = LazyLogs(states, tallies, known)
+                logs = LazyLogs(states, accumulators, known)
                 self._progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
@@ -152,7 +151,7 @@ class Trainer:
             self._finalize()
             hooks.end("train", logs)
         self._compiled.forget_shapes("train")
-        return meter.timing(self._cell.mesh.backend_mesh.local_devices)
+        return timer.timing(self._cell.mesh.backend_mesh.local_devices)
 
     @property
     def progress(self) -> Progress | None:
@@ -223,9 +222,9 @@ class Trainer:
         progress = self._progress
         if progress is None or progress is start:
             return start
-        tallies = restored(progress.tallies, zeros) if progress.tallies else {}
+        accumulators = restored(progress.tallies, zeros) if progress.tallies else {}
         hooks.set_state(progress.callbacks)
-        return dataclasses.replace(progress, tallies=tallies)
+        return dataclasses.replace(progress, tallies=accumulators)
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
@@ -259,7 +258,7 @@ class Trainer:
                 functools.partial(self._predict_dispatch, step),
                 hooks,
                 check_interrupt,
-                Meter(),
+                StepTimer(),
                 as_logs=lambda rows, result: LazyOutputs(rows, result, own(rows)),
                 collect=lambda rows, result: outputs.append(real_outputs(rows, result, own(rows))),
                 should_stop=should_stop,
@@ -273,20 +272,20 @@ class Trainer:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
         batch = self._whole(source)
-        tallies = self._tallies_of_train(lambda: batch)
+        accumulators = self._accumulators_of_train(lambda: batch)
         with interrupt_between_steps():
-            states = self._train_dispatch(tallies)(Single(batch))[0]
-        self._hold(tallies, states)
-        return dict(LazyLogs(states, tallies))
+            states = self._train_dispatch(accumulators)(Single(batch))[0]
+        self._hold(accumulators, states)
+        return dict(LazyLogs(states, accumulators))
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = self._whole(source)
-        tallies = self._tallies_of_test(lambda: batch)
-        states = self._test_dispatch(tallies)(Single(batch))[0]
-        self._hold(tallies, states)
-        return dict(LazyLogs(states, tallies))
+        accumulators = self._accumulators_of_test(lambda: batch)
+        states = self._test_dispatch(accumulators)(Single(batch))[0]
+        self._hold(accumulators, states)
+        return dict(LazyLogs(states, accumulators))
 
     def predict_batch(self, source: ArraySource) -> Any:
         """The outputs for all rows of `source` as one batch, on the host."""
@@ -297,7 +296,7 @@ class Trainer:
     def lower_train(self, source: ArraySource) -> Any:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
         batch = self._whole(source)
-        logs = zero_logs(self._tallies_of_train(lambda: batch), self._cell.mesh)
+        logs = zero_logs(self._accumulators_of_train(lambda: batch), self._cell.mesh)
         return self._compiled.lower_train(self._train_step, self._cell.arrays, logs, batch)
 
     def _use(self, recipe: Recipe) -> None:
@@ -345,19 +344,21 @@ class Trainer:
         """The global batch, of which several processes have each a portion."""
         return batch if batch.portion is None else placed(Single(batch), self._distribution).batch
 
-    def _tallies_of_train(self, some_batch: Callable[[], Batch]) -> dict[str, Tally]:
+    def _accumulators_of_train(self, some_batch: Callable[[], Batch]) -> dict[str, Accumulator]:
         """How to accumulate what the train step logs; a user's step is traced for it once."""
         if self._recipe is not None and self._recipe.train_step is None:
-            return self._tallies_of_test(some_batch)
-        if self._train_tallies is None:
-            self._train_tallies = self._compiled.train_tallies(self._train_step, self._cell.state, some_batch())
-        return self._train_tallies
+            return self._accumulators_of_test(some_batch)
+        if self._train_accumulators is None:
+            self._train_accumulators = self._compiled.train_accumulators(
+                self._train_step, self._cell.state, some_batch()
+            )
+        return self._train_accumulators
 
-    def _tallies_of_test(self, some_batch: Callable[[], Batch]) -> dict[str, Tally]:
+    def _accumulators_of_test(self, some_batch: Callable[[], Batch]) -> dict[str, Accumulator]:
         """How to accumulate what the test step logs; it is traced once, which gives metrics their shapes."""
-        if self._test_tallies is None:
-            self._test_tallies = self._compiled.test_tallies(self._test_step, self._cell.state, some_batch())
-        return self._test_tallies
+        if self._test_accumulators is None:
+            self._test_accumulators = self._compiled.test_accumulators(self._test_step, self._cell.state, some_batch())
+        return self._test_accumulators
 
     def _example(self, examples: Examples) -> Batch:
         return self._global(examples.example(self._prepare(examples.source), self._share(examples.source)))
@@ -379,8 +380,8 @@ class Trainer:
         if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(sizes)
         if sizes in known and fits_on_devices(source, self._distribution):
-            pace = self._paces[mode] if stack is None else FixedPace(stack)
-            return ResidentFeed(examples, self._prepare(source), self._distribution, pace)
+            tuner = self._paces[mode] if stack is None else FixedSteps(stack)
+            return ResidentFeed(examples, self._prepare(source), self._distribution, tuner)
         return self._stream(examples, stack_of(source, batch_size, epochs) if stack is None else stack, key)
 
     def _stream(self, examples: Examples, stack: int = 1, key: tuple[int, ...] | None = None) -> StreamFeed:
@@ -389,16 +390,20 @@ class Trainer:
             share.check_agreement(examples.sizes, key)
         return StreamFeed(examples, self._prepare(examples.source), self._distribution, stack, ahead, share)
 
-    def _zeros(self, tallies: dict[str, Tally]) -> Logs:
-        """The states of the tallies before the first batch; steps do not consume them, so one copy will do."""
-        if id(tallies) not in self._zero_logs:
-            self._zero_logs[id(tallies)] = zero_logs(tallies, self._cell.mesh)
-        return self._zero_logs[id(tallies)]
+    def _zeros(self, accumulators: dict[str, Accumulator]) -> Logs:
+        """The states of the accumulators before the first batch; steps do not consume them, so one copy will do."""
+        if id(accumulators) not in self._zero_logs:
+            self._zero_logs[id(accumulators)] = zero_logs(accumulators, self._cell.mesh)
+        return self._zero_logs[id(accumulators)]
 
-    def _reset(self, tallies: dict[str, Tally]) -> Logs:
-        """The states of the tallies at the begin of an epoch or evaluation: `reset_state` of users is called."""
-        own = {name: tally for name, tally in tallies.items() if getattr(tally, "has_own_start", False)}
-        return {**self._zeros(tallies), **zero_logs(own, self._cell.mesh)} if own else self._zeros(tallies)
+    def _reset(self, accumulators: dict[str, Accumulator]) -> Logs:
+        """The states of the accumulators at the begin of an epoch or evaluation: `reset_state` of users is called."""
+        own = {
+            name: accumulator
+            for name, accumulator in accumulators.items()
+            if getattr(accumulator, "has_own_start", False)
+        }
+        return {**self._zeros(accumulators), **zero_logs(own, self._cell.mesh)} if own else self._zeros(accumulators)
 
     def _stopper(self, mode: Mode) -> Callable[[], bool]:
         """What tells whether the run that begins now is to end after the current step."""
@@ -406,12 +411,12 @@ class Trainer:
         return lambda: mode in self.stops
 
     def _train_dispatch(
-        self, tallies: dict[str, Tally], is_noted: bool = False
+        self, accumulators: dict[str, Accumulator], is_noted: bool = False
     ) -> Callable[[Execution], tuple[Logs, bool]]:
         """What runs an execution; `is_noted` if it is one of the training whose progress is noted."""
         progress = self._progress if is_noted else None
         is_resumed = progress is not None and bool(progress.tallies)
-        logs = dict(progress.tallies) if progress is not None and is_resumed else self._reset(tallies)
+        logs = dict(progress.tallies) if progress is not None and is_resumed else self._reset(accumulators)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
@@ -437,8 +442,8 @@ class Trainer:
             with self._cell.lock:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
-    def _test_dispatch(self, tallies: dict[str, Tally]) -> Callable[[Execution], tuple[Logs, bool]]:
-        logs = self._reset(tallies)
+    def _test_dispatch(self, accumulators: dict[str, Accumulator]) -> Callable[[Execution], tuple[Logs, bool]]:
+        logs = self._reset(accumulators)
 
         def dispatch(execution: Execution) -> tuple[Logs, bool]:
             nonlocal logs
@@ -461,7 +466,7 @@ class Trainer:
         """What evaluates these examples once an epoch: its data is put in place once."""
         self._check_measurable(examples.source)
         feed = self._feed("test", examples, hooks, epochs)
-        tallies = self._tallies_of_test(lambda: self._example(examples))
+        accumulators = self._accumulators_of_test(lambda: self._example(examples))
 
         def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
             should_stop = self._stopper("test")
@@ -469,32 +474,32 @@ class Trainer:
             states = run_steps(
                 "test",
                 _only(feed.epochs(range(1))),
-                self._test_dispatch(tallies),
+                self._test_dispatch(accumulators),
                 hooks,
                 check_interrupt,
-                Meter(feed.pace),
-                as_logs=functools.partial(self._watched, tallies),
+                StepTimer(feed.tuner),
+                as_logs=functools.partial(self._watched, accumulators),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
-            self._hold(tallies, states)
+            self._hold(accumulators, states)
             self._compiled.forget_shapes("test")
-            logs = LazyLogs(states, tallies)
+            logs = LazyLogs(states, accumulators)
             hooks.end("test", logs)
             return logs
 
         return evaluate
 
-    def _watched(self, tallies: dict[str, Tally], rows: int, states: Logs) -> LazyLogs:
+    def _watched(self, accumulators: dict[str, Accumulator], rows: int, states: Logs) -> LazyLogs:
         """What callbacks get to see between batches; the metric objects of the model tell the same."""
         del rows
-        self._hold(tallies, states)
-        return LazyLogs(states, tallies)
+        self._hold(accumulators, states)
+        return LazyLogs(states, accumulators)
 
-    def _hold(self, tallies: Mapping[str, Tally], states: Logs) -> None:
+    def _hold(self, accumulators: Mapping[str, Accumulator], states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
         if self._recipe is not None:
-            self._recipe.measures.hold(tallies, states)
+            self._recipe.measures.hold(accumulators, states)
 
 
 def _only(epochs: Iterator[tuple[int, Iterable[Execution]]]) -> Iterator[Execution]:

@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from keras_dist.config import DistributionConfig, MeshConfig, RunConfig
-from keras_dist.config.checks import STRATEGIES
+from keras_dist.config.schema import DataParallelConfig
 from keras_dist.errors import ConfigError
 
 Load = Callable[..., RunConfig]
@@ -24,7 +24,7 @@ def text_with(distribution: dict[str, Any], mesh: Any = MESH) -> str:
 def test_the_default_is_data_parallel_on_the_first_axis() -> None:
     config = RunConfig.model_validate({"mesh": MESH})
     assert config.mesh.shape == {"data": 2, "model": 4}
-    assert config.distribution == DistributionConfig()
+    assert config.distribution == DataParallelConfig()
     assert config.distribution.strategy == "data_parallel"
     assert config.distribution.batch_axis is None
     assert config.distribution.layout_axes() == {}
@@ -163,7 +163,7 @@ def test_refusal_gives_place_given_and_allowed(
         ("shard_optimizer", True, {"data_parallel"}),
     ],
 )
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", list(DistributionConfig.by_name))
 def test_options_belong_to_strategies(
     loaded: Load, refused: Refused, strategy: str, option: str, value: object, takers: set[str]
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_dist.data import ArraySource
-from keras_dist.data.checks import check_batch_size
+from keras_dist.data.conversion import check_batch_size
 from keras_dist.errors import DataError
 
 X = np.arange(40, dtype="f4").reshape(20, 2)

@@ -16,7 +16,7 @@ from keras_dist.data.recognition import source_of
 from keras_dist.data.streams import StreamSource
 from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
-from keras_dist.training.pace import FixedPace, Pace
+from keras_dist.training.throughput import FixedSteps, StepsTuner
 from tests import layouts
 from tests.sources import BATCHED, BY_NUMBER, ONCE
 
@@ -68,15 +68,15 @@ def seen_by(feed: Any, epochs: range, key: Any, multiple_of: int) -> list[list[i
                 numbers = np.asarray(execution.numbers)[execution.start : execution.start + execution.steps]
                 assert numbers.shape[1] % multiple_of == 0
                 seen += [int(-number) for number in np.asarray(y)[numbers[:, : execution.rows]].ravel()]
-                execution_pace(feed, execution.steps)
+                tell_tuner(feed, execution.steps)
             else:
                 seen += ids_of(execution.batch, multiple_of)
         epochs_seen.append(seen)
     return epochs_seen
 
 
-def execution_pace(feed: Any, steps: int) -> None:
-    feed.pace.measured(seconds=0.02 * steps, steps=steps)
+def tell_tuner(feed: Any, steps: int) -> None:
+    feed.tuner.measured(seconds=0.02 * steps, steps=steps)
 
 
 def assert_once(epochs: list[list[int]], rows: int, in_order: bool) -> None:
@@ -174,8 +174,8 @@ def test_streamed_executions(kind, rows, size, epochs, key, mesh, stack, ahead):
 def test_resident_executions(kind, rows, size, epochs, key, mesh, steps):
     distribution, examples = distribution_of(mesh), examples_of(kind, rows, size)
     assert isinstance(examples, Batching) and fits_on_devices(examples.source, distribution)
-    pace = Pace() if steps is None else FixedPace(steps)
-    feed = ResidentFeed(examples, MULTIPLES[mesh], distribution, pace)
+    tuner = StepsTuner() if steps is None else FixedSteps(steps)
+    feed = ResidentFeed(examples, MULTIPLES[mesh], distribution, tuner)
     assert_once(seen_by(feed, range(epochs), key, MULTIPLES[mesh]), rows, in_order=key is None)
 
 

@@ -11,8 +11,7 @@ import keras_dist as kd
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.lookup import LookupSource
-from keras_dist.data.openers import Again
-from keras_dist.data.streams import StreamSource
+from keras_dist.data.streams import IterableSource
 from keras_dist.distribution.process_rows import Portion, Share
 from keras_dist.errors import DataError
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be, place_of, sharding_on
@@ -37,8 +36,7 @@ class Rows:
 def batches_of(kind, rows, size, share, key=None, stack=1):
     array = np.arange(rows, dtype=np.float32)
     if kind == "stream":
-        opener = Again([array[start : start + size] for start in range(0, rows, size)])
-        return StreamSource(opener).batches(4, share=share)
+        return IterableSource([array[start : start + size] for start in range(0, rows, size)]).batches(4, share=share)
     source = ArraySource(array) if kind == "array" else LookupSource(Rows(rows))
     return source.batches(size, 4, key, stack, share=share)
 

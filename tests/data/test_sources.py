@@ -14,9 +14,8 @@ import scipy.sparse
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.data.lookup import LookupSource
-from keras_dist.data.openers import Again, Numbered, Once
 from keras_dist.data.recognition import is_data_set
-from keras_dist.data.streams import StreamSource
+from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
 from keras_dist.datasets import digits
 from keras_dist.errors import DataError
 from keras_dist.models.arguments import batching, split_source, validation_source, weighted_by_class
@@ -30,8 +29,8 @@ class TestRecognition:
     def test_batches(self, kind):
         x = BATCHED[kind]((X, Y), 8)
         source = source_of(x)
-        opener = Once if kind in ONCE else Numbered if kind.startswith("PyDataset") else Again
-        assert isinstance(source, StreamSource) and type(source.passes) is opener
+        is_numbered = kind.startswith("PyDataset")
+        assert type(source) is (IteratorSource if kind in ONCE else NumberedSource if is_numbered else IterableSource)
         assert is_data_set(x)
 
     @pytest.mark.parametrize("kind", BY_NUMBER)

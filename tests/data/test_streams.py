@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
+from keras_dist.data import PyDataset
 from keras_dist.data.batching import Streaming
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.streams import StreamSource
@@ -169,10 +170,10 @@ class TestStreams:
 class TestLengths:
     @pytest.mark.parametrize("kind", BATCHED)
     def test_what_is_told(self, kind):
-        passes = source_of(BATCHED[kind]((X, Y), 8)).passes
+        source = source_of(BATCHED[kind]((X, Y), 8))
         unknown = (*ONCE, "tf.data of unknown length", "refilled", "grain iter", "grain loader")
-        assert passes.batches == (None if kind in unknown else 3)
-        assert not passes.is_endless
+        assert source.num_batches == (None if kind in unknown else 3)
+        assert not source.is_endless
 
     @pytest.mark.parametrize(
         "x",
@@ -197,7 +198,7 @@ class TestLengths:
             def __len__(self) -> int:
                 raise NotImplementedError
 
-        assert source_of(Unknown((X, Y), 8)).passes.batches is None
+        assert source_of(Unknown((X, Y), 8)).num_batches is None
 
     def test_an_iterator_for_several_epochs_needs_steps(self):
         iterator = iter([X])
@@ -241,3 +242,33 @@ class TestNumbered:
 
         epochs = Streaming(source_of(Growing((X, Y), 8))).epochs(range(3), 1)
         assert [len(list(batches)) for _, batches in epochs] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_shuffled_py_dataset_raises_says_at_which_index(workers):
+    class Broken(PyDataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            if index == 2:
+                raise OSError("no disk")
+            return np.zeros((2, 1))
+
+    order = np.arange(10)
+    np.random.default_rng(np.random.SeedSequence((3,))).shuffle(order)
+    place = order.tolist().index(2)
+    with pytest.raises(OSError, match="no disk") as caught:
+        list(source_of(Broken(workers=workers)).batches(1, (3,)))
+    assert place != 2
+    for words in (f"in batch {place} of <", "in __getitem__(2) of <"):
+        assert any(note.startswith(words) for note in caught.value.__notes__)
+
+
+def test_looking_ahead_takes_nothing():
+    source = source_of(iter("abc"))
+    seen = []
+    while not source.is_over():
+        assert not source.is_over()
+        seen += [source.first(), next(source.open(None))]
+    assert seen == list("aabbcc")

@@ -9,7 +9,7 @@ import pytest
 
 from keras_dist import metrics
 from keras_dist.errors import ModelError
-from keras_dist.training.tallies import Observation, tally_of
+from keras_dist.training.accumulators import Observation, accumulator_of
 
 Y = np.eye(3, dtype="f4")
 
@@ -68,7 +68,7 @@ class NotingShapes(_Kept):
 
 
 def traced(metric: metrics.Metric) -> None:
-    jax.eval_shape(lambda y: (tally_of("m", Observation(metric, y, y)), None)[1], Y)
+    jax.eval_shape(lambda y: (accumulator_of("m", Observation(metric, y, y)), None)[1], Y)
 
 
 @pytest.mark.parametrize("metric", [Counter, Summing, Collecting, ByName], ids=lambda cls: cls.__name__)

@@ -14,7 +14,7 @@ from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import executions, trainer
 from keras_dist.training.executions import ResidentFeed, fits_on_devices, stack_of
-from keras_dist.training.pace import Pace
+from keras_dist.training.throughput import StepsTuner
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
 
@@ -262,14 +262,14 @@ class TestResident:
         ]
         assert histories[0] == histories[1]
 
-    def test_executions_follow_the_pace(self):
-        pace = Pace()
-        feed = ResidentFeed(Batching(ArraySource(X, Y), 8), 1, layouts.one_device(), pace)
+    def test_executions_follow_the_tuner(self):
+        tuner = StepsTuner()
+        feed = ResidentFeed(Batching(ArraySource(X, Y), 8), 1, layouts.one_device(), tuner)
         ((_, executions),) = feed.epochs(range(1))
         steps = []
         for execution in executions:
             steps.append((execution.steps, execution.rows))
-            pace.measured(seconds=0.02 * execution.steps, steps=execution.steps)
+            tuner.measured(seconds=0.02 * execution.steps, steps=execution.steps)
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
 
 

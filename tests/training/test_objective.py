@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from keras_dist import errors, losses, metrics
+from keras_dist.training.accumulators import accumulator_of, add
 from keras_dist.training.objective import resolve_objective
-from keras_dist.training.tallies import add, tally_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 2)).astype("f4")
@@ -27,9 +27,9 @@ def logged(y: Any, y_pred: Any, weight: Any = None, mask: Any = None, names: Any
     found = objective.logs(objective.losses(batch, y_pred, mask), batch, y_pred, mask)
     read: dict[str, Any] = {}
     for name, value in found.items():
-        tally = tally_of(name, value)
-        values = tally.read(add(tally.start(), value, len(X)))
-        assert tuple(values) == tally.names
+        accumulator = accumulator_of(name, value)
+        values = accumulator.read(add(accumulator.start(), value, len(X)))
+        assert tuple(values) == accumulator.names
         read |= values
     return read
 
@@ -187,7 +187,7 @@ class TestOneOutput:
         def trace(y_true, y_pred):
             objective = resolve_objective("mse", metrics=metrics.R2Score(num_regressors=1))
             found = objective.logs({"loss": jnp.zeros(())}, (X, y_true, None), y_pred)
-            names.extend(tally_of("r2_score", found["r2_score"]).names)
+            names.extend(accumulator_of("r2_score", found["r2_score"]).names)
 
         jax.eval_shape(trace, A_TRUE, A_PRED)
         assert names == ["r2_score"]

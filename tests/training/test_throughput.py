@@ -1,13 +1,12 @@
-"""The meter, by a clock that the tests set."""
+"""How fast steps go, by a clock that the tests set."""
 
 import types
 from typing import Any
 
 import pytest
 
-from keras_dist.training import meter
-from keras_dist.training.meter import Meter
-from keras_dist.training.pace import GOAL_SECONDS, GROWTH, Pace
+from keras_dist.training import throughput
+from keras_dist.training.throughput import GOAL_SECONDS, GROWTH, StepsTuner, StepTimer
 
 
 class Clock:
@@ -15,7 +14,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(meter, "time", types.SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(throughput, "time", types.SimpleNamespace(perf_counter=lambda: self.now))
 
 
 class Signal:
@@ -34,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_two_executions_with_a_gap_between_them(clock):
-    watch = Meter(Pace())
+    watch = StepTimer(StepsTuner())
     watch.begin()
     clock.now = 1.0  # the first batch took a second to make
     first = watch.dispatched(watch.look(), Signal(clock, at=3.0), 20, False)
@@ -57,7 +56,7 @@ def test_two_executions_with_a_gap_between_them(clock):
 
 
 def test_while_a_step_is_in_flight_the_host_may_take_its_time(clock):
-    watch = Meter(Pace())
+    watch = StepTimer(StepsTuner())
     watch.begin()
     first = watch.dispatched(watch.look(), Signal(clock, at=9.0), 10, False)
     clock.now = 5.0
@@ -71,7 +70,7 @@ def test_while_a_step_is_in_flight_the_host_may_take_its_time(clock):
 
 
 def test_compiling_is_told_apart(clock):
-    watch = Meter(Pace())
+    watch = StepTimer(StepsTuner())
     watch.begin()
     began = watch.look()
     clock.now = 7.0
@@ -96,22 +95,22 @@ def test_peak_memory_is_told_where_it_is_known():
             return self._name
 
     devices = [Device("gpu:0", {"peak_bytes_in_use": 5}), Device("cpu:0", None), Device("odd:0", {})]
-    assert Meter(Pace()).timing(devices).peak_bytes == {"gpu:0": 5}
+    assert StepTimer(StepsTuner()).timing(devices).peak_bytes == {"gpu:0": 5}
 
 
-class TestPace:
+class TestStepsTuner:
     def test_it_reaches_the_goal_and_stays(self):
-        pace = Pace()
+        tuner = StepsTuner()
         for _ in range(6):
-            pace.measured(seconds=pace.steps(left=999) * GOAL_SECONDS / 300, steps=pace.steps(left=999))
-        assert pace.steps(left=999) == 300
+            tuner.measured(seconds=tuner.steps(left=999) * GOAL_SECONDS / 300, steps=tuner.steps(left=999))
+        assert tuner.steps(left=999) == 300
 
     def test_slow_steps_go_one_by_one(self):
-        pace = Pace()
-        pace.measured(seconds=5.0, steps=1)
-        assert pace.steps(left=999) == 1
+        tuner = StepsTuner()
+        tuner.measured(seconds=5.0, steps=1)
+        assert tuner.steps(left=999) == 1
 
     def test_it_grows_step_by_step_even_if_no_time_has_passed(self):
-        pace = Pace()
-        pace.measured(seconds=0.0, steps=1)
-        assert pace.steps(left=999) == GROWTH
+        tuner = StepsTuner()
+        tuner.measured(seconds=0.0, steps=1)
+        assert tuner.steps(left=999) == GROWTH

@@ -1,4 +1,4 @@
-"""Random values whose spread follows from how many units a weight joins."""
+"""Initializers that draw random numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,85 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
+from keras_dist._arguments import check_number, check_option
+from keras_dist._types import DTypeLike
+from keras_dist.errors import ModelError, UnknownNameError, shorten
 from keras_dist.initializers.initializer import RandomInitializer
 
-_MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
     "normal": "truncated_normal",
     "truncated_normal": "truncated_normal",
     "untruncated_normal": "normal",
     "uniform": "uniform",
 }
+
+
+class RandomNormal(RandomInitializer):
+    """Normally distributed values.
+
+    Args:
+        mean: of the values.
+        stddev: their standard deviation.
+        seed: None, or an integer that goes before every key.
+
+    Source: `keras.initializers.RandomNormal`.
+    """
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean = mean
+        self.stddev = stddev
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Values of `shape` that follow from the seed or `key`."""
+        dtype = dtype or "float32"
+        values = jax.nn.initializers.normal(self.stddev)(self.choose_key(key), shape, dtype)
+        return values + jnp.asarray(self.mean, dtype)
+
+
+class TruncatedNormal(RandomInitializer):
+    """Normally distributed values, drawn again where they are more than two standard deviations from the mean.
+
+    Args:
+        mean: of the values.
+        stddev: the standard deviation before values are drawn again; after it, it is 0.88 of that.
+        seed: None, or an integer that goes before every key.
+
+    Source: `keras.initializers.TruncatedNormal`.
+    """
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean = mean
+        self.stddev = stddev
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Values of `shape` that follow from the seed or `key`."""
+        dtype = dtype or "float32"
+        values = jax.nn.initializers.truncated_normal(self.stddev)(self.choose_key(key), shape, dtype)
+        return values + jnp.asarray(self.mean, dtype)
+
+
+class RandomUniform(RandomInitializer):
+    """Values that are equally likely in [minval, maxval).
+
+    Args:
+        minval: the least value.
+        maxval: above all values.
+        seed: None, or an integer that goes before every key.
+
+    Source: `keras.initializers.RandomUniform`.
+    """
+
+    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.minval = minval
+        self.maxval = maxval
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Values of `shape` that follow from the seed or `key`."""
+        return jax.random.uniform(self.choose_key(key), shape, dtype or "float32", self.minval, self.maxval)
 
 
 class VarianceScaling(RandomInitializer):
@@ -54,15 +121,7 @@ class VarianceScaling(RandomInitializer):
         output_axes: Sequence[int] | None = None,
     ) -> None:
         super().__init__(seed)
-        if not (isinstance(scale, int | float | np.number) and scale > 0):
-            raise ModelError(
-                "`scale` is not positive",
-                given=f"scale={shorten(scale)}",
-                expected="a positive number",
-                fix="for example scale=1.0; zeros come from the initializer Zeros",
-            )
-        _check_name("mode", mode, _MODES)
-        _check_name("distribution", str(distribution).lower(), _DISTRIBUTIONS)
+        check_number("scale", scale, above=0, wrong="is not positive", example=1.0)
         if (input_axes is None) != (output_axes is None):
             raise ModelError(
                 "`input_axes` and `output_axes` belong together",
@@ -71,12 +130,12 @@ class VarianceScaling(RandomInitializer):
                 fix="give the other one, too",
             )
         self.scale = scale
-        self.mode: Any = mode
-        self.distribution: Any = distribution.lower()
+        self.mode = check_option("mode", mode, ("fan_in", "fan_out", "fan_avg"), error=UnknownNameError)
+        self.distribution = check_option("distribution", distribution, [*_DISTRIBUTIONS], error=UnknownNameError)
         self.input_axes = input_axes
         self.output_axes = output_axes
 
-    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Values of `shape` that follow from the seed or `key`.
 
         Raises:
@@ -175,11 +234,35 @@ class LecunUniform(_Preset):
     _preset = (1.0, "fan_in", "uniform")
 
 
-def _check_name(argument: str, name: object, names: Any) -> None:
-    if name not in names:
-        raise UnknownNameError(
-            f"unknown `{argument}` {name!r}{did_you_mean(str(name), names)}",
-            given=f"{argument}={shorten(name)}",
-            expected=f"one of {', '.join(names)}",
-            fix="correct the name",
-        )
+class Orthogonal(RandomInitializer):
+    """A random matrix whose columns are orthonormal, or its rows where it has more columns than rows.
+
+    A weight of more dims is such a matrix with all dims but the last as one.
+
+    Args:
+        gain: what the matrix is multiplied by.
+        seed: None, or an integer that goes before every key.
+
+    Source: `keras.initializers.Orthogonal`; https://openreview.net/forum?id=_wzZwKpTDF_9C.
+    """
+
+    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.gain = gain
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Values of `shape` that follow from the seed or `key`. They are computed in float32 or more.
+
+        Raises:
+            ModelError: `shape` has less than two dims.
+        """
+        if len(shape) < 2:
+            raise ModelError(
+                "Orthogonal gives weights of two dims and more",
+                given=f"shape {tuple(shape)} of {len(shape)} dims",
+                expected="a shape (..., rows, columns)",
+                fix="choose another initializer for this weight",
+            )
+        dtype = jnp.dtype(dtype or "float32")
+        draw = jax.nn.initializers.orthogonal(self.gain)
+        return draw(self.choose_key(key), shape, jnp.promote_types(dtype, "float32")).astype(dtype)

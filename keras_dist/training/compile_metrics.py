@@ -1,4 +1,4 @@
-"""`Measures`: the metric objects of a compiled model, which tell what was measured last."""
+"""`ModelMetrics`: the metric objects of a compiled model, which tell what was measured last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
-from keras_dist.training.tallies import MetricTally, Tally
+from keras_dist.training.accumulators import Accumulator, MetricAccumulator
 
 
 class CompileMetrics(Metric):
@@ -56,7 +56,7 @@ class CompileMetrics(Metric):
         return found
 
 
-class Measures:
+class ModelMetrics:
     """The metric objects of a compiled model.
 
     While a model is trained or evaluated, the states of metrics travel through the compiled steps. Afterwards `hold`
@@ -76,10 +76,14 @@ class Measures:
         first, *others = self._means.values()
         return [first, *([] if self._compiled is None else [self._compiled]), *others]
 
-    def hold(self, tallies: Mapping[str, Tally], states: Mapping[str, Any]) -> None:
+    def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, Any]) -> None:
         """Let the metrics tell what is in these states; those that are not among them tell of nothing."""
-        logged = {name: tally.metric for name, tally in tallies.items() if isinstance(tally, MetricTally)}
-        means = {name: self._mean(name) for name in tallies if name not in logged}
+        logged = {
+            name: accumulator.metric
+            for name, accumulator in accumulators.items()
+            if isinstance(accumulator, MetricAccumulator)
+        }
+        means = {name: self._mean(name) for name in accumulators if name not in logged}
         if self._compiled is not None:
             self._compiled.log_as(logged)
         for name, metric in (logged | means).items():

@@ -23,7 +23,7 @@ from keras_dist.errors import ModelError
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.state import TrainState
+from keras_dist.training.train_state import TrainState
 
 _clock = itertools.count(1)
 _lock_of_linked_cells = threading.RLock()  # one for all, so that no two threads wait for each other

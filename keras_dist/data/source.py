@@ -1,16 +1,70 @@
-"""`RowSource`: examples that can be taken by number, in any order; which rows make which batches."""
+"""`DataSource`: what reads one kind of data. `RowSource`: examples by number, and which of them make which batches."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from keras_dist.data.batch import Batch
-from keras_dist.data.checks import check_targets
+from keras_dist.data.conversion import check_targets
 from keras_dist.distribution.process_rows import Portion, Share
+
+
+class DataSource:
+    """What reads one kind of data. Subclasses are `RowSource` and `StreamSource`.
+
+    A subclass with `@register_source` reads what its `recognises` says; its arguments are the data and `name`.
+
+    Attributes:
+        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
+        title: how they call the whole.
+        way_of_targets: how targets are given, as errors say it.
+    """
+
+    way_of_targets = "let the data set give (x, y)"
+    name: str
+    title: str
+
+    @classmethod
+    def recognises(cls, x: Any) -> bool:
+        """Whether this class reads `x`. Imports no library for it."""
+        return False
+
+    @property
+    def like(self) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` with the structure, dtypes and dims of all batches, and any number of rows."""
+        raise NotImplementedError
+
+    @property
+    def x(self) -> Any:
+        """The inputs in `like`."""
+        return self.like[0]
+
+    def check_targets(self) -> None:
+        """Check that there are targets.
+
+        Raises:
+            DataError: there are none.
+        """
+        check_targets(self.like, self.name, self.way_of_targets)
+
+
+S = TypeVar("S", bound=type[DataSource])
+
+registered: list[type[DataSource]] = []
+"""The classes in the order in which they are asked."""
+
+
+def register_source(source: S) -> S:
+    """Class decorator: `fit`, `evaluate`, `predict` and `DataLoader` read what the class `recognises`.
+
+    Classes that are registered later are asked first.
+    """
+    registered.insert(0, source)
+    return source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,44 +84,20 @@ class RowNumbers:
     portion: Portion | None = None
 
 
-class RowSource:
+class RowSource(DataSource):
     """Examples that can be taken by number. Subclasses say how.
 
     Attributes:
-        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
-        title: how they call the whole.
-        way_of_targets: how targets are given, as errors tell it.
         length: how many examples there are.
         form: alike for sources whose arrays differ in their values and number of rows alone.
     """
 
-    way_of_targets = "let the data set give (x, y)"
-    name: str
-    title: str
     length: int
     form: Hashable
-
-    @property
-    def like(self) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` with the structure, dtypes and dims of all batches, and any number of rows."""
-        raise NotImplementedError
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """A batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
         raise NotImplementedError
-
-    @property
-    def x(self) -> Any:
-        """The inputs in `like`."""
-        return self.like[0]
-
-    def check_targets(self) -> None:
-        """Nothing, if there are targets.
-
-        Raises:
-            DataError: there are none.
-        """
-        check_targets(self.like, self.name, self.way_of_targets)
 
     def batches(
         self,

@@ -56,7 +56,7 @@ class Observation(NamedTuple):
         return mask * spread(self.sample_weight, mask)
 
 
-class Tally(Protocol):
+class Accumulator(Protocol):
     """How something that is logged is begun and read; `add` adds to it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Tally(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanTally:
+class MeanAccumulator:
     """The mean of a scalar over all rows."""
 
     name: str
@@ -96,7 +96,7 @@ class MeanTally:
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricTally:
+class MetricAccumulator:
     """A metric, whose state is its variables; `result` is its `stateless_result`, compiled where it can be."""
 
     name: str
@@ -120,14 +120,14 @@ class MetricTally:
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
-def tally_of(name: str, found: Any) -> Tally:
-    """The tally of what a step found under this name (traced).
+def accumulator_of(name: str, found: Any) -> Accumulator:
+    """The accumulator of what a step found under this name (traced).
 
     Raises:
         ModelError: a metric keeps state that is in none of its variables.
     """
     if not isinstance(found, Observation):
-        return MeanTally(name)
+        return MeanAccumulator(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))
     with no_plain_state(found.metric):
         found.added_to(variables)
@@ -135,13 +135,13 @@ def tally_of(name: str, found: Any) -> Tally:
     try:
         result = compute(variables)
     except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
-        return MetricTally(name, found.metric, (name,), compute)
+        return MetricAccumulator(name, found.metric, (name,), compute)
     names = tuple(result) if isinstance(result, Mapping) else (name,)
-    return MetricTally(name, found.metric, names, jax.jit(compute))
+    return MetricAccumulator(name, found.metric, names, jax.jit(compute))
 
 
 def add(state: Any, found: Any, rows: Any) -> Any:
-    """The state of a tally after a batch: a metric's as it says, a mean's with the scalar weighted by the rows."""
+    """The state of an accumulator after a batch: a metric's as it says, a mean with the scalar weighted by rows."""
     if isinstance(found, Observation):
         return found.added_to(state)
     return OpenMean(state.total + jnp.asarray(found, jnp.float32) * rows, state.weight + rows)

@@ -1,4 +1,4 @@
-"""`Meter`: how fast steps go, and for how long no step was in flight."""
+"""How fast steps go, and how many of them to run at once: few enough to be interrupted, enough to be cheap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,63 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.training.pace import FixedPace, Pace
+GOAL_SECONDS = 0.1
+"""An execution should take about as long: hundreds of times its dispatch, and not long to wait for after Ctrl-C."""
+
+GROWTH = 8
+"""From one measurement to the next executions grow by no more than this factor: the first measurements are rough."""
+
+
+class FixedSteps:
+    """So many steps as the user says, and one by one what is left over.
+
+    Example:
+        >>> tuner = FixedSteps(4)
+        >>> tuner.steps(left=9), tuner.steps(left=3)
+        (4, 1)
+    """
+
+    is_fixed = True
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def steps(self, left: int) -> int:
+        """For the next execution, with so many steps left."""
+        return self._steps if self._steps <= left else 1
+
+    def measured(self, seconds: float, steps: int) -> None:
+        """Nothing: an execution of so many steps took so long."""
+
+
+class StepsTuner:
+    """Learns from finished executions how many steps the next ones should take.
+
+    Example:
+        >>> tuner = StepsTuner()
+        >>> tuner.steps(left=99)
+        1
+        >>> tuner.measured(seconds=0.01, steps=1)
+        >>> tuner.steps(left=99)
+        8
+        >>> tuner.measured(seconds=0.08, steps=8)
+        >>> tuner.steps(left=99), tuner.steps(left=3)
+        (10, 3)
+    """
+
+    is_fixed = False
+
+    def __init__(self) -> None:
+        self._steps = 1
+
+    def steps(self, left: int) -> int:
+        """For the next execution, with so many steps left."""
+        return min(self._steps, left)
+
+    def measured(self, seconds: float, steps: int) -> None:
+        """An execution of so many steps took so long."""
+        possible = GOAL_SECONDS * steps / seconds if seconds > 0 else float("inf")
+        self._steps = max(1, round(min(possible, GROWTH * self._steps)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +96,15 @@ class Timing:
     peak_bytes: Mapping[str, int]
 
 
-class Meter:
-    """Watches the loop: told of every dispatch, of every wait, and of the end.
+class StepTimer:
+    """Measures the loop: told of every dispatch, of every wait, and of the end.
 
     Args:
-        pace: learns from what is measured; None where nobody asks it.
+        tuner: learns from what is measured; None where nobody asks it.
     """
 
-    def __init__(self, pace: Pace | FixedPace | None = None) -> None:
-        self._pace = pace
+    def __init__(self, tuner: StepsTuner | FixedSteps | None = None) -> None:
+        self._tuner = tuner
         self._step_seconds: list[tuple[float, int]] = []
         self._rows = self._compilations = 0
         self._wall = self._idle = self._compiling = 0.0
@@ -95,15 +151,15 @@ class Meter:
         seconds = now - max(started, self._finished)
         self._finished = self._busy_until = now
         self._step_seconds.append((seconds / steps, steps))
-        if self._pace is not None:
-            self._pace.measured(seconds, steps)
+        if self._tuner is not None:
+            self._tuner.measured(seconds, steps)
 
     def end(self) -> None:
         """All executions were waited for."""
         self._wall += time.perf_counter() - self._began
 
     def timing(self, devices: Iterable[Any]) -> Timing:
-        """What was measured since the meter was made."""
+        """What was measured since the timer was made."""
         times, counts = np.array(self._step_seconds or [(np.nan, 1)]).T
         median, p95 = np.quantile(np.repeat(times, counts.astype(int)), (0.5, 0.95))
         wall = self._wall - self._compiling

@@ -1,4 +1,4 @@
-"""What may be data: arrays of numbers with the examples along the first dim."""
+"""What users give as data, arrays of any library -> numpy arrays of numbers with the examples along the first dim."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_dist import _paths
 from keras_dist._arguments import check_int
+from keras_dist._operators import native
 from keras_dist._ranges import check_fits
-from keras_dist.data.hosts import SparseRows, to_host
 from keras_dist.errors import DataError, shorten
 
 
@@ -173,3 +173,78 @@ def check_targets(arrays: tuple[Any, Any, Any], name: str, way: str = "pass y") 
         expected="targets: the loss or a metric compares with them",
         fix="pass y separately: (x, y)" if pair else f"{way}, or a loss (y_true, y_pred) that does without it",
     )
+
+
+def is_array(x: object) -> bool:
+    """Whether `x` is an array, a tensor, a table or a matrix of any library."""
+    return hasattr(x, "shape") and any(hasattr(x, name) for name in ("dtype", "to_numpy", "tocsr"))
+
+
+def is_plain(x: object) -> bool:
+    """Whether `x` is an array, a container of arrays, text or a class, and no data set by itself."""
+    return isinstance(x, dict | list | tuple | str | bytes | type | None) or is_array(x)
+
+
+def to_host(leaf: Any) -> Any:
+    """An array of any library as one of numpy, of its own memory where that can be; what is no array as it is.
+
+    Tensors of torch and TensorFlow, arrays of JAX, columns and tables of pandas; sparse matrices of scipy become
+    `SparseRows`.
+    """
+    if isinstance(leaf, np.ndarray):
+        return native(leaf)
+    if isinstance(leaf, SparseRows):
+        return leaf
+    if hasattr(leaf, "tocsr"):
+        return SparseRows(leaf.tocsr()) if leaf.ndim == 2 else leaf.toarray()
+    if hasattr(leaf, "detach"):
+        return leaf.detach().cpu().numpy()
+    if hasattr(leaf, "to_numpy"):
+        return leaf.to_numpy()
+    return np.asarray(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+
+
+class SparseRows:
+    """The rows of a sparse matrix, which become dense where they are taken: to a model, an array like others.
+
+    Args:
+        matrix: of scipy, in the CSR format.
+
+    Attributes:
+        shape: (rows, columns).
+        dtype: of the elements.
+        ndim: 2.
+        size: of all elements, the zeros among them.
+        nbytes: of all elements as a dense array.
+    """
+
+    ndim = 2
+
+    def __init__(self, matrix: Any) -> None:
+        self._matrix = matrix
+        self.shape: tuple[int, ...] = tuple(matrix.shape)
+        self.dtype = np.dtype(matrix.dtype)
+        self.size = self.shape[0] * self.shape[1]
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> SparseRows:
+        return SparseRows(self._matrix[rows])
+
+    def take(self, rows: np.ndarray, axis: int = 0) -> np.ndarray:
+        """These rows, dense: of the shape of `rows`, and the columns."""
+        del axis  # the rows; as of numpy
+        return self._matrix[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
+
+    def outside(self, limits: np.iinfo) -> tuple[int, int] | None:
+        """The row and the value of the first element that is out of range; None if there is none."""
+        wrong = np.flatnonzero((self._matrix.data < limits.min) | (self._matrix.data > limits.max))
+        if not wrong.size:
+            return None
+        return int(np.searchsorted(self._matrix.indptr, wrong[0], "right")) - 1, int(self._matrix.data[wrong[0]])
+
+    def copy(self) -> np.ndarray:
+        """All rows, dense."""
+        return self._matrix.toarray()

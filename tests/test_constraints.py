@@ -100,7 +100,7 @@ def test_custom_objects() -> None:
 @pytest.mark.parametrize(
     ("identifier", "error", "words"),
     [
-        ("maxnorm", UnknownNameError, r"unknown constraint 'maxnorm' \(did you mean 'max_norm'\?\)"),
+        ("max-norm", UnknownNameError, r"unknown constraint 'max-norm' \(did you mean 'max_norm'\?\)"),
         (3, ModelError, "cannot be called as constraint"),
         (lambda: 0.0, ModelError, "cannot be called as constraint"),
         ({"class_name": "Norm", "config": {}}, ConfigError, "'Norm', which is not known"),

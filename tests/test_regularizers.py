@@ -137,7 +137,7 @@ def test_factors_that_are_none_are_named(factor: Any) -> None:
 
 
 def test_modes_and_shapes_that_are_none_are_named() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown `mode` 'row' \(did you mean 'rows'\?\)"):
+    with pytest.raises(UnknownNameError, match=r"`mode` is none of its options \(did you mean 'rows'\?\)"):
         regularizers.OrthogonalRegularizer(mode="row")
     with pytest.raises(ModelError, match="rows or columns of a matrix") as caught:
         regularizers.OrthogonalRegularizer()(jnp.ones((2, 3, 4)))
