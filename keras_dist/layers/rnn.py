@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.attributes import to_snake_case
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
+from keras_dist.saving.vocabulary import snake_case
 
 
 class StackedRNNCells(Layer):
@@ -287,7 +287,7 @@ class RecurrentLayer(RNN):
         of_cell: Any = {name: options.pop(name) for name in self._cell_arguments if name in options}
         of_both: Any = {name: options[name] for name in ("dtype", "trainable") if name in options}
         cell_class: Any = self.cell_class
-        cell = cell_class(*args, name=to_snake_case(cell_class.__name__), **of_cell, **of_both)
+        cell = cell_class(*args, name=snake_case(cell_class.__name__), **of_cell, **of_both)
         super().__init__(cell, **options)
         self.input_spec = InputSpec(ndim=3)
 
