@@ -20,11 +20,11 @@ from keras_dist._arguments import (
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import AlphaArguments
+from keras_dist.layers.weight_arguments import AlphaArguments, LayerArguments
 
 
 class Activation(Layer):
-    """A function of each value.
+    """Apply an activation function.
 
     Args:
         activation: a name or a function; None for none.
@@ -37,18 +37,18 @@ class Activation(Layer):
     Source: `keras.layers.Activation`.
     """
 
-    def __init__(self, activation: Any, **kwargs: Any) -> None:
+    def __init__(self, activation: Any, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.identify("activation", activations.get, activation)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activation(inputs)`."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activation(inputs)`."""
         return self.activation(inputs)
 
 
 class ReLU(Layer):
-    """`x` from `threshold` on, at most `max_value`; `negative_slope * (x - threshold)` below.
+    """`min(x, max_value)` for `x >= threshold`, else `negative_slope * (x - threshold)`.
 
     Args:
         max_value: at least 0; None for no limit.
@@ -63,7 +63,11 @@ class ReLU(Layer):
     """
 
     def __init__(
-        self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **kwargs: Any
+        self,
+        max_value: float | None = None,
+        negative_slope: float = 0.0,
+        threshold: float = 0.0,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.max_value = (
@@ -73,13 +77,13 @@ class ReLU(Layer):
         self.threshold = check_number("threshold", threshold, 0, layer=self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.relu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.relu` of the inputs."""
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
 class LeakyReLU(Layer):
-    """`x` above 0, `negative_slope * x` below.
+    """`x` for `x >= 0`, else `negative_slope * x`.
 
     Args:
         negative_slope: at least 0.
@@ -91,18 +95,18 @@ class LeakyReLU(Layer):
     Source: `keras.layers.LeakyReLU`.
     """
 
-    def __init__(self, negative_slope: float = 0.3, **kwargs: Any) -> None:
+    def __init__(self, negative_slope: float = 0.3, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.leaky_relu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.leaky_relu` of the inputs."""
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
 class PReLU(Layer):
-    """`x` above 0, `alpha * x` below, with an `alpha` that is trained for each position.
+    """`x` for `x >= 0`, else `alpha * x`, with a trained `alpha` for each position.
 
     Args:
         shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
@@ -137,13 +141,13 @@ class PReLU(Layer):
         self.alpha = self.add_weight([own.get(axis, 1) for axis in range(1, len(input_shape))], name="alpha")
         self.input_spec = InputSpec(ndim=len(input_shape), axes=own)
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs, those below 0 times `alpha`."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs, those below 0 times `alpha`."""
         return jax.nn.relu(inputs) - self.alpha[...] * jax.nn.relu(-inputs)
 
 
 class ELU(Layer):
-    """`x` above 0, `alpha * (exp(x) - 1)` below.
+    """`x` for `x >= 0`, else `alpha * (exp(x) - 1)`.
 
     Args:
         alpha: a number.
@@ -155,18 +159,18 @@ class ELU(Layer):
     Source: `keras.layers.ELU`.
     """
 
-    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, alpha: float = 1.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.alpha = check_numbers("alpha", alpha, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.elu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.elu` of the inputs."""
         return activations.elu(inputs, self.alpha)
 
 
 class Softmax(Layer):
-    """Probabilities that add up to 1 along `axis`.
+    """`exp(x) / sum(exp(x))` along `axis`.
 
     Args:
         axis: an integer, or several.
@@ -178,13 +182,13 @@ class Softmax(Layer):
     Source: `keras.layers.Softmax`.
     """
 
-    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Any) -> None:
+    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.axis = check_axes("axis", axis, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
-        """The probabilities; 0 where the mask, whose dims are those of the inputs or 1, is False or at most 0.5."""
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Return the probabilities; 0 where the mask, which broadcasts to the inputs, is False or at most 0.5."""
         if mask is None:
             return activations.softmax(inputs, self.axis)
         check_broadcasts("mask", mask.shape, inputs.shape, self.name)

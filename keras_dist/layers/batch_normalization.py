@@ -16,18 +16,18 @@ from keras_dist.layers.normalization import ScaledNormalization, wide
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier
 
 _NO_COUNT = 1e-7
-"""Keeps the mean of nothing finite: `keras.config.epsilon()`."""
+"""Added to counts, so that the mean of no values is finite: `keras.config.epsilon()`."""
 
 
 class BatchNormalization(ScaledNormalization):
-    """Each channel with mean 0 and variance 1 over the batch; outside of training by moving statistics.
+    """Normalize each channel to mean 0 and variance 1 over the batch; outside of training by moving statistics.
 
     The statistics are those of the whole batch, on however many devices it lies. With `trainable=False` the layer
     uses the moving statistics in training, too, and leaves them as they are.
 
     Args:
         axis: the dim of the channels.
-        momentum: how much of the moving statistics stays in each step.
+        momentum: fraction of the moving statistics that each step keeps.
         epsilon: added to the variance.
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
@@ -123,7 +123,7 @@ class BatchNormalization(ScaledNormalization):
         return outputs.astype(self.compute_dtype)
 
     def _statistics(self, values: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance of each channel; of nothing both are 0."""
+        """Return mean and variance of each channel; both are 0 for no values."""
         axes = tuple(dim for dim in range(values.ndim) if dim != self.axis % values.ndim)
         if mask is None:
             return jnp.mean(values, axes), jnp.var(values, axes)
@@ -157,7 +157,7 @@ class BatchNormalization(ScaledNormalization):
         self.moving_variance[...] = jnp.maximum(squared, 0).astype(self.moving_variance.dtype)
 
     def _correction(self, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What takes values normalized by a batch to values normalized by the moving statistics: factor, summand."""
+        """Return factor and summand from values normalized by a batch to values normalized by the moving statistics."""
         deviation = jnp.maximum(self.renorm_stddev[...].astype(mean.dtype), jnp.sqrt(self.epsilon))
         ratio = jnp.clip(jnp.sqrt(variance + self.epsilon) / deviation, self.smallest_ratio, self.largest_ratio)
         shift = (mean - self.renorm_mean[...].astype(mean.dtype)) / deviation
@@ -173,7 +173,7 @@ def _move(statistic: Any, towards: jax.Array, momentum: float) -> None:
 
 
 def _limits(clipping: Mapping[str, float] | None, layer: str) -> tuple[float, float, float]:
-    """`rmin`, `rmax` and `dmax`.
+    """Return `rmin`, `rmax` and `dmax`.
 
     Raises:
         ModelError: one is not known, or they exclude everything.

@@ -71,19 +71,19 @@ class BaseConvolution(SpatialLayer):
 
     @property
     def dimension_numbers(self) -> tuple[str, str, str]:
-        """Where `jax.lax` finds the dims of inputs, kernel and outputs, such as `("NHWC", "HWIO", "NHWC")`."""
+        """The dims of inputs, kernel and outputs for `jax.lax`, such as `("NHWC", "HWIO", "NHWC")`."""
         spatial = "DHW"[-self.rank :]
         data = f"N{spatial}C" if self.channels_last else f"NC{spatial}"
         return data, f"{spatial}IO", data
 
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
-        """The channels of inputs of this shape, which all further inputs must have."""
+        """Return the channels of inputs of this shape, and require them of all further inputs."""
         channels = input_shape[self.channel_axis]
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={self.channel_axis: channels})
         return channels
 
     def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
-        """The weight `name`, as the arguments `<argument>_initializer` and so on describe it."""
+        """Create the weight `name` as the arguments `<argument>_initializer` and so on describe it."""
         return self.add_weight(
             shape,
             getattr(self, f"{argument}_initializer"),
@@ -94,7 +94,7 @@ class BaseConvolution(SpatialLayer):
         )
 
     def convolve(self, inputs: jax.Array, kernel: jax.Array, groups: int = 1) -> jax.Array:
-        """The inputs, convolved in groups of channels with `kernel` (window, channels of a group, outputs)."""
+        """Convolve the inputs in groups of channels with `kernel` (window, channels of a group, outputs)."""
         causal = [(rate * (size - 1), 0) for rate, size in zip(self.dilation_rate, self.kernel_size, strict=True)]
         outputs = jax.lax.conv_general_dilated(
             inputs.astype(kernel.dtype),
@@ -108,12 +108,12 @@ class BaseConvolution(SpatialLayer):
         return self.check_not_empty(outputs, inputs)
 
     def convolve_each_channel(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Each channel, convolved for itself with its part of `kernel` (window, channels, outputs of a channel)."""
+        """Convolve each channel with its part of `kernel` (window, channels, outputs of a channel)."""
         *window, channels, multiplier = kernel.shape
         return self.convolve(inputs, kernel.reshape(*window, 1, channels * multiplier), groups=channels)
 
     def activate(self, outputs: jax.Array) -> jax.Array:
-        """The outputs with bias and activation."""
+        """Add the bias, and apply the activation."""
         if self.use_bias:
             outputs = outputs + jnp.expand_dims(self.bias[...], () if self.channels_last else range(1, self.rank + 1))
         return self.activation(outputs)

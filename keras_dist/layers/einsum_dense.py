@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,15 +80,15 @@ class EinsumDense(Layer):
             self.bias = self.add_weight(dims + [1] * (passed_on if side == "right" else 0), name="bias")
         self.input_spec = InputSpec(ndim=len(input_shape))
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The outputs, whose dims follow from the equation."""
+    def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
+        """Return the outputs, whose dims follow from the equation."""
         outputs = jnp.einsum(self.equation, inputs, self.kernel[...])
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return self.activation(outputs)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
-        """The size that each letter stands for, and how many dims the ellipsis stands for."""
+        """Return the size of each letter, and the number of dims of the ellipsis."""
         inputs, _, outputs, side = self._terms
         passed_on = len(input_shape) - len(inputs)
         if passed_on < 0 or (passed_on > 0 and side is None):
@@ -112,7 +113,7 @@ class EinsumDense(Layer):
         return sizes, passed_on
 
     def _kernel_initializer(self) -> Any:
-        """The initializer, which counts as fan-in and fan-out the dims that the equation sums over and the others."""
+        """Return the initializer, whose fan-in are the dims that the equation sums over, and fan-out the others."""
         initializer = self.kernel_initializer
         if not isinstance(initializer, initializers.VarianceScaling) or initializer.input_axes is not None:
             return initializer
@@ -155,7 +156,7 @@ class EinsumDense(Layer):
 
 
 def _check_equation(equation: Any, layer: str) -> tuple[str, str, str, str | None]:
-    """The letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
+    """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
 
     Raises:
         ModelError: the equation is of another form.

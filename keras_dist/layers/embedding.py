@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +19,7 @@ from keras_dist.layers.weight_arguments import EmbeddingsArguments
 
 
 class Embedding(Layer):
-    """A vector for each integer: row `i` of a table.
+    """Look up a vector for each integer: row `i` of a table.
 
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
@@ -62,11 +63,11 @@ class Embedding(Layer):
         if not hasattr(self, "embeddings"):
             self.embeddings = self._add_embeddings()
 
-    def call(self, inputs: Any) -> Any:
-        """The vectors (..., output_dim) for integers (...); other numbers are cut to integers.
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the vectors (..., output_dim) for integers (...); other numbers are cut to integers.
 
         Raises:
-            DataError: an integer is none of a row, outside of compiled steps, and in those of `compile(check=True)`.
+            DataError: an integer is no index of a row, outside of compiled steps or in those of `compile(check=True)`.
         """
         check_indices(
             inputs,
@@ -79,7 +80,7 @@ class Embedding(Layer):
         return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Where the integers are not 0, if 0 stands for padding."""
+        """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Any = None) -> Any:
@@ -105,14 +106,14 @@ class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
 
 
 class ReversibleEmbedding(Embedding):
-    """An `Embedding` that also goes back, from vectors to a number for each row: `layer(vectors, reverse=True)`.
+    """An `Embedding` that also projects vectors back to a number for each row: `layer(vectors, reverse=True)`.
 
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        tie_weights: whether the way back takes the same table; otherwise `reverse_embeddings`.
-        reverse_dtype: element type of the arithmetic of the way back; by default that of the layer.
-        logit_soft_cap: a positive number that limits what the way back gives: `cap * tanh(x / cap)`; None for no limit.
+        tie_weights: whether the projection back uses the same table, not `reverse_embeddings`.
+        reverse_dtype: element type of the projection back; by default that of the layer.
+        logit_soft_cap: a positive number that limits the projection back: `cap * tanh(x / cap)`; None for no limit.
         reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
             value `embeddings_initializer` gives, too.
         **kwargs: the arguments of `Embedding`.
@@ -157,8 +158,8 @@ class ReversibleEmbedding(Embedding):
         if not self.tie_weights:
             self.reverse_embeddings = self.add_weight((self.output_dim, self.input_dim), name="reverse_embeddings")
 
-    def call(self, inputs: Any, reverse: bool = False) -> Any:
-        """The vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
+    def call(self, inputs: jax.Array, reverse: bool = False) -> jax.Array:
+        """Return the vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
         if not reverse:
             outputs = super().call(inputs)
             context = call_context.current()
@@ -173,5 +174,5 @@ class ReversibleEmbedding(Embedding):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """None: `call` knows the way, and notes the mask itself."""
+        """Return None: `call` knows the direction, and sets the mask itself."""
         return None

@@ -75,7 +75,7 @@ class GRUCell(GatedCell):
         return outputs, [outputs]
 
     def _biases(self) -> tuple[Any, Any]:
-        """Of the inputs, and of the states."""
+        """Return the biases of the inputs and of the states."""
         if not self.use_bias:
             return 0, 0
         return (self.bias[0], self.bias[1]) if self.reset_after else (self.bias[...], 0)
@@ -92,7 +92,7 @@ class GRUArguments(RecurrentLayerArguments, total=False):
 
 
 class GRU(RecurrentLayer):
-    """A recurrent layer whose state is its output. Weights are found under `gru_cell/kernel` and so on.
+    """A recurrent layer whose state is its output. Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
         units: as of `GRUCell`.

@@ -86,7 +86,7 @@ class LSTMArguments(RecurrentLayerArguments, total=False):
 
 
 class LSTM(RecurrentLayer):
-    """A recurrent layer with a memory beside its output. Weights are found under `lstm_cell/kernel` and so on.
+    """A recurrent layer with a memory beside its output. Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
         units: as of `LSTMCell`.

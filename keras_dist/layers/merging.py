@@ -28,7 +28,9 @@ class Merge(Layer):
     Subclasses define `merge`; the arguments are those of `Layer`.
     """
 
-    supports_masking = True
+    def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array], mask: Any = None) -> jax.Array:
         """Merge arrays of one batch size."""

@@ -12,7 +12,7 @@ from keras_dist.layers.projected_attention import ProjectedAttention, ProjectedA
 
 
 class MultiHeadAttention(ProjectedAttention):
-    """Attention of several heads, as of "Attention is all you need".
+    """Multi-head attention: https://arxiv.org/abs/1706.03762.
 
     Its projections are called `query`, `key`, `value` and `attention_output`: paths are `query/kernel` and so on. To
     shard the heads over an axis `model` of the mesh, without rules: `kernel_layout=(None, "model", None)`,
@@ -61,7 +61,7 @@ class MultiHeadAttention(ProjectedAttention):
 
 
 class GroupedQueryAttention(ProjectedAttention):
-    """Attention of several heads, of which groups share their key and value: arXiv:2305.13245.
+    """Multi-head attention in which groups of heads share their key and value: https://arxiv.org/abs/2305.13245.
 
     Its projections are called `query`, `key`, `value` and `attention_output`: paths are `query/kernel` and so on. To
     shard the heads over an axis `model` of the mesh, without rules: `kernel_layout=(None, "model", None)`,
@@ -105,4 +105,4 @@ class GroupedQueryAttention(ProjectedAttention):
 
 
 GroupQueryAttention = GroupedQueryAttention
-"""Keras exports the class under this name."""
+"""The name of the class in Keras."""

@@ -122,7 +122,7 @@ class Cropping1D(Cropping):
 
     rank = 1
 
-    def __init__(self, cropping: int | Sequence[int] = 1, **kwargs: Unpack[LayerArguments]) -> None:
+    def __init__(self, cropping: int | Sequence[int] = 1, **kwargs: Any) -> None:
         super().__init__(cropping, **kwargs)
 
 

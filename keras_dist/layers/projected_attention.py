@@ -1,4 +1,4 @@
-"""What `MultiHeadAttention` and `GroupedQueryAttention` share: projections to heads, masks, scores."""
+"""`ProjectedAttention`: the base of `MultiHeadAttention` and `GroupedQueryAttention`."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class ProjectedAttention(Layer):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        """What each position of the query finds in the value.
+        """Return `softmax(query @ key.T) @ value` of the heads, projected.
 
         Args:
             query: (batch, target, features); more dims of positions are allowed where the layer says so.
@@ -176,7 +176,7 @@ class ProjectedAttention(Layer):
             key: (batch, source, features); the value by default.
             query_mask: which positions of the query count (batch, target).
             value_mask: which positions of the value count (batch, source).
-            key_mask: likewise of the key.
+            key_mask: which positions of the key count (batch, source).
             attention_mask: which position may attend to which (batch, target, source), with or without the batch, and
                 with or without a dim for heads after it.
             return_attention_scores: whether to return the scores, too.
@@ -233,7 +233,7 @@ class ProjectedAttention(Layer):
         attention_mask: Any,
         causal: bool,
     ) -> jax.Array | None:
-        """Which position may attend to which: as the scores, with dims of 1 where it is all the same."""
+        """Return which position may attend to which: of the rank of the scores, or None."""
         masks = [] if query_mask is None else [self._of_positions(query_mask, query, axes)[..., :, None]]
         for mask, tensor in ((value_mask, value), (key_mask, value)):
             masks += [] if mask is None else [self._of_positions(mask, tensor, axes)[..., None, :]]
@@ -249,7 +249,7 @@ class ProjectedAttention(Layer):
         return functools.reduce(jnp.logical_and, found) if found else None
 
     def _of_positions(self, mask: Any, tensor: Any, axes: tuple[int, ...]) -> Any:
-        """The mask of an input, if attention goes over its last dim."""
+        """Return the mask of an input, if attention goes over its last dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
             raise self._does_not_fit(
                 f"a mask of shape {mask.shape}",
@@ -258,7 +258,7 @@ class ProjectedAttention(Layer):
         return mask
 
     def _as_scores(self, mask: jax.Array, rank: int, number_of_axes: int) -> jax.Array:
-        """The mask with the rank of the scores: the dims of heads come before those of the positions."""
+        """Return the mask with the rank of the scores: the dims of heads come before those of the positions."""
         positions = 2 * number_of_axes
         if not positions <= mask.ndim <= rank:
             raise self._does_not_fit(f"a mask of shape {mask.shape}", f"scores of rank {rank}")
@@ -271,13 +271,13 @@ class ProjectedAttention(Layer):
         return 1 / math.sqrt(self.key_size)
 
     def _axes(self, rank: int) -> tuple[int, ...]:
-        """The dims of positions, of an input of this rank."""
+        """Return the dims of positions of an input of this rank."""
         return (
             tuple(range(1, rank - 1)) if self.attention_axes is None else tuple(a % rank for a in self.attention_axes)
         )
 
     def _projection(self, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
-        """A layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
+        """Return a layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
         free = inputs[: rank - bound]
@@ -325,7 +325,7 @@ class ProjectedAttention(Layer):
 
 
 def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
-    """Query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
+    """Return query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
     targets = string.ascii_lowercase[:rank]
     fresh = dict(zip(axes, string.ascii_lowercase[rank:], strict=False))
     sources = "".join(fresh.get(dim, letter) for dim, letter in enumerate(targets))
@@ -335,7 +335,7 @@ def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
 
 
 def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
-    """Scores that add up to 1; where everything is masked, to 0."""
+    """Return the softmax of the scores; 0 where everything is masked."""
     if mask is None:
         return jax.nn.softmax(scores, axes)
     lowest = -3e4 if scores.dtype == jnp.float16 else -1e9

@@ -15,7 +15,7 @@ from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 Noise = tuple[list[jax.Array], list[jax.Array]]
-"""What the inputs, and what the states are multiplied by: nothing, one array, or one for each gate."""
+"""Factors of the inputs and of the states: none, one array, or one for each gate."""
 
 
 class RecurrentArguments(KernelAndBiasArguments, total=False):
@@ -34,7 +34,7 @@ class RecurrentCell(Layer):
     """One step of a recurrent layer, with `gates` kernels side by side.
 
     Attributes:
-        gates: how many kernels there are.
+        gates: number of kernels.
         state_size: size of its state, or sizes of its states.
         output_size: size of its output.
 
@@ -114,12 +114,12 @@ class RecurrentCell(Layer):
             self.bias = self.add_weight(self._bias_shape(), self._first_bias(), name="bias")
 
     def get_initial_state(self, batch_size: int | None = None) -> list[jax.Array]:
-        """Zeros: (batch, units) for each state."""
+        """Return zeros (batch, units) for each state."""
         sizes = self.state_size if isinstance(self.state_size, list) else [self.state_size]
         return [jnp.zeros((batch_size or 1, size), self.compute_dtype) for size in sizes]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
-        """What one call in training multiplies the inputs (batch, features) and the states of all its steps by."""
+        """Return the factors of inputs (batch, features) and states in all steps of one call in training."""
         count = self.gates if self.implementation == 1 or self.recurrent_dropout else 1
         state_shape = (input_shape[0], self.units)
         return (
@@ -139,7 +139,7 @@ class RecurrentCell(Layer):
         return (self.gates * self.units,)
 
     def _first_bias(self) -> Any:
-        """An initializer for `bias`; None for the one that was given."""
+        """Return an initializer for `bias`; None for the given one."""
         return None
 
 
@@ -177,7 +177,7 @@ class GatedCell(RecurrentCell):
 
 
 def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) -> jax.Array:
-    """`inputs @ kernel`, the inputs times noise: one array for all columns, or one for each part of them."""
+    """Return `(inputs * noise) @ kernel`; noise is one array for all columns, or one for each part of them."""
     if not noise:
         return jnp.matmul(inputs, kernel)
     parts = jnp.split(kernel, len(noise), axis=1)

@@ -48,7 +48,7 @@ class NoiseLayer(Layer):
         strength: float,
         seed: int | None,
         check: Callable[[str, float, str], float] = check_fraction,
-        **kwargs: Unpack[LayerArguments],
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         strength = check(argument, strength, self.name)
@@ -99,9 +99,7 @@ class _SpatialDropout(Dropout):
 
     rank: int
 
-    def __init__(
-        self, rate: float, data_format: str | None, seed: int | None, **kwargs: Unpack[LayerArguments]
-    ) -> None:
+    def __init__(self, rate: float, data_format: str | None, seed: int | None, **kwargs: Any) -> None:
         super().__init__(rate, seed=seed, **kwargs)
         formats = ("channels_last", "channels_first")
         self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
@@ -129,7 +127,12 @@ class SpatialDropout1D(_SpatialDropout):
     rank = 1
 
     def __init__(
-        self, rate: float, seed: int | None = None, name: str | None = None, dtype: Any = None, **kwargs: Any
+        self,
+        rate: float,
+        seed: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(rate, None, seed, name=name, dtype=dtype, **kwargs)
 

@@ -20,9 +20,9 @@ from keras_dist.saving.vocabulary import snake_case
 
 
 class StackedRNNCells(Layer):
-    """Several cells as one: each gets the output of the one before.
+    """Several cells as one: each takes the output of the previous one.
 
-    Weights are found under the names of the cells; where two have one name, the later are numbered: `lstm_cell/kernel`,
+    Paths of weights contain the names of the cells; equal names are numbered: `lstm_cell/kernel`,
     `lstm_cell_1/kernel`.
 
     Args:
@@ -30,7 +30,7 @@ class StackedRNNCells(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: one is no cell.
+        ModelError: one is not a cell.
 
     Source: `keras.layers.StackedRNNCells`.
     """
@@ -61,7 +61,7 @@ class StackedRNNCells(Layer):
 
     @property
     def state_size(self) -> list[Any]:
-        """For each cell the size of its state, or the sizes of its states."""
+        """The size of the state, or sizes of the states, of each cell."""
         return [cell.state_size for cell in self.cells]
 
     @property
@@ -70,11 +70,11 @@ class StackedRNNCells(Layer):
         return output_size(self.cells[-1])
 
     def get_initial_state(self, batch_size: int) -> list[Any]:
-        """What each cell begins with."""
+        """Return the initial states of each cell."""
         return [first_states(cell, batch_size) for cell in self.cells]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> list[Any]:
-        """What one call in training gives each cell as `noise`; None for cells that draw none."""
+        """Return the `noise` of each cell for one call in training; None for cells without any."""
         drawn: list[Any] = []
         for cell in self.cells:
             drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
@@ -82,7 +82,7 @@ class StackedRNNCells(Layer):
         return drawn
 
     def call(self, inputs: Any, states: Any, training: bool | None = False, noise: Any = None) -> tuple[Any, list[Any]]:
-        """The output of the last cell, and the new states of all."""
+        """Return the output of the last cell, and the new states of all."""
         found: list[Any] = []
         for cell, own, drawn in zip(self.cells, states, noise or [None] * len(self.cells), strict=True):
             options = {} if drawn is None else {"noise": drawn}
@@ -92,7 +92,7 @@ class StackedRNNCells(Layer):
 
 
 class RNN(Layer):
-    """A cell, called on one position of a sequence after the other.
+    """Call a cell on one position of a sequence after the other.
 
     A cell is a layer with an attribute `state_size`, an integer or a list of them, and `call(inputs, states)`, which
     returns the output of the step and the new states. It may have `output_size` (by default that of the first state)
@@ -100,7 +100,7 @@ class RNN(Layer):
     call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns, in
     training, as the argument `noise` of each step.
 
-    Weights are found under the name of the cell: `lstm_cell/kernel`.
+    Paths of weights contain the name of the cell: `lstm_cell/kernel`.
 
     Args:
         cell: a cell, or a list of cells, each of which gets the output of the one before.
@@ -113,7 +113,7 @@ class RNN(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: `cell` is none, or `stateful` is asked for.
+        ModelError: `cell` is not a cell, or `stateful` is True.
 
     Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
 
@@ -170,12 +170,12 @@ class RNN(Layer):
         build_before(self.cell, step, self.get_initial_state(batch))
 
     def get_initial_state(self, batch_size: int) -> list[Any]:
-        """What a sequence begins with: (batch, size) for each state."""
+        """Return the initial states: (batch, size) each."""
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
 
     def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = False) -> Any:
-        """The output of the last step, or of all.
+        """Return the output of the last step, or of all.
 
         Args:
             sequences: (batch, time, features).
@@ -214,12 +214,12 @@ class RNN(Layer):
         return (outputs, *states) if self.return_state else outputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask of the input for the outputs of all steps; states have none."""
+        """Return the mask of the input for the outputs of all steps; states have none."""
         mask = previous_mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
     def _as_states(self, states: Any) -> list[Any]:
-        """States as they go through the loop.
+        """Return the states as the loop carries them.
 
         Raises:
             ModelError: there are more or fewer than the cell has.
@@ -236,7 +236,7 @@ class RNN(Layer):
         return jax.tree.map(lambda state: jnp.asarray(state, self.cell.compute_dtype), states)
 
     def _output_in(self, states: list[Any]) -> Any:
-        """The state that is the output of the step before."""
+        """Return the state that is the output of the previous step."""
         return jax.tree.leaves(states[-1])[0] if isinstance(self.cell, StackedRNNCells) else states[0]
 
 
@@ -293,7 +293,7 @@ class RecurrentLayer(RNN):
 
 
 def check_cell(cell: Any, layer: str) -> Layer:
-    """`cell`, if it can be called as the step of a recurrent layer.
+    """Return `cell`, if it can be called as the step of a recurrent layer.
 
     Raises:
         ModelError: it is no layer, or does not say how large its states are.
@@ -310,7 +310,7 @@ def check_cell(cell: Any, layer: str) -> Layer:
 
 
 def first_states(cell: Any, batch_size: int) -> Any:
-    """What a cell begins with: what its `get_initial_state` gives, else zeros."""
+    """Return the initial states of a cell: those of its `get_initial_state`, else zeros."""
     if hasattr(cell, "get_initial_state"):
         return cell.get_initial_state(batch_size=batch_size)
     zeros = [jnp.zeros((batch_size, size), cell.compute_dtype) for size in jax.tree.leaves(cell.state_size)]
@@ -318,13 +318,13 @@ def first_states(cell: Any, batch_size: int) -> Any:
 
 
 def output_size(cell: Any) -> int:
-    """Size of the output of a cell: where it does not say so, of its first state."""
+    """Return the size of the output of a cell; by default that of its first state."""
     size = getattr(cell, "output_size", None)
     return jax.tree.leaves(cell.state_size)[0] if size is None else size
 
 
 def _of_steps(mask: Any) -> jax.Array:
-    """A mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
+    """Return a mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
     mask = jnp.asarray(mask, bool)
     return jnp.swapaxes(mask if mask.ndim == 2 else jnp.any(mask, axis=tuple(range(2, mask.ndim))), 0, 1)
 

@@ -54,7 +54,7 @@ class SimpleRNNCell(RecurrentCell):
 
 
 class SimpleRNN(RecurrentLayer):
-    """A recurrent layer whose state is its output. Weights are found under `simple_rnn_cell/kernel` and so on.
+    """A recurrent layer whose state is its output. Paths of weights are `simple_rnn_cell/kernel` and so on.
 
     Args:
         units: as of `SimpleRNNCell`.

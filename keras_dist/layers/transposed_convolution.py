@@ -80,7 +80,7 @@ class TransposedConvolution(BaseConvolution):
         return self.activate(self.check_not_empty(outputs, inputs))
 
     def _zeros_around(self, dim: int) -> tuple[int, int]:
-        """How many zeros stand before and after the inputs, once these are `strides` apart from each other."""
+        """Return the numbers of zeros before and after the inputs, which lie `strides` apart."""
         stride = self.strides[dim]
         window = (self.kernel_size[dim] - 1) * self.dilation_rate[dim] + 1
         extra = None if self.output_padding is None else self.output_padding[dim]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class UpSampling1D(UpSampling):
 
     rank = 1
 
-    def __init__(self, size: int = 2, **kwargs: Unpack[LayerArguments]) -> None:
+    def __init__(self, size: int = 2, **kwargs: Any) -> None:
         super().__init__(size, **kwargs)
         check_size("size", size, self.name)
 

@@ -103,7 +103,11 @@ def defaults_of(weight: str, initializer: Identifier) -> dict[str, Identifier]:
 
 
 def hands_on_keywords(constructor: Callable[..., None]) -> bool:
-    """Return whether the `**kwargs` of a constructor are typed by `Unpack`: it hands them all on to the one above."""
+    """Return whether the `**kwargs` of a constructor are typed by `Unpack`.
+
+    It takes every argument with a default of the constructor above then. One that gives some of these itself leaves its
+    `**kwargs` untyped.
+    """
     *_, last = inspect.signature(constructor).parameters.values()
     return last.kind is last.VAR_KEYWORD and "Unpack[" in str(last.annotation)
 

@@ -87,7 +87,7 @@ class TimeDistributed(Wrapper):
         """Create the weights of the layer, for inputs without the dim of time."""
         build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[2:]), self.compute_dtype))
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> Any:
         """Return the outputs (batch, time, ...).
 
         Args:
@@ -164,7 +164,7 @@ class SpectralNormalization(Wrapper):
         )
         self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
 
-    def call(self, inputs: Any, training: bool | None = False) -> Any:
+    def call(self, inputs: jax.Array, training: bool | None = False) -> jax.Array:
         """Return the output of the layer with the divided kernel."""
         variable = self._kernel()
         kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
