@@ -66,13 +66,13 @@ class Placement:
             examples: in batches.
             epochs: how often all of them are taken.
             shuffle_key: fixes their order.
-            one_by_one: whether each batch is an execution of its own.
+            one_by_one: whether each batch is an execution of its own, unless `compile` has said how many are.
         """
         stack = self._options.steps_per_execution
-        if not self._options.jit or stack == 1 or one_by_one:
-            return self._stream(examples, 1, shuffle_key)
+        if not self._options.jit or stack == 1 or (stack is None and one_by_one):
+            return self.stream(examples, 1, shuffle_key)
         if isinstance(examples, Streaming):
-            return self._stream(examples, stack or 1, shuffle_key)
+            return self.stream(examples, stack or 1, shuffle_key)
         source, batch_size = examples.source, examples.batch_size
         sizes = source.length, batch_size
         # programs that gather rows know how many there are: further lengths must be worth another compilation
@@ -82,7 +82,14 @@ class Placement:
         if sizes in known and fits_on_devices(source, self._distribution):
             tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
             return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)
-        return self._stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)
+        return self.stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)
+
+    def stream(self, examples: Examples, stack: int = 1, shuffle_key: tuple[int, ...] | None = None) -> StreamFeed:
+        """What brings so many batches at a time from the host."""
+        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
+        if share is not None:
+            share.check_agreement(examples.sizes, shuffle_key)
+        return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
 
     def whole(self, source: ArraySource) -> Batch:
         """All rows as one batch; of several processes, on the devices."""
@@ -96,12 +103,6 @@ class Placement:
         """What tells which of the rows of a global batch this process gave; None where it sees all."""
         share = self._share(source)
         return lambda rows: share.owned(rows) if share is not None and share.is_own else None
-
-    def _stream(self, examples: Examples, stack: int, shuffle_key: tuple[int, ...] | None) -> StreamFeed:
-        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
-        if share is not None:
-            share.check_agreement(examples.sizes, shuffle_key)
-        return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
 
     def _multiple(self, source: Source) -> int:
         """The number that batches are padded to a multiple of; rules for activations and inputs are checked first."""

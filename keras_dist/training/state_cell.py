@@ -65,7 +65,7 @@ class StateCell:
         plan: where the variables live.
         state_plan: where everything in the state lives.
         state: the current arrays. Consumed by the next train step: never hand it out.
-        arrays: likewise, as a flat list: what the steps take and give, for trees cost them time.
+        arrays: the current arrays as a flat list: what the steps take and give, for trees cost them time.
         lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
             thread dispatches on buffers that another has just donated.
     """

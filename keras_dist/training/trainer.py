@@ -236,7 +236,7 @@ class Trainer:
         """
         outputs: list[Any] = []
         self._compiled.forget_shapes("predict")
-        feed = self._placement.feed("predict", examples, one_by_one=True)
+        feed = self._placement.stream(examples)
         own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
         with interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")

@@ -26,6 +26,7 @@ EXCEPTIONS = [
     ("layers.GRU", "implementation", EXTRA, "in Keras one of `**kwargs`"),
     ("layers.LSTM", "implementation", EXTRA, "in Keras one of `**kwargs`"),
     ("layers.LayerNormalization", "rms_scaling", EXTRA, "in Keras one of `**kwargs`"),
+    ("*etric*", "mesh", EXTRA, "code that was written for DTensor passes it"),
     ("models.load_model", "distribution", EXTRA, "where it lives"),
     ("models.load_model", "factory", EXTRA, "what makes the module of a model of `from_nnx`"),
     ("models.load_model", "call", EXTRA, "how it is called"),

@@ -1,15 +1,17 @@
-"""`Lock`: one writer of a directory, told from one that was killed."""
+"""Locks of files and folders that the system drops with their process: one writer, told from one that was killed."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
+import errno
 import json
 import os
 import pathlib
 import socket
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from keras_dist.errors import CheckpointError
@@ -163,3 +165,42 @@ def _described(owner: str) -> str:
         )
     except (ValueError, KeyError, TypeError):
         return "a writer that is not known"
+
+
+@contextlib.contextmanager
+def alone_in(folder: pathlib.Path) -> Iterator[None]:
+    """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
+    with contextlib.ExitStack() as locks:
+        with contextlib.suppress(OSError):
+            locks.callback(unlock_folder, lock_folder(folder, waits=True))
+        yield
+
+
+def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
+    """The system's lock of a folder, as the descriptor that holds it.
+
+    Args:
+        folder: which.
+        waits: whether to wait until nobody else has it.
+
+    Raises:
+        BlockingIOError: another one has it.
+        OSError: there is no such folder, it may not be read, or it cannot be locked, as on Windows.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def unlock_folder(descriptor: int | None) -> None:
+    """Give back a lock, if there is one."""
+    if descriptor is not None and fcntl is not None:
+        with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`Home`: where the weights of a layer are that lives in a model."""
+"""`ModelBinding`: where the weights of a layer are that lives in a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_dist.models.session import Session, added_losses
 from keras_dist.random import SeedGenerator
 
 
-class Home:
+class ModelBinding:
     """Where the weights of one layer are: in the model of `session`, below `prefix`.
 
     Args:
@@ -69,7 +69,7 @@ class Home:
         if isinstance(value, nnx.List) and any(isinstance(item, nnx.Variable) for item in value):
             return [self.session.variable(f"{path}/{index}") for index in range(len(value))]
         if isinstance(value, nnx.Module):
-            settle(value, value, self.session, path)
+            bind(value, value, self.session, path)
         return value
 
     def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
@@ -119,7 +119,7 @@ class Home:
 _MISSING = object()
 
 
-def settle(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: Session | None = None) -> None:
+def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: Session | None = None) -> None:
     """Tell a layer and all its sublayers where their weights are, unless they live elsewhere already.
 
     Args:
@@ -130,10 +130,10 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "", instead_of
         instead_of: what the model had before layers were added or taken out; those that lived there move.
     """
     if isinstance(layer, Layer):
-        home = getattr(layer, "_home", None)
-        if home is not None and home.session is not instead_of:
+        binding: Any = layer._outside.binding
+        if binding is not None and binding.session is not instead_of:
             return
-        object.__setattr__(layer, "_home", Home(session, prefix, node))
+        layer._outside.binding = ModelBinding(session, prefix, node)
         if layer is node:
             return
     if isinstance(layer, SeedGenerator) and layer is not node:
@@ -148,7 +148,7 @@ def settle(layer: Any, node: Any, session: Session, prefix: str = "", instead_of
             layer._is_built = False  # a copy for another model builds anew
         elif isinstance(child, nnx.Module):
             inner = prefix if name == _paths.MEMBERS else _joined(prefix, name)
-            settle(child, _item(node, name), session, inner, instead_of)
+            bind(child, _item(node, name), session, inner, instead_of)
 
 
 def _holds_variables(child: Any) -> bool:

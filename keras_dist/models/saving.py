@@ -1,4 +1,4 @@
-"""`Checkpointing`: all of a model's state as a `Snapshot`, and back."""
+"""All of a model's state, in a folder, as a `Snapshot` and pickled, and back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,13 +18,19 @@ import numpy as np
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
+from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
-from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.models.config import check_described
 from keras_dist.models.session import Session
-from keras_dist.saving import serialize_keras_object
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.training.progress import Progress
+from keras_dist.training.state_cell import host_copy
+
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
 
 TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
 """The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
@@ -46,152 +52,68 @@ FROM_KERAS = (
 """What to do with a file that Keras wrote."""
 
 
-class Checkpointing:
-    """All of a model's state as a `Snapshot`, and back. Subclasses say when the weights are born."""
+def save(model: Model, filepath: Any, overwrite: bool) -> None:
+    """Write a model to a folder; see `Model.save`."""
+    path = model_path("save", filepath)
+    if not overwrite:
+        Rendezvous("a save").first(lambda: _check_free(path))
+    session = model._born()
+    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
+    if model._outside.binding is not None:
+        documents = {CONFIG: serialize_keras_object(model), **documents}
+    with session.cell.lock:  # a training in another thread consumes the arrays
+        finish = snapshot(session, None, documents).begin(path)
+    finish()
 
-    name: str
-    dtype_policy: DTypePolicy
 
-    def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile` as plain values."""
-        raise NotImplementedError
+def written_compile(model: Model) -> dict[str, Any]:
+    """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
+    try:
+        return model.get_compile_config()
+    except ConfigError as error:
+        warnings.warn(
+            f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+        return {}
 
-    def _born(self) -> Session:
-        """The session of the model; its weights are born now, if need be."""
-        raise NotImplementedError
 
-    def snapshot(self) -> Snapshot:
-        """All that a training needs to go on: weights, statistics, slots, random streams; and how far `fit` has come.
+def restore(
+    name: str, session: Session, stored: Stored, continue_training: bool = False, with_slots: bool = True
+) -> None:
+    """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
+    cell = session.cell
+    wanted = _wanted(session)
+    job = Rendezvous("a restore")
+    looked: list[tuple[tuple[int, int], Progress | None]] = []
 
-        While `fit` runs, that is the batch, the states of loss and metrics, and what the callbacks need; a
-        `CheckpointManager` writes it. The next step consumes its arrays.
-
-        Raises:
-            ModelError: the weights are not born yet; or `fit` runs in another thread, where only its callbacks know
-                between which two batches it is.
-        """
-        session = self._born()
-        return _snapshot(session, session.trainer.progress, {})
-
-    @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """A context in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
-
-        Raises:
-            ModelError: the weights are not born yet.
-        """
-        with self._born().cell.lock:
-            yield
-
-    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Write the model to a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
-
-        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
-        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
-        given to `load_model` again.
-
-        Args:
-            filepath: a folder, which is made.
-            overwrite: whether a model that is there is replaced.
-
-        Raises:
-            ConfigError: a layer or an argument of a constructor cannot be written down.
-            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights are not born yet.
-            OSError: it cannot be written.
-
-        Differs from Keras: a folder instead of a zip file, and a file of arrays for each device instead of HDF5. What
-        `compile` was given and cannot be written down is left out, with a warning.
-
-        Example:
-            >>> import pathlib, tempfile
-            >>> import keras_dist as kd
-            >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits"
-            >>> model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(10, name="d1")])
-            >>> model.save(path)
-            >>> [weight.path for weight in kd.models.load_model(path).weights]
-            ['d1/kernel', 'd1/bias']
-
-        Source: `keras.Model.save`.
-        """
-        path = model_path("save", filepath)
-        if not overwrite:
-            Rendezvous("a save").first(lambda: _check_free(path))
-        session = self._born()
-        documents = self._written_down()
-        with self.at_rest():  # a training in another thread consumes the arrays
-            finish = _snapshot(session, None, documents).begin(path)
-        finish()
-
-    def _written_down(self) -> dict[str, Any]:
-        """The model and its `compile` arguments as documents."""
-        documents = {COMPILE: self._written_compile(), POLICY: self.dtype_policy.name}
-        if getattr(self, "_home", None) is None:
-            return documents
-        return {CONFIG: serialize_keras_object(self), **documents}
-
-    def _written_compile(self) -> dict[str, Any]:
-        try:
-            return self.get_compile_config()
-        except ConfigError as error:
-            warnings.warn(
-                f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
-                CheckpointWarning,
-                stacklevel=4,
-            )
-            return {}
-
-    def restore(self, stored: Stored, continue_training: bool = False) -> None:
-        """Take over a state that `snapshot` gave, on the mesh of this model.
-
-        Args:
-            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
-            continue_training: whether the `fit` that is about to begin goes on where that one was; callbacks ask for it
-                in `on_train_begin`.
-
-        Raises:
-            CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
-                model stays as it is. Or arrays cannot be read, though all files are as they were written: where that
-                is found late, arrays of a large model are gone then, and it is to be restored again.
-            ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
-                it is.
-        """
-        self._restore(stored, continue_training)
-
-    def _restore(self, stored: Stored, continue_training: bool = False, with_slots: bool = True) -> None:
-        """See `restore`; without slots for a model that is not compiled."""
-        session = self._born()
-        cell = session.cell
-        wanted = _wanted(session)
-        job = Rendezvous("a restore")
-        looked: list[tuple[tuple[int, int], Progress | None]] = []
-
-        def look() -> None:
-            _check_fit(self.name, wanted, stored, with_slots)
-            progress = _progress_of(stored) if continue_training else None
-            if progress is not None:
-                session.trainer.check_continues(progress)
-            looked.append((noted_of(stored), progress))
-
-        job.each(look)
-        ((seed, fits), progress), *_ = looked
-        with cell.lock:
-            arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
-            for number, part in enumerate(_parts(wanted)):
-                if number:  # what cannot be read at all shows before anything is gone
-                    for name in part:
-                        arrays[places[name]].delete()
-                found: dict[str, Any] = {}
-                part_wanted = {name: wanted[name] for name in part}
-                job.each(lambda found=found, part=part_wanted: found.update(stored.arrays(part)))
-                for name in part:
-                    arrays[places[name]] = found.pop(name)
-                _environment.release_freed_memory()
-            cell.arrays = arrays
-        session.fits = fits
-        session.use_seed(seed)
+    def look() -> None:
+        _check_fit(name, wanted, stored, with_slots)
+        progress = _progress_of(stored) if continue_training else None
         if progress is not None:
-            session.trainer.continue_from(progress)
+            session.trainer.check_continues(progress)
+        looked.append((noted_of(stored), progress))
+
+    job.each(look)
+    ((seed, fits), progress), *_ = looked
+    with cell.lock:
+        arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
+        for number, part in enumerate(_parts(wanted)):
+            if number:  # what cannot be read at all shows before anything is gone
+                for name in part:
+                    arrays[places[name]].delete()
+            found: dict[str, Any] = {}
+            part_wanted = {name: wanted[name] for name in part}
+            job.each(lambda found=found, part=part_wanted: found.update(stored.arrays(part)))
+            for name in part:
+                arrays[places[name]] = found.pop(name)
+            _environment.release_freed_memory()
+        cell.arrays = arrays
+    session.fits = fits
+    session.use_seed(seed)
+    if progress is not None:
+        session.trainer.continue_from(progress)
 
 
 def _check_free(path: pathlib.Path) -> None:
@@ -222,7 +144,7 @@ def noted_of(stored: Stored) -> tuple[int, int]:
     return noted["seed"], noted["fits"]
 
 
-def _snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
+def snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
     """All of a session's state, how far its training has come, and other documents."""
     arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
@@ -398,3 +320,66 @@ def model_path(caller: str, filepath: Any) -> pathlib.Path:
             fix='for example "digits"; model.save_weights writes a file of weights',
         )
     return pathlib.Path(filepath)
+
+
+def reduced(model: Model) -> tuple[Callable[..., Model], tuple[Any, ...]]:
+    """How the model is made again, on the distribution that is current then, with the state of its optimizer.
+
+    Raises:
+        ConfigError: it cannot be written down.
+        ModelError: there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ModelError(
+            f"model {model.name!r} cannot be pickled or copied in a job of several processes",
+            given=f"{jax.process_count()} processes, each of which holds a part of the weights",
+            expected="one process",
+            fix="model.save(path) in all of them, then kd.models.load_model(path)",
+        )
+    check_described(model)
+    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
+    custom_objects = {cls.__name__: cls for cls in own}
+    documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.name)
+    state = None
+    if model._outside.binding is not None:
+        session = model._born()
+        with model.at_rest():
+            arrays = [host_copy(array) for array in session.cell.arrays]
+        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+    return _unpickled, (custom_objects, *documents, state)
+
+
+def copied(model: Model) -> Model:
+    """The model with arrays of its own, on the same distribution."""
+    make, arguments = reduced(model)
+    made_under = model._outside.made_under if arguments[-1] is None else model._born().distribution
+    with contextlib.nullcontext() if made_under is None else made_under.scope():
+        return make(*arguments)
+
+
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: str, state: Any) -> Any:
+    before = dtype_policy()
+    set_dtype_policy(policy)
+    try:
+        # not in safe mode: whoever unpickles runs what code it brings
+        model = deserialize_keras_object(config, custom_objects, safe_mode=False)
+        if compiled:
+            model.compile_from_config(compiled)
+    finally:
+        set_dtype_policy(before)
+    if state is not None:
+        seed, fits, values = state
+        session = model._born()
+        session.use_seed(seed)
+        session.fits = fits
+        cell = session.cell
+        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
+    return model
+
+
+def _like(array: Any, value: Any) -> Any:
+    """What `host_copy` gave for such an array, typed PRNG keys as these."""
+    if not _jax.is_key_dtype(array.dtype):
+        return value
+    return jax.random.wrap_key_data(value, impl=_jax.key_impl(array.dtype))

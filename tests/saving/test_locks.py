@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from keras_dist.checkpoint.lock import NAME, Lock
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.locks import NAME, Lock
 
 HOLD = """
 import pathlib, sys, time
-from keras_dist.checkpoint.lock import Lock
+from keras_dist.saving.locks import Lock
 lock = Lock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -120,7 +120,7 @@ def test_an_owner_that_cannot_be_written_leaves_no_lock(tmp_path, monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("keras_dist.checkpoint.lock.socket.gethostname", full)
+    monkeypatch.setattr("keras_dist.saving.locks.socket.gethostname", full)
     with pytest.raises(OSError, match="No space left") as kept:
         Lock(tmp_path)
     monkeypatch.undo()
