@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._arguments import check_path
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.distribution.cluster import is_first_process
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.paths import checked_path
 
 
 class CSVLogger(Callback):
@@ -58,7 +58,7 @@ class CSVLogger(Callback):
                 expected="a string of length 1",
                 fix='for example separator=";"',
             )
-        self.filename = checked_path("CSVLogger", "filename", filename, "log.csv")
+        self.filename = check_path("filename", filename, "log.csv")
         self.separator = separator
         self.append = append
         self._columns: list[str] | None = None

@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_int
+from keras_dist._arguments import check_int, check_path
 from keras_dist._extras import import_extra
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.cluster import is_first_process
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.paths import checked_path
 
 _TRAIN, _VALIDATION = "train", "validation"
 
@@ -70,7 +69,7 @@ class TensorBoard(Callback):
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
         check_int("histogram_freq", histogram_freq, 0, wrong="is not a number of epochs")
-        self.log_dir = checked_path("TensorBoard", "log_dir", log_dir, "logs")
+        self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_steps_per_second = write_steps_per_second

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist import _jax
+from keras_dist._arguments import check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
 from keras_dist.distribution.layout import Axis
@@ -25,7 +26,6 @@ from keras_dist.distribution.render import render_bytes, render_shape, render_te
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
-from keras_dist.saving.paths import checked_path
 from keras_dist.saving.regular_files import read_regular
 
 KINDS = ("variables", "optimizers", "training")
@@ -198,7 +198,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
-    path = pathlib.Path(checked_path("examine", "path", path, "states", CheckpointError))
+    path = pathlib.Path(check_path("path", path, "states", CheckpointError))
     if not path.is_dir():
         raise CheckpointError(
             f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self
 
-from keras_dist._arguments import is_int
+from keras_dist._arguments import check_path, is_int
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
@@ -21,7 +21,6 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
-from keras_dist.saving.paths import checked_path
 
 _STEP = re.compile(r"step_(\d{8,})")
 
@@ -100,7 +99,7 @@ class CheckpointManager:
         asynchronous: bool = False,
     ) -> None:
         check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
-        directory = checked_path("CheckpointManager", "directory", directory, "states", CheckpointError)
+        directory = check_path("directory", directory, "states", CheckpointError)
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
         self._max_to_keep = max_to_keep

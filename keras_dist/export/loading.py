@@ -12,10 +12,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_path
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled
-from keras_dist.saving.paths import checked_path
 from keras_dist.saving.tensor_files import TensorReader
 
 
@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
         >>> predict(np.ones((5, 3))).shape
         (5, 2)
     """
-    folder = pathlib.Path(checked_path("export.load", "path", path, "exported"))
+    folder = pathlib.Path(check_path("path", path, "exported"))
     manifest = Manifest.read(folder)
     try:
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
