@@ -22,13 +22,14 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator
 from keras_dist.training.activations import check_tensor_rules
-from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, rows_multiple, zero_logs
+from keras_dist.training.compiled import CompiledSteps, Expected, Logs, StepOptions, rows_multiple, zero_logs
 from keras_dist.training.executions import (
     Execution,
     ResidentFeed,
     Single,
     StreamFeed,
     fits_on_devices,
+    is_earned,
     placed,
     share_of,
     stack_of,
@@ -128,7 +129,7 @@ class Trainer:
                 states = run_steps(
                     "train",
                     executions,
-                    self._train_dispatch(accumulators, is_noted=True),
+                    self._train_dispatch(accumulators, feed.expected, is_noted=True),
                     hooks,
                     check_interrupt,
                     timer,
@@ -379,7 +380,8 @@ class Trainer:
         known = self._residents.setdefault(mode, {sizes})
         if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(sizes)
-        if sizes in known and fits_on_devices(source, self._distribution):
+        is_worth = stack is not None or (isinstance(source, ArraySource) and is_earned(source, batch_size, epochs))
+        if sizes in known and is_worth and fits_on_devices(source, self._distribution):
             tuner = self._paces[mode] if stack is None else FixedSteps(stack)
             return ResidentFeed(examples, self._prepare(source), self._distribution, tuner)
         return self._stream(examples, stack_of(source, batch_size, epochs) if stack is None else stack, key)
@@ -411,24 +413,27 @@ class Trainer:
         return lambda: mode in self.stops
 
     def _train_dispatch(
-        self, accumulators: dict[str, Accumulator], is_noted: bool = False
-    ) -> Callable[[Execution], tuple[Logs, bool]]:
-        """What runs an execution; `is_noted` if it is one of the training whose progress is noted."""
+        self, accumulators: dict[str, Accumulator], expected: Expected = list, is_noted: bool = False
+    ) -> Callable[[Execution], tuple[Logs, int]]:
+        """What runs an execution, and compiles what is `expected` with it.
+
+        `is_noted` if it is one of the training whose progress is noted.
+        """
         progress = self._progress if is_noted else None
         is_resumed = progress is not None and bool(progress.tallies)
         logs = dict(progress.tallies) if progress is not None and is_resumed else self._reset(accumulators)
         shielded = shield()
 
-        def dispatch(execution: Execution) -> tuple[Logs, bool]:
+        def dispatch(execution: Execution) -> tuple[Logs, int]:
             nonlocal logs, progress
             known = self._compiled.count
             with self._cell.lock:
-                run = self._compiled.train(self._train_step, self._cell.arrays, logs, execution)
+                run = self._compiled.train(self._train_step, self._cell.arrays, logs, execution, expected)
                 with shielded:  # the state is consumed: whatever happens, the cell must have the new one
                     self._cell.arrays, logs = run()
                     if progress is not None:
                         self._progress = progress = progress.after(execution.steps, execution.rows, logs)
-            return logs, self._compiled.count > known
+            return logs, self._compiled.count - known
 
         return dispatch
 
@@ -442,25 +447,27 @@ class Trainer:
             with self._cell.lock:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
-    def _test_dispatch(self, accumulators: dict[str, Accumulator]) -> Callable[[Execution], tuple[Logs, bool]]:
+    def _test_dispatch(
+        self, accumulators: dict[str, Accumulator], expected: Expected = list
+    ) -> Callable[[Execution], tuple[Logs, int]]:
         logs = self._reset(accumulators)
 
-        def dispatch(execution: Execution) -> tuple[Logs, bool]:
+        def dispatch(execution: Execution) -> tuple[Logs, int]:
             nonlocal logs
             known = self._compiled.count
             with self._cell.lock:
-                streams, logs = self._compiled.test(self._test_step, self._cell.arrays, logs, execution)
+                streams, logs = self._compiled.test(self._test_step, self._cell.arrays, logs, execution, expected)
                 self._cell.put(streams)
-            return logs, self._compiled.count > known
+            return logs, self._compiled.count - known
 
         return dispatch
 
-    def _predict_dispatch(self, step: Any, execution: Execution) -> tuple[Any, bool]:
+    def _predict_dispatch(self, step: Any, execution: Execution) -> tuple[Any, int]:
         known = self._compiled.count
         with self._cell.lock:
             streams, outputs = self._compiled.predict(step, self._cell.arrays, execution)
             self._cell.put(streams)
-        return outputs, self._compiled.count > known
+        return outputs, self._compiled.count - known
 
     def _evaluation(self, examples: Examples, hooks: Hooks, epochs: int) -> Callable[[Callable[[], None]], LazyLogs]:
         """What evaluates these examples once an epoch: its data is put in place once."""
@@ -474,7 +481,7 @@ class Trainer:
             states = run_steps(
                 "test",
                 _only(feed.epochs(range(1))),
-                self._test_dispatch(accumulators),
+                self._test_dispatch(accumulators, feed.expected),
                 hooks,
                 check_interrupt,
                 StepTimer(feed.tuner),
