@@ -141,7 +141,9 @@ def check_fraction(argument: str, value: Any, layer: str = "") -> float:
     return check_number(argument, value, 0, 1, wrong="is not a fraction", layer=layer, example=0.5)
 
 
-def check_option(argument: str, value: Any, options: Sequence[Any], layer: str = "") -> Any:
+def check_option(
+    argument: str, value: Any, options: Sequence[Any], layer: str = "", error: type[KerasDistError] = ModelError
+) -> Any:
     """Return the option that equals `value`; strings in any case."""
     lowered = value.lower() if isinstance(value, str) else value
     if value is None or isinstance(value, bool | int | float | str | np.generic):
@@ -151,7 +153,8 @@ def check_option(argument: str, value: Any, options: Sequence[Any], layer: str =
     near = did_you_mean(value, [str(option) for option in options]) if isinstance(value, str) else ""
     example = next(option for option in options if option is not None)
     expected = f"one of {', '.join(map(repr, options))}"
-    raise argument_error(argument, value, expected, wrong=f"is none of its options{near}", layer=layer, example=example)
+    wrong = f"is none of its options{near}"
+    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:

@@ -18,13 +18,13 @@ from rich.text import Text
 
 from keras_dist import _jax
 from keras_dist.checkpoint import manifest
-from keras_dist.checkpoint.folder import is_draft
-from keras_dist.checkpoint.lock import Holder, holder_of
 from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
 from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.drafts import is_draft
+from keras_dist.saving.locks import Holder, holder_of
 from keras_dist.saving.paths import checked_path
 from keras_dist.saving.regular_files import read_regular
 

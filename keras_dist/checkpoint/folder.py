@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 import warnings
 
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
-from keras_dist.saving.drafts import lock_folder, unlock_folder
-
-_DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
-
-_MOST_DRAFTS = 1000
-"""Of one place by one process at a time."""
+from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
+from keras_dist.saving.locks import lock_folder, unlock_folder
 
 
 class Draft:
@@ -53,7 +48,7 @@ class Draft:
             )
         self.place = place
         number = self._job.first(self._begin, str)
-        self.folder = place.parent / f".{place.name}.draft-{number}"
+        self.folder = draft_path(place, number)
         try:
             self._job.each(self._check_shared)
         except BaseException:
@@ -89,7 +84,8 @@ class Draft:
                 )
         _check_holds_no_other(place)
         settled(place, is_only_writer=False)
-        self._number, self._lock = _new_folder(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._number, self._lock = new_draft(place)
         self._is_over = False
         return self._number
 
@@ -176,27 +172,6 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
         )
 
 
-def _new_folder(place: pathlib.Path) -> tuple[str, int | None]:
-    """A number that no other draft of a place has, and the lock of its folder, which is made; None if it has none."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for count in range(_MOST_DRAFTS):
-        number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
-        folder = place.with_name(f".{place.name}.draft-{number}")
-        try:
-            folder.mkdir()
-            lock = lock_folder(folder)
-        except (FileExistsError, FileNotFoundError, BlockingIOError):
-            continue  # another draft of this process; or one that has just been made was taken for one that was left
-        except OSError:
-            if not folder.is_dir():
-                raise
-            return number, None
-        if folder.is_dir() and os.path.samestat(os.fstat(lock), folder.stat()):
-            return number, lock
-        unlock_folder(lock)
-    raise FileExistsError(f"{place}: there are {_MOST_DRAFTS} drafts of it already")
-
-
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
     """Finish or undo what a writer that was killed had begun.
 
@@ -210,14 +185,7 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
     if not place.parent.is_dir():
         return
     with contextlib.ExitStack() as locks:
-        left = []
-        for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
-            try:
-                locks.callback(unlock_folder, lock_folder(path))
-            except OSError:
-                if not is_only_writer:
-                    continue
-            left.append(path)
+        left = left_drafts(place, locks, is_only_writer)
         if not is_only_writer and left and not place.exists():
             whole = next((path for path in left if not damage_of(path)), None)
             if whole is not None:
@@ -227,23 +195,13 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
             if ".replaced-" in path.name and not place.exists():
                 _put_back(path, place)
             else:
-                _clear_away(path, is_only_writer)
+                remove_left(path, is_only_writer)
 
 
 def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
     os.rename(path, place)
     what = "what was there before is used again" if ".replaced-" in path.name else "it was whole, and is used"
     warnings.warn(f"{path}: a save was killed; {what}", CheckpointWarning, 4)
-
-
-def _clear_away(path: pathlib.Path, is_only_writer: bool) -> None:
-    try:
-        shutil.rmtree(path)
-    except OSError:  # of another user, perhaps: no reason to save nothing
-        if is_only_writer:
-            raise
-    else:
-        warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 4)
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
@@ -263,19 +221,8 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
 def discard(place: pathlib.Path) -> None:
     """Delete a folder so that it is gone, or still whole, if the process is killed meanwhile."""
-    draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+    draft = draft_path(place, str(os.getpid()))
     if draft.exists():
         shutil.rmtree(draft)
     os.rename(place, draft)
     shutil.rmtree(draft)
-
-
-def place_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The place that a draft, or what one has replaced, is for; None for other paths."""
-    match = _DRAFT.fullmatch(path.name)
-    return None if match is None else path.with_name(match["name"])
-
-
-def is_draft(path: pathlib.Path) -> bool:
-    """Whether a path is one of a draft, or of what one has replaced."""
-    return place_of(path) is not None

@@ -15,11 +15,12 @@ from typing import Protocol, Self
 
 from keras_dist._arguments import is_int
 from keras_dist.checkpoint import manifest
-from keras_dist.checkpoint.folder import discard, place_of, settled
-from keras_dist.checkpoint.lock import Lock
+from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.saving.drafts import place_of
+from keras_dist.saving.locks import Lock
 from keras_dist.saving.paths import checked_path
 
 _STEP = re.compile(r"step_(\d{8,})")

@@ -18,13 +18,13 @@ import jax
 from keras_dist import _jax
 from keras_dist._arguments import is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import Draft, place_of, present
+from keras_dist.checkpoint.folder import Draft, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import read_regular
 
 FORMAT = 1

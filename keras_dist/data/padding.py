@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
+from keras_dist._arguments import argument_error, check_int
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import SparseRows, as_arrays, common_length, named_leaves
@@ -62,39 +63,36 @@ def pad_batch(
         >>> data.pad_batch(np.ones((3, 70)), lengths=(64, 128), dim=1)[0].shape
         (3, 128)
     """
-    given = unpack(batch, "pad_batch: batch")
-    x, y, sample_weight = arrays = tuple(
-        jax.tree.map(_dense, as_arrays(tree, name))
-        for tree, name in zip(given, ("x", "y", "sample_weight"), strict=True)
-    )
+    given = zip(unpack(batch, "pad_batch: batch"), ("x", "y", "sample_weight"), strict=True)
+    x, y, weights = arrays = tuple(jax.tree.map(_dense, as_arrays(tree, name)) for tree, name in given)
     rows = common_length(arrays, "", what="batch")
-    target = _Target(multiple_of, lengths)
-    rescales = check_reduction(reduction) in ("sum_over_batch_size", "mean")
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
-        raise _unusable("dim", dim, "an integer of at least 0")
+    divides_by_all = check_reduction(reduction) in ("sum_over_batch_size", "mean")
+    check_int("dim", dim, 0, error=DataError)
     if pads_targets and (dim == 0 or y is None):
-        why = "dim=0, which pads all arrays" if dim == 0 else "a batch without y"
-        raise _unusable("pads_targets", pads_targets, "False", why)
-
-    is_tree = not (y is None or sample_weight is None or isinstance(sample_weight, np.ndarray))
-    if is_tree and jax.tree.structure(sample_weight) != jax.tree.structure(y):
+        wrong = "is for a dim other than the rows" if dim == 0 else "cannot be given without y"
+        raise argument_error("pads_targets", pads_targets, "False", wrong=wrong, example=False, error=DataError)
+    to_length = functools.partial(_padded_length, multiple_of, _checked(multiple_of, lengths))
+    adds_weights = dim == 0 or pads_targets
+    if adds_weights and (weights is None or isinstance(weights, np.ndarray)):
+        shared = np.ones(rows, np.float32) if weights is None else weights
+        weights = jax.tree.map(lambda _: shared, y) if pads_targets else shared
+    elif adds_weights and y is not None and jax.tree.structure(weights) != jax.tree.structure(y):
         raise DataError(
             "pad_batch: sample_weight does not match y",
-            given=f"{shorten(jax.tree.structure(sample_weight))} for {shorten(jax.tree.structure(y))}",
+            given=f"{shorten(jax.tree.structure(weights))} for {shorten(jax.tree.structure(y))}",
             expected="one array for all outputs, or a tree like y: what is added has weight 0 in each",
             fix="give weights of 1 where there are none",
         )
 
     def weighted(weight: np.ndarray, length: int) -> np.ndarray:
-        """The weights along `dim` for padding to `length`."""
+        """The weights along `dim`, padded to `length`."""
         weight = weight if weight.dtype.kind == "f" else weight.astype(np.float32)
-        factor = length / weight.shape[dim] if rescales and weight.shape[dim] else 1
+        factor = length / weight.shape[dim] if divides_by_all and weight.shape[dim] else 1
         return _padded(weight * weight.dtype.type(factor), dim, length, 0)
 
     if dim == 0:
-        length = target.of(rows, "x")
+        length = to_length(rows, "x")
         numbers = np.minimum(np.arange(length), rows - 1)
-        weights = np.ones(rows, np.float32) if sample_weight is None else sample_weight
         x, y = jax.tree.map(lambda leaf: leaf[numbers], (x, y))
         return x, y, jax.tree.map(lambda weight: weighted(weight, length), weights)
     for name, leaf in named_leaves((x, y if pads_targets else None, None), ""):
@@ -105,77 +103,56 @@ def pad_batch(
                 expected=f"at least {dim + 1} dims in each array to pad",
                 fix="pad arrays that have the dim by themselves, or choose another one",
             )
+
+    def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The weights of the positions in an array of `y`."""
+        weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
+        shape = *leaf.shape[: dim + 1], *weight.shape[dim + 1 :]
+        return weighted(np.broadcast_to(weight, shape), to_length(leaf.shape[dim], "y"))
+
     if pads_targets:
-
-        def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
-            """The weights of a leaf of `y`, one for each position."""
-            weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
-            spread_out = np.broadcast_to(weight, (*leaf.shape[: dim + 1], *weight.shape[dim + 1 :]))
-            return weighted(spread_out, target.of(leaf.shape[dim], "y"))
-
-        if sample_weight is None or isinstance(sample_weight, np.ndarray):
-            shared = np.ones(rows, np.float32) if sample_weight is None else sample_weight
-            sample_weight = jax.tree.map(lambda _: shared, y)
-        sample_weight = jax.tree.map(spread, y, sample_weight)
-        y = jax.tree.map(lambda leaf: _padded(leaf, dim, target.of(leaf.shape[dim], "y"), 0), y)
-    x = jax.tree.map(lambda leaf: _padded(leaf, dim, target.of(leaf.shape[dim], "x"), value), x)
-    return x, y, sample_weight
+        weights = jax.tree.map(spread, y, weights)
+        y = jax.tree.map(lambda leaf: _padded(leaf, dim, to_length(leaf.shape[dim], "y"), 0), y)
+    return jax.tree.map(lambda leaf: _padded(leaf, dim, to_length(leaf.shape[dim], "x"), value), x), y, weights
 
 
-class _Target:
-    """The lengths to pad to: multiples of a number, or some that were given."""
-
-    def __init__(self, multiple_of: int | None, lengths: Sequence[int] | None) -> None:
-        if (multiple_of is None) == (lengths is None):
-            raise DataError(
-                "pad_batch: there must be one way to choose the length",
-                given=f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}",
-                expected="either `multiple_of` or `lengths`",
-                fix="for example multiple_of=32, or lengths=(64, 128, 256)",
-            )
-        if lengths is not None and not isinstance(lengths, Iterable):
-            raise _unusable("lengths", lengths, "several lengths, such as (64, 128)")
-        self._lengths = None if lengths is None else sorted(_positive("lengths", length) for length in lengths)
-        self._multiple_of = 0 if multiple_of is None else _positive("multiple_of", multiple_of)
-
-    def of(self, length: int, name: str) -> int:
-        """The length that this one is padded to."""
-        if self._lengths is None:
-            return -(-length // self._multiple_of) * self._multiple_of
-        for enough in self._lengths:
-            if enough >= length:
-                return enough
+def _checked(multiple_of: int | None, lengths: Sequence[int] | None) -> list[int]:
+    """The lengths in ascending order, where there are some."""
+    if (multiple_of is None) == (lengths is None):
         raise DataError(
-            f"pad_batch: {name} is longer than all lengths",
-            given=f"length {length}, lengths={tuple(self._lengths)}",
-            expected="a length of at least that",
-            fix=f"add one to `lengths`, or cut {name} before",
+            "pad_batch: there must be one way to choose the length",
+            given=f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}",
+            expected="either `multiple_of` or `lengths`",
+            fix="for example multiple_of=32, or lengths=(64, 128, 256)",
         )
+    if multiple_of is not None:
+        check_int("multiple_of", multiple_of, 1, error=DataError)
+    items = lengths if isinstance(lengths, Iterable) else [] if lengths is None else [lengths]
+    return sorted(check_int("lengths", length, 1, wrong="holds no length", error=DataError) for length in items)
+
+
+def _padded_length(multiple_of: int | None, lengths: list[int], length: int, name: str) -> int:
+    """The length that this one is padded to."""
+    if multiple_of is not None:
+        return -(-length // multiple_of) * multiple_of
+    for enough in lengths:
+        if enough >= length:
+            return enough
+    raise DataError(
+        f"pad_batch: {name} is longer than all lengths",
+        given=f"length {length}, lengths={tuple(lengths)}",
+        expected="a length of at least that",
+        fix=f"add one to `lengths`, or cut {name} before",
+    )
 
 
 def _padded(leaf: np.ndarray, dim: int, length: int, value: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         if leaf.dtype.kind in "biu" and np.asarray(value).astype(leaf.dtype) != value:
-            raise _unusable("value", value, f"a number that {leaf.dtype} holds")
-    return np.pad(
-        leaf, [(0, length - size if axis == dim else 0) for axis, size in enumerate(leaf.shape)], constant_values=value
-    )
+            raise argument_error("value", value, f"a number that {leaf.dtype} holds", example=0, error=DataError)
+    widths = [(0, length - size if axis == dim else 0) for axis, size in enumerate(leaf.shape)]
+    return np.pad(leaf, widths, constant_values=value)
 
 
 def _dense(leaf: np.ndarray | SparseRows) -> np.ndarray:
     return leaf.take(np.arange(len(leaf))) if isinstance(leaf, SparseRows) else leaf
-
-
-def _positive(argument: str, number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise _unusable(argument, number, "integers of at least 1")
-    return int(number)
-
-
-def _unusable(argument: str, value: Any, expected: str, why: str = "") -> DataError:
-    return DataError(
-        f"pad_batch: `{argument}` cannot be used",
-        given=f"{argument}={shorten(value)}{f' with {why}' if why else ''}",
-        expected=expected,
-        fix=f"give {expected}",
-    )

@@ -1,11 +1,21 @@
-"""Data sets for demos and tests: `digits` needs no network, `mnist` needs one once."""
+"""Data sets for demos and tests: `digits` needs no network, `mnist` needs one once.
 
-from typing import TYPE_CHECKING
+They need the extra `datasets`: `pip install 'keras_dist[datasets]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from keras_dist._not_here import missing_from
-from keras_dist.datasets import digits, mnist
+
+if TYPE_CHECKING:
+    from keras_dist.datasets import digits, mnist
 
 __all__ = ["digits", "mnist"]
 
 if not TYPE_CHECKING:
-    __getattr__ = missing_from(__name__)
+
+    def __getattr__(name: str) -> Any:
+        return importlib.import_module(f"{__name__}.{name}") if name in __all__ else missing_from(__name__)(name)

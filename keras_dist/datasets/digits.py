@@ -16,13 +16,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow_datasets as tfds
-from etils import epy
 
-from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root
-
-with epy.lazy_imports():  # 0.7 s, for preparing only
-    from sklearn import datasets as sklearn_datasets
+from keras_dist._extras import import_extra
+from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root, tfds
 
 _ROWS = {"train": range(1437), "test": range(1437, 1797)}
 
@@ -48,7 +44,10 @@ class Digits(LocalBuilder):
         return {split: self._generate_examples(rows) for split, rows in _ROWS.items()}
 
     def _generate_examples(self, rows: range) -> Iterator[tuple[int, Any]]:
-        images, labels = (np.asarray(array) for array in sklearn_datasets.load_digits(return_X_y=True))
+        sklearn = import_extra(
+            "sklearn.datasets", "datasets", "keras_dist.datasets.digits"
+        )  # 0.7 s, for preparing only
+        images, labels = sklearn.load_digits(return_X_y=True)
         order = np.random.RandomState(0).permutation(len(images))  # RandomState: the same in every numpy
         for key in rows:
             image = images[order[key]].reshape(8, 8).astype(np.uint8)

@@ -8,13 +8,18 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow_datasets as tfds
-from tensorflow_datasets.core.utils import tqdm_utils
 
+from keras_dist._extras import import_extra
 from keras_dist.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+else:
+    import_extra("array_record", "datasets", "keras_dist.datasets")  # in which tfds keeps them
+    tfds = import_extra("tensorflow_datasets", "datasets", "keras_dist.datasets")
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Folder = str | os.PathLike[str] | None
@@ -156,7 +161,7 @@ def _arrays(rows: Sequence[Any]) -> Arrays:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Hides tfds's progress bars, and gives Python's random numbers back, of which tfds takes some for a name."""
-    shown, numbers = tqdm_utils._active, random.getstate()
+    shown, numbers = tfds.core.utils.tqdm_utils._active, random.getstate()
     tfds.disable_progress_bar()
     try:
         yield

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download import downloader
-from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
-from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root
+from keras_dist._extras import import_extra
+from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root, tfds
 from keras_dist.errors import DataError
+
+_DOWNLOAD = "tensorflow_datasets.core.download"
+downloader = import_extra(f"{_DOWNLOAD}.downloader", "datasets", "keras_dist.datasets.mnist")
+download_manager = import_extra(f"{_DOWNLOAD}.download_manager", "datasets", "keras_dist.datasets.mnist")
 
 _FILES = {"train": "train", "test": "t10k"}
 _HEADER_BYTES = {"images-idx3": 16, "labels-idx1": 8}
@@ -56,7 +58,7 @@ class Mnist(LocalBuilder):
         try:
             with _few_retries():
                 files: Any = dl_manager.download(urls)
-        except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
+        except (OSError, tfds.download.DownloadError, download_manager.NonMatchingChecksumError) as error:
             raise DataError(
                 "cannot download MNIST",
                 given=f"{error}",

@@ -3,19 +3,20 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
-from keras_dist.initializers.adapters import FromArray, FromFunction
 from keras_dist.initializers.constants import Constant, Identity, Ones, Zeros
 from keras_dist.initializers.identifiers import deserialize, get, serialize
-from keras_dist.initializers.initializer import Initializer, RandomInitializer
-from keras_dist.initializers.orthogonal_random import Orthogonal
-from keras_dist.initializers.plain_random import RandomNormal, RandomUniform, TruncatedNormal
-from keras_dist.initializers.scaled_random import (
+from keras_dist.initializers.initializer import FromArray, FromFunction, Initializer, RandomInitializer
+from keras_dist.initializers.random_values import (
     GlorotNormal,
     GlorotUniform,
     HeNormal,
     HeUniform,
     LecunNormal,
     LecunUniform,
+    Orthogonal,
+    RandomNormal,
+    RandomUniform,
+    TruncatedNormal,
     VarianceScaling,
 )
 

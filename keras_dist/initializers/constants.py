@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.initializers.initializer import Initializer
 
@@ -39,7 +40,7 @@ class Constant(Initializer):
             )
         self.value: Any = value
 
-    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """`value`, in `shape`.
 
         Raises:
@@ -63,7 +64,7 @@ class Zeros(Initializer):
     Source: `keras.initializers.Zeros`.
     """
 
-    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Zeros, in `shape`."""
         return jnp.zeros(shape, dtype or "float32")
 
@@ -74,7 +75,7 @@ class Ones(Initializer):
     Source: `keras.initializers.Ones`.
     """
 
-    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Ones, in `shape`."""
         return jnp.ones(shape, dtype or "float32")
 
@@ -91,7 +92,7 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = gain
 
-    def __call__(self, shape: Sequence[int], dtype: Any = "float32", key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """The matrix (rows, columns).
 
         Raises:

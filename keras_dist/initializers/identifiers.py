@@ -8,60 +8,37 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist.errors import ModelError, shorten
-from keras_dist.initializers.adapters import FromArray, FromFunction, has_contract
-from keras_dist.initializers.constants import Constant, Identity, Ones, Zeros
-from keras_dist.initializers.initializer import Initializer
-from keras_dist.initializers.orthogonal_random import Orthogonal
-from keras_dist.initializers.plain_random import RandomNormal, RandomUniform, TruncatedNormal
-from keras_dist.initializers.scaled_random import (
-    GlorotNormal,
-    GlorotUniform,
-    HeNormal,
-    HeUniform,
-    LecunNormal,
-    LecunUniform,
-    VarianceScaling,
-)
-from keras_dist.saving import custom_object_scope, names_of, resolve, serialize_keras_object
+from keras_dist.initializers.initializer import FromArray, FromFunction, Initializer, RandomInitializer, has_contract
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
 
-_NAMES: dict[str, Any] = {
-    **names_of(
-        Constant,
-        GlorotNormal,
-        GlorotUniform,
-        HeNormal,
-        HeUniform,
-        Identity,
-        LecunNormal,
-        LecunUniform,
-        Ones,
-        Orthogonal,
-        RandomNormal,
-        RandomUniform,
-        TruncatedNormal,
-        VarianceScaling,
-        Zeros,
-    ),
-    "IdentityInitializer": Identity,
-    "OrthogonalInitializer": Orthogonal,
-    "normal": RandomNormal,
-    "one": Ones,
-    "uniform": RandomUniform,
-    "zero": Zeros,
-}
-_ACCEPTED = "a function (shape, dtype) or (key, shape, dtype), or an array"
+
+def _converted(found: Any) -> Any:
+    if isinstance(found, jax.Array | np.ndarray | np.generic):
+        return FromArray(found)
+    if not callable(found):
+        return None
+    return found if has_contract(found) else FromFunction(found)
+
+
+_INITIALIZERS = Vocabulary(
+    "initializer",
+    "keras_dist.initializers",
+    (Initializer, RandomInitializer, FromArray, FromFunction),
+    accepted="an Initializer, a function (shape, dtype) or (key, shape, dtype), or an array",
+    example='"zeros"; a number is initializers.Constant(number)',
+    convert=_converted,
+    wrong="is not an initializer",
+    aliases={"normal": "RandomNormal", "one": "Ones", "uniform": "RandomUniform", "zero": "Zeros"},
+)
 
 
 def get(identifier: Any) -> Any:
-    """The initializer that `identifier` means, to be called as `initializer(shape, dtype, key=key)`.
+    """Return the initializer that `identifier` means, to be called as `initializer(shape, dtype, key=key)`.
 
     Args:
         identifier: a name, a config, an `Initializer` or its class, a function `f(shape, dtype)` as in Keras or
-            `f(key, shape, dtype)` as in `jax.nn.initializers`, an array of the weight's shape, or None.
-
-    Returns:
-        None for None.
+            `f(key, shape, dtype)` as in `jax.nn.initializers`, an array of the weight's shape, or None for None.
 
     Raises:
         UnknownNameError: no initializer has this name.
@@ -75,23 +52,11 @@ def get(identifier: Any) -> Any:
 
     Source: `keras.initializers.get`.
     """
-    if identifier is None:
-        return None
-    if isinstance(identifier, jax.Array | np.ndarray | np.generic):
-        return FromArray(identifier)
-    found = resolve(identifier, _NAMES, "initializer", _ACCEPTED)
-    if not callable(found):
-        raise ModelError(
-            "`initializer` is not an initializer",
-            given=f"{shorten(identifier)} of type {type(identifier).__name__}",
-            expected=f"a name, a config, an Initializer, {_ACCEPTED}",
-            fix='for example "zeros"; a number is initializers.Constant(number)',
-        )
-    return found if has_contract(found) else FromFunction(found)
+    return _INITIALIZERS.get(identifier)
 
 
 def serialize(initializer: Initializer) -> Any:
-    """The config of an initializer.
+    """Return the config of an initializer.
 
     Source: `keras.initializers.serialize`.
     """
@@ -99,9 +64,8 @@ def serialize(initializer: Initializer) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The initializer of a config or name; `custom_objects` are known by name besides.
+    """Return the initializer of a config or name; `custom_objects` are known by name besides.
 
     Source: `keras.initializers.deserialize`.
     """
-    with custom_object_scope(custom_objects):
-        return get(config)
+    return _INITIALIZERS.deserialize(config, custom_objects)

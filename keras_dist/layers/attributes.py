@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,13 +56,6 @@ def check_dtype(dtype: Any, layer: str) -> str:
             expected="a name or numpy dtype",
             fix='for example dtype="bfloat16"',
         ) from None
-
-
-def to_snake_case(name: str) -> str:
-    """`Conv2DTranspose` -> `conv2d_transpose`."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from keras_dist import _jax, _paths
 from keras_dist.distribution.variables import leaf_parts
+from keras_dist.layers.record import Recorded
 
 
 def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
@@ -31,9 +32,8 @@ def _hand_over_calls(module: Any, copy: Any) -> None:
     """Tell the layers of a copy how those of the module were called first."""
     copies = dict(nnx.iter_graph(copy))
     for path, node in nnx.iter_graph(module):
-        calls = getattr(node, "_nodes", None) if isinstance(node, nnx.Module) else None
-        if calls and path in copies:
-            object.__setattr__(copies[path], "_first_call", calls[0])
+        if isinstance(node, Recorded) and node._outside.nodes and path in copies:
+            copies[path]._outside.first_call = node._outside.nodes[0]
 
 
 def _placeholder(array: Any) -> Any:

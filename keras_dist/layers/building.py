@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -13,7 +13,15 @@ from keras_dist import constraints, initializers, random, regularizers
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import shapes_of
+from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.weight_arguments import (
+    Identifier,
+    defaults_of,
+    hands_on_keywords,
+    keyword_defaults,
+    show_keywords,
+)
 from keras_dist.layers.weights import own_variables, walk
 
 
@@ -22,14 +30,21 @@ class Building:
 
     __slots__ = ()
 
+    weight_initializers: ClassVar[Mapping[str, Identifier]] = {}
     name: str
     variable_dtype: str
     _is_built: bool
-    _made: Any
+    _outside: LayerRecord
     _pytree__state: Any
 
     def build(self, input_shape: Any) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+
+    def _describe_weights(self, kwargs: dict[str, Any]) -> None:
+        """Take the arguments of `weight_initializers` out of those of the constructor."""
+        for weight, initializer in self.weight_initializers.items():
+            found = {name: kwargs.pop(name, default) for name, default in defaults_of(weight, initializer).items()}
+            self.describe_weight(weight, *found.values())
 
     def describe_weight(
         self,
@@ -129,9 +144,8 @@ class Building:
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
         self._number(variable)
-        made = getattr(self, "_made", None)
-        if made is not None:
-            made.append((label, variable))
+        if self._outside.made is not None:
+            self._outside.made.append((label, variable))
         return variable
 
     def add_variable(
@@ -150,8 +164,13 @@ class Building:
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that `build` counts, whoever calls it."""
+        """Count calls of `build`, whoever makes them, and show the arguments of weights in the signature."""
         super().__init_subclass__(**kwargs)
+        constructor, above = cls.__init__, super(cls, cls).__init__
+        if "__init__" in vars(cls) and hands_on_keywords(constructor):
+            show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
+            for weight, initializer in cls.weight_initializers.items():
+                show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
         if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
@@ -166,13 +185,13 @@ class Building:
         else:
             self.build(**{name: shapes[name] for name in names if name in shapes})
         if not self._is_built:  # without a build of its own
-            object.__setattr__(self, "_made", [])
+            self._outside.made = []
             self._finish_building()
 
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, random.SeedGenerator):
-                if getattr(self, "_is_passing", False):
+                if self._outside.is_passing:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
                 _ = value.state  # born with the layer, not in the first step that draws
         self._check_weights_are_kept()
@@ -182,13 +201,13 @@ class Building:
         """Note the place of a weight among the layer's own, if it has none yet."""
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
-            taken += [other.get_metadata("number") for _, other in getattr(self, "_made", None) or ()]
+            taken += [other.get_metadata("number") for _, other in self._outside.made or ()]
             variable.set_metadata("number", 1 + max(taken, default=0))
 
     def _check_weights_are_kept(self) -> None:
         kept = {id(variable) for _, variable in walk(self)}
-        lost = [label for label, variable in self._made if id(variable) not in kept]
-        object.__setattr__(self, "_made", None)
+        lost = [label for label, variable in self._outside.made or () if id(variable) not in kept]
+        self._outside.made = None
         if lost:
             raise ModelError(
                 f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",
@@ -218,17 +237,17 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:
-        if getattr(self, "_made", None) is not None:
+        if self._outside.made is not None:
             build(self, *args, **kwargs)
             return
-        object.__setattr__(self, "_made", [])
+        self._outside.made = []
         # what a call has made may create no weights, also not in its build
-        around = call_context.caller() if getattr(self, "_is_passing", False) else None
+        around = call_context.caller() if self._outside.is_passing else None
         try:
             with call_context.calling(around):
                 build(self, *args, **kwargs)
                 self._finish_building()
         finally:
-            object.__setattr__(self, "_made", None)
+            self._outside.made = None
 
     return counted

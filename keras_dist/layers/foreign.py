@@ -7,9 +7,9 @@ from typing import Any
 from flax import nnx
 
 from keras_dist.errors import ConfigError, ModelError, shorten
-from keras_dist.layers.attributes import to_snake_case
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.saving.vocabulary import snake_case
 
 
 class NNXLayer(Layer):
@@ -23,7 +23,7 @@ class NNXLayer(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: `module` is none.
+        ModelError: `module` is not a module.
 
     Example:
         >>> from flax import nnx
@@ -44,12 +44,12 @@ class NNXLayer(Layer):
             )
         super().__init__(name=name, **kwargs)
         if name is None:
-            self._base_name = self._name = to_snake_case(type(module).__name__)
+            self._base_name = self._name = snake_case(type(module).__name__)
         self._members = module
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """What the module gives."""
+        """Return the output of the module."""
         if training:
             self._members.train()
         else:
@@ -57,7 +57,7 @@ class NNXLayer(Layer):
         return self._members(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of a subclass that makes its module itself.
+        """Return the arguments of a subclass that makes its module itself.
 
         Raises:
             ConfigError: the module was an argument: nothing tells how to make it again.
@@ -74,7 +74,7 @@ class NNXLayer(Layer):
 
 
 def as_layer(value: Any) -> Layer:
-    """`value`, if it is a layer; a module wrapped as one.
+    """Return `value`, if it is a layer; a module as an `NNXLayer`.
 
     Raises:
         ModelError: it is neither.

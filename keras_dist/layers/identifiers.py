@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist.errors import ConfigError, shorten
+from keras_dist.errors import ConfigError
 from keras_dist.layers.layer import Layer
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
+
+_LAYERS = Vocabulary(
+    "layer",
+    "keras_dist.layers",
+    Layer,
+    accepted="the config of a layer, as layers.serialize gives it",
+    example="layers.serialize(layers.Dense(3)); saving.deserialize_keras_object reads configs of other objects",
+    convert=lambda found: found if isinstance(found, Layer) else None,
+    wrong="is not a layer",
+    error=ConfigError,
+)
 
 
 def serialize(layer: Layer) -> dict[str, Any]:
-    """The class and arguments of a layer as plain values; not its weights.
+    """Return the class and arguments of a layer as plain values; not its weights.
 
     Raises:
         ConfigError: an argument cannot be written down.
@@ -27,7 +39,7 @@ def serialize(layer: Layer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Layer:
-    """The layer that `serialize` has written down, here or in Keras, without its weights.
+    """Return the layer that `serialize` has written down, here or in Keras, without its weights.
 
     Args:
         config: what `serialize` gave; `class_name` and `config` are enough for the layers of this package.
@@ -38,12 +50,4 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Source: `keras.layers.deserialize`.
     """
-    layer = deserialize_keras_object({"module": "keras_dist.layers", **config}, custom_objects)
-    if not isinstance(layer, Layer):
-        raise ConfigError(
-            "layers.deserialize: the config is not of a layer",
-            given=f"{shorten(config)}, a {type(layer).__name__}",
-            expected="what layers.serialize gave for a layer",
-            fix="read it with keras_dist.saving.deserialize_keras_object",
-        )
-    return layer
+    return _LAYERS.deserialize(config, custom_objects)

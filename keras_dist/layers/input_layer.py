@@ -62,7 +62,7 @@ class InputLayer(Layer):
         self.built = True
         node = Node(self, (), {})
         node.outputs = node.output(self.batch_shape, self.dtype, self.name)
-        object.__setattr__(self, "_nodes", [node])
+        self._outside.nodes.append(node)
 
     def call(self) -> Any:
         """Nothing: a model puts its input in the place of this layer."""

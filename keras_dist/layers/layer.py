@@ -20,7 +20,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, symbolic
-from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape, to_snake_case
+from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building
 from keras_dist.layers.call_arguments import (
     call_parameters,
@@ -35,33 +35,14 @@ from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_libraries import check_is_ours, is_of_keras
 from keras_dist.layers.owner import Owner
 from keras_dist.layers.precision import Precision, policy_of
+from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import own_variables
 from keras_dist.saving import Configurable, not_initialised
+from keras_dist.saving.vocabulary import snake_case
 
 
-class _Outside:
-    """What a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
-
-    __slots__ = (
-        "_added",
-        "_arguments",
-        "_born_for",
-        "_choices",
-        "_first_call",
-        "_foreign",
-        "_home",
-        "_is_passing",
-        "_made",
-        "_made_under",
-        "_nodes",
-        "_session",
-        "_session_before",
-        "_symbols",
-    )
-
-
-class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
+class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -82,6 +63,8 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     Attributes:
         supports_masking: whether a mask of the input is also one of the output.
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
+        weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
+            `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
 
     Raises:
         ModelError: an argument is not known, or the name cannot be one.
@@ -119,16 +102,17 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self._base_name = to_snake_case(type(self).__name__) if name is None else None  # None: it was given one
+        self._base_name = snake_case(type(self).__name__) if name is None else None  # None: it was given one
         self._name = self._base_name or check_name(name)
         self._trainable = bool(trainable)
         self._trainable_was_set = False
-        object.__setattr__(self, "_is_passing", call_context.caller() is not None)
+        self._outside.is_passing = call_context.caller() is not None
         self._dtype_policy = policy_of(dtype, self._name)
         self.autocast = autocast
         if type(self).compute_mask is not Layer.compute_mask:
             self.supports_masking = True  # as in Keras; a constructor may say otherwise
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
+        self._describe_weights(kwargs)
         self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
         for name in _ONLY_IN_KERAS:
@@ -145,13 +129,13 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
     @property
     def path(self) -> str | None:
         """The names that lead to it in its model, outside of one its name; None before it is built."""
-        home = _home(self)
-        return (home.prefix if home is not None else "") or (self.name if self.built else None)
+        binding = self._outside.binding
+        return (binding.prefix if binding is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
         """Whether its weights exist."""
-        return self._is_built or _home(self) is not None
+        return self._is_built or self._outside.binding is not None
 
     @built.setter
     def built(self, value: bool) -> None:
@@ -184,13 +168,13 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         """
         self._check_initialised()
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        home = _home(self)
+        binding = self._outside.binding
         if symbolic.is_any_symbolic((args, kwargs)):
-            if home is not None:
-                home.check_inputs(args)
+            if binding is not None:
+                binding.check_inputs(args)
             return symbolic.connect(self, args, kwargs)
-        if home is not None:
-            return home.call(args, kwargs)
+        if binding is not None:
+            return binding.call(args, kwargs)
         is_alone, was_built = call_context.current() is None, self._is_built
         if is_alone:
             check_not_forked()
@@ -217,7 +201,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
             )
         terms = jax.tree.leaves(loss)
         context.losses.extend(terms)
-        object.__setattr__(self, "_added", [*(getattr(self, "_added", None) or ()), *terms])
+        self._outside.added += terms
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the output for inputs of this shape, the batch included; None for any size."""
@@ -248,7 +232,7 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and _home(self) is not None:
+        if not name.startswith("_") and self._outside.binding is not None:
             self._check_settable(name, value)
         for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
             if is_of_keras(item):
@@ -264,12 +248,14 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
     def __getattr__(self, name: str) -> Any:
         # only for names that are not there: weights, which live in the model
-        if name.startswith(("__", "_pytree__")) or name in _Outside.__slots__:
+        if name == "_outside":
+            return self._begin_record()
+        if name.startswith(("__", "_pytree__")) or name == "_arguments":
             raise AttributeError(name)
         self._check_initialised()
-        home = _home(self)
-        if home is not None:
-            return home.attribute(name)
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.attribute(name)
         if not name.startswith("_") and symbolic.build_as_called(self):
             return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -292,12 +278,12 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
         yield _jax.shown_as(repr(self))  # in lists and dicts
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        home = _home(self)  # what pickle and copy make has the values, and is in no model
-        return super().__reduce_ex__(protocol) if home is None else home.module().__reduce_ex__(protocol)
+        binding = self._outside.binding  # what pickle and copy make has the values, and is in no model
+        return super().__reduce_ex__(protocol) if binding is None else binding.module().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        home = _home(self)
-        return super().__deepcopy__(memo) if home is None else home.module()
+        binding = self._outside.binding
+        return super().__deepcopy__(memo) if binding is None else binding.module()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
         parameters = call_parameters(type(self))
@@ -375,11 +361,6 @@ class Layer(_Outside, Building, Owner, Precision, Configurable, nnx.Module):
 
 _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
 """Arguments that Keras writes into configs. As None they ask for nothing."""
-
-
-def _home(layer: Layer) -> Any:
-    """What knows the weights of a layer that lives in a model; None for others."""
-    return getattr(layer, "_home", None)
 
 
 def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:

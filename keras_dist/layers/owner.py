@@ -12,6 +12,7 @@ from flax import nnx
 from keras_dist._operators import value_of
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
+from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable
 from keras_dist.layers.weights import OwnWeight, penalties, walk, walk_owned
 from keras_dist.metrics import Metric
@@ -25,13 +26,14 @@ class Owner:
     name: str
     built: bool
     _trainable: bool
+    _outside: LayerRecord
 
     @property
     def weights(self) -> list[Any]:
         """Handles on its weights, the trained ones first, then on those of its sublayers."""
-        home = getattr(self, "_home", None)
-        if home is not None:
-            return home.weights()
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.weights()
         return [
             self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)
@@ -43,12 +45,10 @@ class Owner:
         if isinstance(variable, Variable):
             variable.belong_to(owners, path)
             return variable
-        known = getattr(self, "_foreign", None) or {}
-        handle = known.get(path)
-        if handle is None or handle.variable is not variable:
-            handle = OwnWeight(path, variable, owners)
-            object.__setattr__(self, "_foreign", {**known, path: handle})
-        return handle
+        handles = self._outside.handles
+        if path not in handles or handles[path].variable is not variable:
+            handles[path] = OwnWeight(path, variable, owners)
+        return handles[path]
 
     @property
     def variables(self) -> list[Any]:
@@ -113,10 +113,10 @@ class Owner:
     @property
     def losses(self) -> list[Any]:
         """What was added to the loss in the last call, by it and its sublayers, and what its regularizers give now."""
-        home = getattr(self, "_home", None)
-        if home is not None:
-            return [*home.added_losses(), *home.penalties(self.trainable_weights)]
-        return [*(term for owner in self._owners() for term in getattr(owner, "_added", None) or ()), *penalties(self)]
+        binding = self._outside.binding
+        if binding is not None:
+            return [*binding.added_losses(), *binding.penalties(self.trainable_weights)]
+        return [*(term for owner in self._owners() for term in owner._outside.added), *penalties(self)]
 
     @property
     def metrics(self) -> list[Metric]:
@@ -182,15 +182,15 @@ class Owner:
 
     def _copy(self) -> Any:
         """The layer with copies of its values, to be changed in the trace that is running."""
-        home = getattr(self, "_home", None)
-        if home is not None:
-            return home.module()
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.module()
         return nnx.merge(*nnx.split(self), copy=True)
 
     def forget_losses(self) -> None:
         """Drop what was added to the loss in earlier calls."""
         for owner in self._owners():
-            object.__setattr__(owner, "_added", None)
+            owner._outside.added = []
 
     def _owners(self) -> Iterator[Any]:
         """This layer, then all layers below it, each once."""

@@ -273,8 +273,7 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for tensor in jax.tree.leaves(node.outputs):
         tensor.node, tensor.name = node, f"{operation.name}/output"
     if not isinstance(operation, Operation):
-        nodes = getattr(operation, "_nodes", None)
-        object.__setattr__(operation, "_nodes", [*(nodes or []), node])
+        operation._outside.nodes.append(node)
     return node.outputs
 
 
@@ -296,11 +295,11 @@ def build_as_called(layer: Any) -> bool:
     Returns:
         Whether there was such a call, and the layer has not been built by it yet.
     """
-    node = getattr(layer, "_first_call", None)
-    is_being_built = getattr(layer, "_made", None) is not None
-    if node is None or not node.parents or is_being_built or layer.built:
+    record = layer._outside
+    node = record.first_call
+    if node is None or not node.parents or record.made is not None or layer.built:
         return False
-    object.__setattr__(layer, "_first_call", None)
+    record.first_call = None
 
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, KerasTensor):
@@ -329,7 +328,7 @@ def first_node(layer: Any) -> Node:
     Raises:
         ModelError: there was none.
     """
-    nodes = getattr(layer, "_nodes", None)
+    nodes = layer._outside.nodes
     if not nodes:
         raise ModelError(
             f"layer {layer.name!r} has no symbolic input and output",

@@ -3,69 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
-from keras_dist.errors import ModelError, shorten
-from keras_dist.losses import (
-    binary,
-    categorical,
-    contrastive,
-    margin,
-    probabilistic,
-    regression,
-    segmentation,
-    sequence,
-)
+from keras_dist.errors import ModelError
 from keras_dist.losses.loss import Loss
 from keras_dist.losses.wrapper import LossFunctionWrapper
-from keras_dist.saving import custom_object_scope, resolve, serialize_keras_object
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
 
-_CLASSES: dict[Callable[..., Any], type[Loss]] = {
-    binary.binary_crossentropy: binary.BinaryCrossentropy,
-    binary.binary_focal_crossentropy: binary.BinaryFocalCrossentropy,
-    categorical.categorical_crossentropy: categorical.CategoricalCrossentropy,
-    categorical.categorical_focal_crossentropy: categorical.CategoricalFocalCrossentropy,
-    categorical.categorical_generalized_cross_entropy: categorical.CategoricalGeneralizedCrossEntropy,
-    categorical.sparse_categorical_crossentropy: categorical.SparseCategoricalCrossentropy,
-    contrastive.circle: contrastive.Circle,
-    margin.categorical_hinge: margin.CategoricalHinge,
-    margin.hinge: margin.Hinge,
-    margin.squared_hinge: margin.SquaredHinge,
-    probabilistic.kl_divergence: probabilistic.KLDivergence,
-    probabilistic.poisson: probabilistic.Poisson,
-    regression.cosine_similarity: regression.CosineSimilarity,
-    regression.huber: regression.Huber,
-    regression.log_cosh: regression.LogCosh,
-    regression.mean_absolute_error: regression.MeanAbsoluteError,
-    regression.mean_absolute_percentage_error: regression.MeanAbsolutePercentageError,
-    regression.mean_squared_error: regression.MeanSquaredError,
-    regression.mean_squared_logarithmic_error: regression.MeanSquaredLogarithmicError,
-    segmentation.dice: segmentation.Dice,
-    segmentation.tversky: segmentation.Tversky,
-    sequence.ctc: sequence.CTC,
-}
-
-_SHORT_NAMES: dict[str, Callable[..., Any]] = {
-    "bce": binary.binary_crossentropy,
-    "kld": probabilistic.kl_divergence,
-    "mae": regression.mean_absolute_error,
-    "mape": regression.mean_absolute_percentage_error,
-    "mse": regression.mean_squared_error,
-    "msle": regression.mean_squared_logarithmic_error,
-}
-
-_NAMES: dict[str, Any] = {
-    **{function.__name__: function for function in _CLASSES},
-    **{cls.__name__: cls for cls in _CLASSES.values()},
-    **_SHORT_NAMES,
-    **{name.upper(): function for name, function in _SHORT_NAMES.items()},
-}
+_LOSSES = Vocabulary(
+    "loss",
+    "keras_dist.losses",
+    (Loss, LossFunctionWrapper),
+    accepted="a Loss, or a callable (y_true, y_pred) -> values",
+    example='loss="mse"',
+    convert=lambda found: found if callable(found) else None,
+    wrong="is neither a name nor a callable",
+    functions=True,
+    aliases={
+        "bce": "binary_crossentropy",
+        "kld": "kl_divergence",
+        "mae": "mean_absolute_error",
+        "mape": "mean_absolute_percentage_error",
+        "mse": "mean_squared_error",
+        "msle": "mean_squared_logarithmic_error",
+    },
+)
 
 
 def get(identifier: Any) -> Any:
-    """The function or `Loss` that `identifier` means.
+    """Return the function or `Loss` that `identifier` means.
 
     Args:
         identifier: the name of a function, such as `"mse"`, which gives the function; the name of a class, such as
@@ -86,14 +55,11 @@ def get(identifier: Any) -> Any:
 
     Source: `keras.losses.get`.
     """
-    found = None if identifier is None else resolve(identifier, _NAMES, "loss", _ACCEPTED)
-    if identifier is not None and not callable(found):
-        raise _no_loss(found)
-    return found
+    return _LOSSES.get(identifier)
 
 
 def as_loss(identifier: Any) -> Loss:
-    """What `get` finds as a `Loss`.
+    """Return what `get` finds as a `Loss`.
 
     Args:
         identifier: as of `get`; any other callable `(y_true, y_pred) -> values or scalar` may do without targets.
@@ -115,13 +81,13 @@ def as_loss(identifier: Any) -> Loss:
             )
         return found
     if found is None:
-        raise _no_loss(found)
-    own = next((cls for function, cls in _CLASSES.items() if function is found), None)
+        raise _LOSSES.refused(found)
+    own = next((cls for cls in _LOSSES.names.values() if getattr(cls, "function", None) is found), None)
     return LossFunctionWrapper(in_keras_order(found)) if own is None else own()
 
 
 def serialize(loss: Any) -> dict[str, Any]:
-    """A `Loss` or a named function as a config of plain values.
+    """Return the config of a `Loss` or a named function.
 
     Raises:
         ConfigError: it cannot be written down.
@@ -132,7 +98,7 @@ def serialize(loss: Any) -> dict[str, Any]:
 
 
 def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The `Loss` or function that `serialize` has written down, here or in Keras.
+    """Return the `Loss` or function that `serialize` has written down, here or in Keras.
 
     Args:
         name: the config; or whatever else `get` takes.
@@ -144,17 +110,4 @@ def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> A
 
     Source: `keras.losses.deserialize`.
     """
-    with custom_object_scope(custom_objects):
-        return get(name)
-
-
-_ACCEPTED = "a callable (y_true, y_pred) -> values"
-
-
-def _no_loss(found: Any) -> ModelError:
-    return ModelError(
-        "`loss` is neither a name nor a callable",
-        given=f"{shorten(found)} of type {type(found).__name__}",
-        expected=f"a name, a config, a Loss, or {_ACCEPTED}",
-        fix='for example loss="mse"',
-    )
+    return _LOSSES.deserialize(name, custom_objects)

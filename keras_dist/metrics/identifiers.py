@@ -5,95 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist import saving
 from keras_dist._signatures import in_keras_order, takes
-from keras_dist.errors import ModelError, shorten, type_name
-from keras_dist.metrics import (
-    accuracy,
-    auc,
-    confusion,
-    correlation,
-    f_score,
-    iou,
-    margin,
-    operating_point,
-    perplexity,
-    probabilistic,
-    r2_score,
-    reduction,
-    regression,
-)
-from keras_dist.metrics.metric import Metric, snake_case
+from keras_dist.errors import ModelError
+from keras_dist.metrics.accuracy import accuracy_by_shapes
+from keras_dist.metrics.metric import Metric
+from keras_dist.metrics.probabilistic import crossentropy_by_shapes
+from keras_dist.metrics.reduction import MeanMetricWrapper
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary, snake_case
 
-_CLASSES: tuple[type[Metric], ...] = (
-    accuracy.Accuracy,
-    accuracy.BinaryAccuracy,
-    accuracy.CategoricalAccuracy,
-    accuracy.SparseCategoricalAccuracy,
-    accuracy.SparseTopKCategoricalAccuracy,
-    accuracy.TopKCategoricalAccuracy,
-    auc.AUC,
-    confusion.FalseNegatives,
-    confusion.FalsePositives,
-    confusion.Precision,
-    confusion.Recall,
-    confusion.TrueNegatives,
-    confusion.TruePositives,
-    correlation.ConcordanceCorrelation,
-    correlation.PearsonCorrelation,
-    f_score.F1Score,
-    f_score.FBetaScore,
-    margin.CategoricalHinge,
-    margin.Hinge,
-    margin.SquaredHinge,
-    iou.BinaryIoU,
-    iou.IoU,
-    iou.MeanIoU,
-    iou.OneHotIoU,
-    iou.OneHotMeanIoU,
-    operating_point.PrecisionAtRecall,
-    operating_point.RecallAtPrecision,
-    operating_point.SensitivityAtSpecificity,
-    operating_point.SpecificityAtSensitivity,
-    perplexity.Perplexity,
-    probabilistic.BinaryCrossentropy,
-    probabilistic.CategoricalCrossentropy,
-    probabilistic.KLDivergence,
-    probabilistic.Poisson,
-    probabilistic.SparseCategoricalCrossentropy,
-    r2_score.R2Score,
-    reduction.Mean,
-    reduction.MeanMetricWrapper,
-    reduction.Sum,
-    regression.CosineSimilarity,
-    regression.LogCoshError,
-    regression.MeanAbsoluteError,
-    regression.MeanAbsolutePercentageError,
-    regression.MeanSquaredError,
-    regression.MeanSquaredLogarithmicError,
-    regression.RootMeanSquaredError,
-)
-_ALIASES: dict[str, type[Metric]] = {
-    "bce": probabilistic.BinaryCrossentropy,
-    "mse": regression.MeanSquaredError,
-    "mae": regression.MeanAbsoluteError,
-    "mape": regression.MeanAbsolutePercentageError,
-    "msle": regression.MeanSquaredLogarithmicError,
-}
 _BY_SHAPES = {
-    "accuracy": (accuracy.accuracy_by_shapes, "up"),
-    "acc": (accuracy.accuracy_by_shapes, "up"),
-    "crossentropy": (probabilistic.crossentropy_by_shapes, "down"),
-    "ce": (probabilistic.crossentropy_by_shapes, "down"),
+    "accuracy": (accuracy_by_shapes, "up"),
+    "acc": (accuracy_by_shapes, "up"),
+    "crossentropy": (crossentropy_by_shapes, "down"),
+    "ce": (crossentropy_by_shapes, "down"),
 }
-_NAMES: dict[str, Any] = {
-    **{name: cls for cls in _CLASSES for name in (cls.__name__, snake_case(cls.__name__))},
-    **{name: cls for alias, cls in _ALIASES.items() for name in (alias, alias.upper())},
-}
+
+
+def _converted(found: Any) -> Any:
+    # a metric of Keras is callable, but keeps its state to itself
+    if isinstance(found, Metric) or (callable(found) and not hasattr(found, "update_state")):
+        return found
+    return None
+
+
+_METRICS = Vocabulary(
+    "metric",
+    "keras_dist.metrics",
+    Metric,
+    accepted="a Metric, or a callable (y_true, y_pred) -> values",
+    example='metrics=["accuracy"]',
+    convert=_converted,
+    wrong="is neither a name nor a callable (y_true, y_pred)",
+    aliases={
+        "bce": "BinaryCrossentropy",
+        "mse": "MeanSquaredError",
+        "mae": "MeanAbsoluteError",
+        "mape": "MeanAbsolutePercentageError",
+        "msle": "MeanSquaredLogarithmicError",
+    },
+)
 
 
 def get(identifier: Any) -> Any:
-    """The `Metric` or function that `identifier` means.
+    """Return the `Metric` or function that `identifier` means.
 
     Args:
         identifier: a name, such as `"mse"` or `"AUC"`, a class or a config, which give an object; a callable or None,
@@ -111,18 +66,11 @@ def get(identifier: Any) -> Any:
 
     Source: `keras.metrics.get`.
     """
-    if identifier is None:
-        return None
-    is_foreign = isinstance(identifier, type) and not issubclass(identifier, Metric)
-    found = None if is_foreign else saving.resolve(identifier, _NAMES, "metric", _ACCEPTED)
-    # a metric of Keras is callable, but keeps its state to itself
-    if not (isinstance(found, Metric) or callable(found)) or hasattr(found, "update_state") > isinstance(found, Metric):
-        raise _no_metric(identifier)
-    return found
+    return _METRICS.get(identifier)
 
 
 def as_metric(identifier: Any) -> Metric:
-    """What `compile` measures by.
+    """Return the `Metric` that `compile` measures by.
 
     Args:
         identifier: as of `get`. A name is what the metric will be logged as; `"accuracy"` and `"crossentropy"` choose
@@ -135,7 +83,7 @@ def as_metric(identifier: Any) -> Metric:
     """
     if isinstance(identifier, str) and identifier.lower() in _BY_SHAPES:
         function, direction = _BY_SHAPES[identifier.lower()]
-        metric = reduction.MeanMetricWrapper(function, identifier)
+        metric = MeanMetricWrapper(function, identifier)
         metric._direction = direction
         return metric
     found = get(identifier)
@@ -144,25 +92,25 @@ def as_metric(identifier: Any) -> Metric:
             found.name = identifier
         return found
     if found is None or not takes(found, None, None):
-        raise _no_metric(identifier)
+        raise _METRICS.refused(identifier)
     name = getattr(found, "name", None) or getattr(found, "__name__", None)
     name = (name or snake_case(type(found).__name__)).strip("<>")  # lambdas, too, have a name that can be monitored
-    return reduction.MeanMetricWrapper(in_keras_order(found), name)
+    return MeanMetricWrapper(in_keras_order(found), name)
 
 
 def serialize(metric: Any) -> dict[str, Any]:
-    """A `Metric` or a named function as a config of plain values.
+    """Return the config of a `Metric` or a named function.
 
     Raises:
         ConfigError: it cannot be written down.
 
     Source: `keras.metrics.serialize`.
     """
-    return saving.serialize_keras_object(metric)
+    return serialize_keras_object(metric)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The `Metric` or function that `serialize` has written down, here or in Keras.
+    """Return the `Metric` or function that `serialize` has written down, here or in Keras.
 
     Args:
         config: what `serialize` gave; or whatever else `get` takes.
@@ -174,12 +122,11 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
     Source: `keras.metrics.deserialize`.
     """
-    with saving.custom_object_scope(custom_objects):
-        return get(config)
+    return _METRICS.deserialize(config, custom_objects)
 
 
 def get_all(identifiers: Any) -> list[Metric]:
-    """The metrics that a list or tuple of identifiers means, or a single one, or None.
+    """Return the metrics that a list or tuple of identifiers means, or a single one, or None.
 
     Raises:
         UnknownNameError: no metric has one of the names.
@@ -196,15 +143,3 @@ def get_all(identifiers: Any) -> list[Metric]:
                 fix='keras_dist.metrics.MeanMetricWrapper(fn, name="another_loss")',
             )
     return found
-
-
-_ACCEPTED = "a callable (y_true, y_pred) -> values"
-
-
-def _no_metric(identifier: Any) -> ModelError:
-    return ModelError(
-        "a metric is neither a name nor a callable (y_true, y_pred)",
-        given=f"{shorten(identifier)} of type {type_name(identifier)}",
-        expected=f"a name, a Metric, or {_ACCEPTED}",
-        fix='for example metrics=["accuracy"]',
-    )

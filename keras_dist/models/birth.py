@@ -6,29 +6,39 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from keras_dist import _paths, random
+from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import DistributionError, ModelError
+from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers import Layer, call_context, stand_ins
 from keras_dist.layers.blueprint import fresh_copy
+from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
-from keras_dist.models.home import settle
+from keras_dist.models.binding import bind
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
-from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
+from keras_dist.models.record import ModelRecord
+from keras_dist.models.session import ModuleCall, Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
-from keras_dist.training.graph import ModuleGraph, trace_factory
+from keras_dist.training.graph import ModuleGraph, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
+from keras_dist.training.step import default_call
+
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
 
 Check = Callable[[Sequence[VariableSpec]], None]
 
@@ -45,22 +55,89 @@ def births_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def give_birth(
-    model: Layer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
-) -> Session:
-    """Create the weights of a model.
+def born(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    """The session of a model, whose weights are born now, if need be.
+
+    Args:
+        model: the model.
+        args: the arguments of its call, or some of them; the weights are born for inputs like these.
+        kwargs: likewise, by name.
+
+    Raises:
+        ModelError: the weights are not born, and it is not known what the inputs are.
+    """
+    check_not_forked()
+    if model._session is not None:
+        return model._session
+    if model._graph is not None:
+        return model._give_birth((model._graph.inputs,), {})
+    args = () if args and args[0] is None else args
+    if not jax.tree.leaves((args, kwargs)):
+        raise ModelError(
+            f"the weights of model {model.name!r} are not born yet: it has seen no input",
+            given=f"a {type(model).__name__} without Input",
+            expected="a model that knows its input",
+            fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
+        )
+    kwargs = {name: value for name, value in kwargs.items() if name != "training"}
+    return model._give_birth(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
+
+
+def give_birth(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    """Create the weights of a model of layers, and compile it, if `compile` was called.
 
     Args:
         model: the root of the layers.
-        arguments: positional ones and those by name, as the model takes them, with symbolic tensors for arrays.
-        seed: fixes the initial values.
-        chosen: the distribution; None for that of a model with which it shares layers, else the first device.
+        args: the arguments of its call, with symbolic tensors for arrays.
+        kwargs: likewise, by name.
 
     Raises:
         DistributionError: a model among the layers was made under another distribution.
         LayoutError: the layout rules cannot be applied.
         ModelError: a layer does not take its input.
     """
+    check_not_forked()
+    model._check_initialised()
+    record = model._outside
+    chosen = current_distribution() if record.made_under is None else record.made_under
+    record.session = _session_of_layers(model, (args, kwargs), random.current_seed(), chosen)
+    record.made_under = chosen
+    record.born_for = args[0] if len(args) == 1 and not kwargs else None
+    if record.choices is not None:
+        record.session.compile(record.choices)
+    return record.session
+
+
+def session_of_module(factory_or_module: Any, call: ModuleCall | None, trainable: Any, seed: int | None) -> Session:
+    """The session of a model that is made of a `flax.nnx` module, or of a factory of one; see `Model.from_nnx`."""
+    check_not_forked()
+    if call is not None:
+        check_callable("call", call, "module, x, training, rngs")
+    check_is_ours("from_nnx: what was given", factory_or_module)
+    if not isinstance(factory_or_module, nnx.Module):
+        check_is_no_function(factory_or_module)
+    seed = random.current_seed() if seed is None else random.check_seed(seed)
+    distribution = distribution_now(current_distribution())
+    if isinstance(factory_or_module, nnx.Module):
+        graph, state = split_module(factory_or_module, trainable)
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
+        return Session(StateCell(graph, plan, plan.place(state)), call or default_call, distribution, seed)
+    if not callable(factory_or_module):
+        raise ModelError(
+            "from_nnx: neither a module nor a factory",
+            given=f"{shorten(factory_or_module)} of type {type(factory_or_module).__name__}",
+            expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
+            fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
+        )
+    graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, seed, trainable))
+    plan = distribution.plan_variables(graph.specs, graph.treedef)
+    return Session(StateCell(graph, plan, plan.init(init)), call or default_call, distribution, seed)
+
+
+def _session_of_layers(
+    model: Model, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+) -> Session:
+    """The session of a model whose weights are born here, for a call with these arguments."""
     chosen = chosen or _distribution_of_shared(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
@@ -109,35 +186,40 @@ def give_birth(
         cell.write_all({indices[parts]: value for parts, value in known.items()})
     session = Session(cell, _call, distribution, seed, built["order"], _compute_loss, names)
     _link(model, session)
-    settle(model, graph.described(), session, instead_of=getattr(model, "_session_before", None))
-    object.__setattr__(model, "_session_before", None)
+    bind(model, graph.described(), session, instead_of=model._outside.session_before)
+    model._outside.session_before = None
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
 
 
-def _distribution_of_shared(model: Layer) -> Distribution | None:
+def _distribution_of_shared(model: Model) -> Distribution | None:
     """The distribution of the model in which the first of the layers lives already; None where none does.
 
     Models among the layers are for `_check_inner_models`.
     """
     layers = [layer for _, layer in layers_below(model) if layer is not model]
-    if any(getattr(layer, "_made_under", None) is not None for layer in layers):
+    if any(_made_under(layer) is not None for layer in layers):
         return None
-    homes = (getattr(layer, "_home", None) for layer in layers)
-    return next((home.session.distribution for home in homes if home is not None), None)
+    bindings: Any = (layer._outside.binding for layer in layers)
+    return next((binding.session.distribution for binding in bindings if binding is not None), None)
 
 
-def _check_inner_models(model: Layer, distribution: Distribution, chosen: Distribution | None) -> None:
+def _made_under(layer: Layer) -> Distribution | None:
+    """The distribution that a model was made under; None for one made without, and for other layers."""
+    record = layer._outside
+    return record.made_under if isinstance(record, ModelRecord) else None
+
+
+def _check_inner_models(model: Model, distribution: Distribution, chosen: Distribution | None) -> None:
     """Check that the models among the layers are to live where the outer one does, or have weights of their own.
 
     Raises:
         DistributionError: one was made under another distribution.
     """
     for path, inner in layers_below(model):
-        asked = getattr(inner, "_made_under", None)
-        has_weights = getattr(inner, "_session", None) is not None
-        if inner is model or asked is None or asked == distribution or (has_weights and chosen is not None):
+        asked = _made_under(inner)
+        if inner is model or asked is None or asked == distribution or (inner._session and chosen is not None):
             continue
         raise DistributionError(
             f"model {inner.name!r} was made under another distribution than model {model.name!r}, whose layer it is",
@@ -164,20 +246,20 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
             )
 
 
-def _link(model: Any, session: Session) -> None:
+def _link(model: Model, session: Session) -> None:
     """Share the variables of layers that live in other models already."""
     cell = session.cell
     by_other: dict[int, tuple[StateCell, dict[int, int]]] = {}
     for path, layer in layers_below(model):
-        home = getattr(layer, "_home", None)
-        if home is None:
+        binding: Any = layer._outside.binding
+        if binding is None:
             continue
-        other = home.session.cell
+        other = binding.session.cell
         pairs = by_other.setdefault(id(other), (other, {}))[1]
         for row in cell.plan.rows:
             if is_below(row.path, path):
                 inner = row.path[len(path) :].lstrip("/")
-                theirs = other.row(f"{home.prefix}/{inner}".lstrip("/"))
+                theirs = other.row(f"{binding.prefix}/{inner}".lstrip("/"))
                 _check_same_shape(layer, row, theirs)
                 pairs[cell.index(row.path)] = other.index(theirs.path)
     for other, pairs in by_other.values():
@@ -236,3 +318,11 @@ def _compute_loss(module: Any, batch: tuple[Any, Any, Any], y_pred: Any, trainin
 
 def _is_rng(variable: Any) -> bool:
     return isinstance(variable, nnx.RngState)
+
+
+def _tensor_for_batch(value: Any) -> Any:
+    """The symbolic tensor for batches of rows like those of an array; anything else as it is."""
+    if not hasattr(value, "shape"):
+        return value
+    dtype = jax.dtypes.canonicalize_dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
+    return KerasTensor((None, *value.shape[1:]) if value.shape else (), dtype)

@@ -14,10 +14,9 @@ from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_libraries import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
-from keras_dist.models.config import named
-from keras_dist.models.configuring import takes_graph
+from keras_dist.models.config import arguments_but, named, takes_graph
+from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
-from keras_dist.models.program import nodes_between
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 
@@ -77,7 +76,7 @@ def clone_model(
             clone_function or _made_again, called if recursive else _called, recursive or not clone_function
         )
         clone = cloning.clone(model, called, input_tensors)
-    choices = getattr(model, "_choices", None)
+    choices = model._choices
     if choices is not None:
         # with optimizers of its own: one trains one model
         clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
@@ -102,7 +101,7 @@ class _Cloning:
 
     def clone(self, model: Model, call_function: Callable[..., Any], input_tensors: Any = None) -> Model:
         """The model with new layers."""
-        graph = model._graph()
+        graph: Any = model._graph
         steps = graph.steps if graph is not None else ()
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
         if input_tensors is not None:
@@ -115,21 +114,21 @@ class _Cloning:
             ]
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain]
-            clone = type(model)(layers=[*inputs, *layers], **model._arguments_but("layers"))
-            if graph is None and not inputs and getattr(model, "_born_for", None) is not None:
-                clone._build_for(model._born_for)
+            clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
+            if graph is None and not inputs and model._outside.born_for is not None:
+                clone._build_for(model._outside.born_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}
-        for node in nodes_between(model.input, model.output):
-            args, kwargs = _replaced((node.args, node.kwargs), values)
+        for node in graph.nodes:
+            args, kwargs = replaced((node.args, node.kwargs), values)
             if isinstance(node.operation, Operation):
                 outputs = node.operation(*args)
             else:
                 outputs = call_function(self._clone_layer(node.operation, names[id(node.operation)]), *args, **kwargs)
             values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
-        inputs, outputs = _replaced((model.input, model.output), values)
-        return type(model)(inputs=inputs, outputs=outputs, **model._arguments_but("inputs", "outputs"))
+        inputs, outputs = replaced((model.input, model.output), values)
+        return type(model)(inputs=inputs, outputs=outputs, **arguments_but(model, "inputs", "outputs"))
 
     def _clone_layer(self, layer: Any, name: str) -> Any:
         if id(layer) not in self.clones:
@@ -148,7 +147,7 @@ class _Cloning:
 
 
 def _is_functional(model: Any) -> bool:
-    return isinstance(model, Model) and model._graph() is not None and takes_graph(type(model))
+    return isinstance(model, Model) and model._graph is not None and takes_graph(type(model))
 
 
 def _is_sequential(model: Any) -> bool:
@@ -163,10 +162,6 @@ def _made_again(layer: Any) -> Any:
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
     return layer(*args, **kwargs)
-
-
-def _replaced(tree: Any, values: dict[int, Any]) -> Any:
-    return jax.tree.map(lambda leaf: values.get(id(leaf), leaf), tree)
 
 
 def _checked(input_tensors: Any, shapes: list[Any]) -> list[KerasTensor]:

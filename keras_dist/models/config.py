@@ -1,21 +1,27 @@
-"""Functional models as configs of plain values and back, in the form of Keras."""
+"""Models, and what `compile` chose, as configs of plain values and back, in the form of Keras."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from keras_dist.errors import ConfigError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
-from keras_dist.models.graph import Graph, Step
+from keras_dist.models.functional import Graph, Step
+from keras_dist.models.session import Choices
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
+
+_GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
 
@@ -46,30 +52,113 @@ def one_config() -> Iterator[None]:
         _shared.reset(token)
 
 
-def write_graph(graph: Graph, inputs: Any, outputs: Any) -> dict[str, Any]:
-    """The graph as plain values.
+def takes_graph(cls: type) -> bool:
+    """Whether a model of this class is made of symbolic inputs and outputs."""
+    return {"inputs", "outputs"} <= {*inspect.signature(cls.__init__).parameters}
 
-    Args:
-        graph: of a functional model.
-        inputs: its symbolic inputs.
-        outputs: its symbolic outputs.
+
+def arguments_but(model: Model, *names: str) -> dict[str, Any]:
+    """The other arguments of a model's constructor, with its name and whether it is trained as they are now."""
+    others = {name: value for name, value in model._arguments.items() if name not in names}
+    return others | {"name": model.name, "trainable": model.trainable}
+
+
+def check_described(model: Model) -> None:
+    """Check that a model is made of layers, which a config describes.
+
+    Raises:
+        ConfigError: it is made of a module.
+    """
+    if not model._may_add_losses:
+        raise ConfigError(
+            "a model of a flax.nnx module cannot be written down in a config",
+            given="a model that from_nnx made",
+            expected="layers, or a registered subclass that is made of plain arguments",
+            fix="keep the code that makes the module, and call Model.from_nnx again",
+        )
+
+
+def graph_config(model: Model) -> dict[str, Any]:
+    """A functional model as plain values.
 
     Returns:
-        `layers`, `input_layers` and `output_layers`: each layer or operation with its config and calls, and where the
-        inputs and outputs come from.
+        The arguments of its constructor but inputs and outputs; and `layers`, `input_layers` and `output_layers`: each
+        layer or operation with its config and calls, and where the inputs and outputs come from.
 
     Raises:
         ConfigError: a layer, or an argument of a call, cannot be written down.
     """
+    graph: Any = model._graph
 
     def places_of(tree: Any) -> Any:
         return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
 
+    others = serialize_keras_object(arguments_but(model, "inputs", "outputs"))
+    with one_config():
+        return others | {
+            "layers": [_write_step(step, graph) for step in graph.steps],
+            "input_layers": places_of(graph.inputs),
+            "output_layers": places_of(graph.outputs),
+        }
+
+
+def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with symbolic inputs and outputs in the place of a graph that is written down in it.
+
+    Raises:
+        ConfigError: the graph cannot be read.
+    """
+    if not (takes_graph(cls) and {*config} >= _GRAPH):
+        return dict(config)
+    inputs, outputs = _read_graph(config)
+    others = {name: value for name, value in config.items() if name not in _GRAPH}
+    return {**others, "inputs": inputs, "outputs": outputs}
+
+
+def build_config(model: Model) -> dict[str, Any] | None:
+    """What `build_from_config` needs to give birth to the weights; None when they are not born, or need nothing."""
+    shapes = model._outside.born_for
+    if shapes is None or model._graph is not None:
+        return None
     return {
-        "layers": [_write_step(step, graph) for step in graph.steps],
-        "input_layers": places_of(inputs),
-        "output_layers": places_of(outputs),
+        "input_shape": jax.tree.map(lambda leaf: list(leaf.shape), shapes),
+        "input_dtype": jax.tree.map(lambda leaf: leaf.dtype, shapes),
     }
+
+
+def build_from_config(model: Model, config: Mapping[str, Any]) -> None:
+    """Give birth to the weights, for inputs as `build_config` has described them."""
+    if "input_dtype" not in config:
+        model.build(config["input_shape"])
+        return
+    dtypes, structure = jax.tree.flatten(config["input_dtype"])
+    shapes = structure.flatten_up_to(config["input_shape"])
+    tensors = [KerasTensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    model._build_for(structure.unflatten(tensors))
+
+
+def compile_config(choices: Choices) -> dict[str, Any]:
+    """The arguments of `compile` as plain values, which are known to be readable.
+
+    Raises:
+        ConfigError: one of them is no name, no object of keras_dist, and not registered.
+    """
+    return {name: _written_argument(name, value) for name, value in choices.arguments.items()}
+
+
+def _written_argument(name: str, value: Any) -> Any:
+    try:
+        written = serialize_keras_object(value)
+        deserialize_keras_object(written)
+    except ConfigError as error:
+        raise ConfigError(
+            f"get_compile_config: `{name}` cannot be written down: {error.summary}",
+            given=f"{name}={shorten(value)}",
+            expected="names, objects of keras_dist, or registered classes and functions",
+            fix="register it: @saving.register_keras_serializable(); in place of an optax transformation take an "
+            "optimizer of keras_dist.optimizers, or subclass Optimizer",
+        ) from error
+    return written
 
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
@@ -120,8 +209,8 @@ def named(layer: Layer, name: str) -> Layer:
     return layer
 
 
-def read_graph(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The symbolic inputs and outputs of the graph that `write_graph` has written down; its layers are made anew.
+def _read_graph(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew.
 
     Raises:
         ConfigError: it cannot be read.

@@ -1,4 +1,4 @@
-"""`Exporting`: a model as a program that runs without its code."""
+"""A model as a program that runs without its code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -25,112 +25,76 @@ from keras_dist.saving.paths import checked_path
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
+
 FORMAT = "jax_export"
 
 
-class Exporting:
-    """A model as a program. Subclasses say what they take, and when the weights are born."""
+def export(
+    model: Model,
+    filepath: Any,
+    format: str,
+    verbose: bool | None,
+    input_signature: Any,
+    batch_size: int | None,
+    platforms: str | Sequence[str] | None,
+) -> None:
+    """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
+    path, job = _checked_path(filepath), Rendezvous("an export")
+    job.first(lambda: _check_free(path))
+    if format != FORMAT:
+        raise ModelError(
+            f"export: there is no format {shorten(format)}",
+            given=f"format={shorten(format)}",
+            expected=f"{FORMAT!r}: a program of StableHLO, which jax.export reads",
+            fix="leave `format` out; jax2tf makes a SavedModel of what kd.export.load gives",
+        )
+    if batch_size is not None:
+        check_batch_size(batch_size)
+    wanted = (platforms,) if isinstance(platforms, str) else platforms
+    session = model._born()
+    structure, arrays = _signature(model, input_signature)
+    shapes = [_sized(shape, batch_size) for shape, _ in arrays]
+    handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
+    with session.cell.lock:
+        function, weights = _predict_of(session)
+        lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
+        names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
+        outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
+        input_names = model.input_names if model._graph is not None else [name or "inputs" for name in names]
+        output_names = [name or "outputs" for name in Outputs(outputs, model.output_names).names]
+        values: dict[str, np.ndarray] = {}
+        job.each(lambda: values.update(fetched(list(weights), lambda name: handles[name].numpy())))
+        job.first(lambda: write(path, lowered, structure, input_names, output_names, values))
+    if verbose:
+        print_message(f"Saved artifact at {str(path)!r}.")
 
-    name: str
-    input: Any
-    input_names: list[str]
-    output_names: list[str] | None
-    _program: Any
 
-    def _born(self, x: Any = None) -> Session:
-        raise NotImplementedError
+def _signature(model: Model, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
+    """The structure of the inputs, and shape and dtype of each.
 
-    def export(
-        self,
-        filepath: str | os.PathLike[str],
-        format: str = FORMAT,
-        verbose: bool | None = None,
-        input_signature: Any = None,
-        *,
-        batch_size: int | None = None,
-        platforms: str | Sequence[str] | None = None,
-    ) -> None:
-        """Write what `predict` computes as a program that runs without this model's code, and the weights beside it.
-
-        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
-        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
-        Batches may be of any size, as may other dims that the model knows no size of. `kd.export` tells what is in the
-        folder, and `kd.export.load` calls it.
-
-        Args:
-            filepath: a folder; nothing may be there yet, and the folder around it must exist.
-            format: `"jax_export"`, a program of StableHLO.
-            verbose: whether to print where it was written.
-            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
-                else with `shape` and `dtype`, in the structure of the inputs; one in a list stands for itself. By
-                default those that the model was born for; models of `from_nnx` need it.
-            batch_size: the size of all batches; None for any.
-            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
-                alone, with a warning.
-
-        Raises:
-            ModelError: something is at the path, the weights are not born yet, it is not known what the model takes, an
-                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
-                `batch_size`.
-            OSError: a file cannot be written.
-
-        Differs from Keras: the format, and that nothing is replaced.
-
-        Source: `keras.Model.export`; `jax.export`.
-        """
-        path, job = _checked_path(filepath), Rendezvous("an export")
-        job.first(lambda: _check_free(path))
-        if format != FORMAT:
-            raise ModelError(
-                f"export: there is no format {shorten(format)}",
-                given=f"format={shorten(format)}",
-                expected=f"{FORMAT!r}: a program of StableHLO, which jax.export reads",
-                fix="leave `format` out; jax2tf makes a SavedModel of what kd.export.load gives",
-            )
-        if batch_size is not None:
-            check_batch_size(batch_size)
-        wanted = (platforms,) if isinstance(platforms, str) else platforms
-        session = self._born()
-        structure, arrays = self._signature(input_signature)
-        shapes = [_sized(shape, batch_size) for shape, _ in arrays]
-        handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
-        with session.cell.lock:
-            function, weights = _predict_of(session)
-            lowered = Lowered(function, weights, structure, shapes, [dtype for _, dtype in arrays], wanted)
-            names = leaf_paths(filled(structure, [np.zeros(())] * len(arrays)))
-            outputs = filled(lowered.output_structure, list(lowered.program.out_avals))
-            input_names = self.input_names if self._program is not None else [name or "inputs" for name in names]
-            output_names = [name or "outputs" for name in Outputs(outputs, self.output_names).names]
-            values: dict[str, np.ndarray] = {}
-            job.each(lambda: values.update(fetched(list(weights), lambda name: handles[name].numpy())))
-            job.first(lambda: write(path, lowered, structure, input_names, output_names, values))
-        if verbose:
-            print_message(f"Saved artifact at {str(path)!r}.")
-
-    def _signature(self, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
-        """The structure of the inputs, and shape and dtype of each.
-
-        Raises:
-            ModelError: that is not known, or what was given is none.
-        """
-        known = self.input if self._program is not None else getattr(self, "_born_for", None)
-        if given is None and known is None:
-            raise ModelError(
-                f"export: it is not known what model {self.name!r} takes",
-                given="a model that was made by from_nnx, or is called with several arguments",
-                expected="`input_signature`",
-                fix='model.export(path, input_signature=kd.InputSpec(shape=(None, 8), dtype="float32"))',
-            )
-        structure, specs = described("`input_signature`", known if given is None else given)
-        defaults = [None] * len(specs)
-        if self._program is not None:
-            structure, symbols = described("the input of the model", known)
-            if len(specs) != len(symbols):
-                raise _no_signature(given, f"{len(symbols)} input(s): {', '.join(self.input_names)}")
-            defaults = [tensor.dtype for tensor in symbols]
-        elif given is not None and structure in ({"list": [0]}, {"tuple": [0]}):
-            structure = 0
-        return structure, [_array_of(spec, dtype) for spec, dtype in zip(specs, defaults, strict=True)]
+    Raises:
+        ModelError: that is not known, or what was given is none.
+    """
+    known = model.input if model._graph is not None else model._outside.born_for
+    if given is None and known is None:
+        raise ModelError(
+            f"export: it is not known what model {model.name!r} takes",
+            given="a model that was made by from_nnx, or is called with several arguments",
+            expected="`input_signature`",
+            fix='model.export(path, input_signature=kd.InputSpec(shape=(None, 8), dtype="float32"))',
+        )
+    structure, specs = described("`input_signature`", known if given is None else given)
+    defaults = [None] * len(specs)
+    if model._graph is not None:
+        structure, symbols = described("the input of the model", known)
+        if len(specs) != len(symbols):
+            raise _no_signature(given, f"{len(symbols)} input(s): {', '.join(model.input_names)}")
+        defaults = [tensor.dtype for tensor in symbols]
+    elif given is not None and structure in ({"list": [0]}, {"tuple": [0]}):
+        structure = 0
+    return structure, [_array_of(spec, dtype) for spec, dtype in zip(specs, defaults, strict=True)]
 
 
 def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:

@@ -25,6 +25,8 @@ from keras_dist.models.arguments import (
     validation,
     weighted_arrays,
 )
+from keras_dist.models.functional import Graph
+from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Choices, ModuleCall, Session
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
@@ -39,13 +41,12 @@ def _stop_flag(mode: Mode, method: str) -> Any:
     """An attribute that tells whether the running `method` ends after the current step."""
 
     def get(self: Any) -> bool:
-        session = getattr(self, "_session", None)
-        return session is not None and mode in session.trainer.stops
+        return self._session is not None and mode in self._session.trainer.stops
 
     def put(self: Any, value: Any) -> None:
-        session = getattr(self, "_session", None)
-        if session is not None:
-            (session.trainer.stops.add if value else session.trainer.stops.discard)(mode)
+        if self._session is not None:
+            stops = self._session.trainer.stops
+            (stops.add if value else stops.discard)(mode)
 
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
@@ -55,7 +56,10 @@ class Fitting:
 
     output: Any
     output_names: list[str] | None
-    _program: Any
+    _graph: Graph | None
+    _session: Session | None
+    _choices: Choices | None
+    _outside: ModelRecord
     _may_add_losses: bool
     dtype_policy: DTypePolicy
 
@@ -191,7 +195,7 @@ class Fitting:
             check_callable("train_step", train_step, "state, batch, rngs")
         objective = None
         if loss is not None or train_step is None:
-            names, is_known = self.output_names, self._program is not None
+            names, is_known = self.output_names, self._graph is not None
             is_list = is_known and isinstance(self.output, list | tuple)
             if is_known:
                 names = Outputs(self.output, names).names
@@ -218,8 +222,7 @@ class Fitting:
 
         Source: `keras.Model.metrics`.
         """
-        choices: Choices | None = getattr(self, "_choices", None)
-        return [] if choices is None else choices.measures.all
+        return [] if self._choices is None else self._choices.measures.all
 
     @property
     def metrics_names(self) -> list[str]:
@@ -339,7 +342,7 @@ class Fitting:
         else:
             shuffle_key = (random.check_seed(seed),)
         hooks = self._hooks(callbacks, verbose, examples, epochs, add_history=True)
-        object.__setattr__(self, "_history", hooks.history)
+        self._outside.history = hooks.history
         with session.cell.training():
             hooks.history.timing = session.trainer.fit(
                 examples,
@@ -357,7 +360,7 @@ class Fitting:
 
         Source: `keras.Model.history`.
         """
-        return getattr(self, "_history", None)
+        return self._outside.history
 
     def evaluate(
         self,

@@ -1,9 +1,10 @@
-"""`load_model`: what `model.save` has written as a model again, on any mesh."""
+"""`load_model` and `model_from_json`: what `model.save` and `model.to_json` have written as a model again."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +24,8 @@ from keras_dist.errors import (
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.birth import births_checked
-from keras_dist.models.checkpointing import (
+from keras_dist.models.model import Model
+from keras_dist.models.saving import (
     COMPILE,
     CONFIG,
     FROM_KERAS,
@@ -32,8 +34,8 @@ from keras_dist.models.checkpointing import (
     check_shapes,
     model_path,
     noted_of,
+    restore,
 )
-from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 
 
@@ -104,7 +106,39 @@ def load_model(
         if is_compiled:
             with _reading(stored, COMPILE):
                 model.compile_from_config(compiled)
-        model._restore(stored, with_slots=is_compiled)
+        restore(model.name, model._born(), stored, with_slots=is_compiled)
+    return model
+
+
+def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
+    """The model that `model.to_json()` has written down, with new weights on the current distribution.
+
+    Args:
+        json_string: JSON, from here or from Keras.
+        custom_objects: classes and functions by name, beside the registered ones.
+
+    Raises:
+        ConfigError: it is no JSON, is damaged, or mentions what is not known.
+
+    Source: `keras.models.model_from_json`.
+    """
+    try:
+        config = json.loads(json_string)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "model_from_json: `json_string` is no JSON",
+            given=shorten(json_string),
+            expected="what model.to_json() gives",
+            fix="to read a file: model_from_json(pathlib.Path(name).read_text())",
+        ) from error
+    model = deserialize_keras_object(config, {"Functional": Model, **(custom_objects or {})})
+    if not isinstance(model, Model):
+        raise ConfigError(
+            "model_from_json: `json_string` describes no model",
+            given=shorten(json_string),
+            expected="what model.to_json() gives",
+            fix="for other objects: saving.deserialize_keras_object(json.loads(...))",
+        )
     return model
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from flax import nnx
@@ -10,6 +11,7 @@ from flax import nnx
 from keras_dist import _paths
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.record import binding_of
 from keras_dist.layers.weights import children_of
 
 
@@ -43,7 +45,7 @@ def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
             )
     members = number_names(layers)
     for name, layer in members.items():
-        if getattr(layer, "_home", None) is None:
+        if layer._outside.binding is None:
             layer._name = name
     return members
 
@@ -52,16 +54,23 @@ def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
     """The layers by their names; those that were given none are numbered in their order: `dense`, `dense_1`."""
     given = {layer.name for layer in layers if layer._base_name is None}
     members: dict[str, Layer] = {}
+    candidates = {}
     for layer in layers:
-        taken = members if layer._base_name is None else {*given, *members}
-        members[free_name(layer._base_name or layer.name, taken)] = layer
+        is_given = layer._base_name is None
+        base = layer._base_name or layer.name
+        names = candidates.setdefault((base, is_given), _numbered(base))
+        members[next(name for name in names if name not in members and (is_given or name not in given))] = layer
     return members
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
     """`name`, or the first of `name_1`, `name_2`, ... that is not taken."""
-    candidates = [name, *(f"{name}_{number}" for number in range(1, len(taken) + 1))]
-    return next(candidate for candidate in candidates if candidate not in taken)
+    return next(candidate for candidate in _numbered(name) if candidate not in taken)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count(1))
 
 
 def layers_below(root: Any) -> list[tuple[str, Any]]:
@@ -72,8 +81,8 @@ def layers_below(root: Any) -> list[tuple[str, Any]]:
         if id(node) in found:
             return
         found[id(node)] = (path, node)
-        home = getattr(node, "_home", None)
-        made = [] if home is None else home.made_by_building(node)
+        binding = binding_of(node)
+        made = [] if binding is None else binding.made_by_building(node)
         for name, child in [*children_of(node), *made]:
             if isinstance(child, nnx.Module):
                 visit(child, path if name == _paths.MEMBERS else f"{path}/{name}".lstrip("/"))

@@ -11,9 +11,10 @@ from flax import nnx
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.foreign import as_layer
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.layers.symbolic import KerasTensor, Node
 from keras_dist.layers.weights import children_of
-from keras_dist.models.config import one_config, read_layer, write_layer
+from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
+from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
 from keras_dist.models.naming import name_members
 from keras_dist.models.session import Session
@@ -94,13 +95,14 @@ class Sequential(Model):
                 expected="at least one layer",
                 fix="add one first",
             )
-        before = None if self._symbols_or_none() is None else self.output.node.inputs
-        self._arrange(layers[:-1], before)
+        nodes = () if self._graph is None else self._graph.nodes
+        output = nodes[-1].inputs if nodes else None
+        self._arrange(layers[:-1], output, nodes[:-1])
         return layers[-1]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """What the last layer gives."""
-        if self._program is not None:
+        if self._graph is not None:
             return super().call(inputs, training, mask)
         outputs = inputs
         for layer in self.layers:
@@ -117,8 +119,8 @@ class Sequential(Model):
         """
         if not takes_layers(type(self)):
             return super().get_config()
-        config = serialize_keras_object(self._arguments_but("layers"))
-        starts = [] if self._symbols_or_none() is None else self._input_layers()
+        config = serialize_keras_object(arguments_but(self, "layers"))
+        starts = input_layers(self._outside.start)
         with one_config():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
             config["layers"] += [write_layer(layer, name) for name, layer in zip(self._chain, self.layers, strict=True)]
@@ -160,28 +162,32 @@ class Sequential(Model):
             self._see(args, kwargs)  # what they are given is not known otherwise
         return outputs
 
-    def _give_birth(self, *args: Any, **kwargs: Any) -> Session:
-        session = super()._give_birth(*args, **kwargs)
+    def _give_birth(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        session = super()._give_birth(args, kwargs)
         self._see(args, kwargs)
         return session
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the layers give for a symbolic input, once, unless they were connected to an Input."""
+        record = self._outside
         is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if not (is_chain and isinstance(args[0], KerasTensor)) or self._symbols_or_none() or vars(self).get("_seen"):
+        if not (is_chain and isinstance(args[0], KerasTensor)) or record.start is not None or record.seen is not None:
             return
-        symbols = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
+        tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
         for layer in self.layers:
-            symbols.append(layer(symbols[-1]))
-        object.__setattr__(self, "_seen", (symbols[0], symbols[-1]))
+            tensors.append(layer(tensors[-1]))
+        record.seen = (tensors[0], tensors[-1])
 
-    def _symbolic(self) -> tuple[Any, Any]:
+    @property
+    def _symbols(self) -> tuple[Any, Any] | None:
+        start = self._outside.start
         # of a model without Input what it was born for: calls take other shapes, too
-        return vars(self).get("_seen") or super()._symbolic()
+        return self._outside.seen or super()._symbols or (None if start is None else (start, start))
 
     def _extend(self, added: Iterable[Any]) -> None:
-        layers = self.layers
-        output = (self._symbols_or_none() or (None, None))[1]
+        """Put layers at the end. Only these are looked at."""
+        layers, graph = self.layers, self._graph
+        output, nodes = (self._outside.start, []) if graph is None else (graph.outputs, [*graph.nodes])
         for layer in added:
             if isinstance(layer, KerasTensor | InputLayer):
                 output = self._begin(layer, layers)
@@ -189,44 +195,53 @@ class Sequential(Model):
             layer = as_layer(layer)
             if not layers and output is None and layer._own_input_shape is not None:
                 output = self._begin(Input(batch_shape=layer._own_input_shape), layers)
-            output = None if output is None else layer(output)
+            if output is not None:
+                output = layer(output)
+                nodes.append(layer._outside.nodes[-1])
             layers.append(layer)
         if layers:
-            self._arrange(layers, output)
+            self._arrange(layers, output, nodes)
 
     def _begin(self, start: Any, layers: list[Layer]) -> KerasTensor:
         """Note the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
-        if layers or self._symbols_or_none() is not None or tensor.node is None or tensor.node.args:
+        if layers or self._outside.start is not None or tensor.node is None or tensor.node.args:
             raise ModelError(
                 "Sequential: only the first layer may be an Input",
                 given=shorten(start),
                 expected="Input(shape) at the beginning",
                 fix="for several inputs use Model(inputs, outputs)",
             )
-        object.__setattr__(self, "_symbols", (tensor, tensor))
+        self._outside.start = tensor
         return tensor
 
-    def _arrange(self, layers: list[Layer], output: Any) -> None:
-        """Consist of these layers from now on; `output` is their symbolic output, if the input is known."""
-        session = getattr(self, "_session", None)
-        if session is not None:
-            session.release_optimizers()
-            object.__setattr__(self, "_session_before", session)
-        object.__setattr__(self, "_session", None)
-        object.__setattr__(self, "_home", None)
-        object.__setattr__(self, "_born_for", None)
-        object.__setattr__(self, "_seen", None)
-        if output is None:
-            unique = list({id(layer): layer for layer in layers}.values())
-            self._members = nnx.Dict(name_members(unique))
-        else:
-            self._connect(self.input, output)
-        names = {id(layer): str(name) for name, layer in children_of(self._members)}
-        self._chain = tuple(names[id(layer)] for layer in layers)
+    def _arrange(self, layers: list[Layer], output: Any, nodes: Sequence[Node]) -> None:
+        """Consist of these layers from now on.
 
-    def _symbols_or_none(self) -> Any:
-        return getattr(self, "_symbols", None)
+        Args:
+            layers: in the order in which they are called.
+            output: the symbolic output, if the input is known.
+            nodes: the calls that lead to it.
+        """
+        record = self._outside
+        if record.session is not None:
+            record.session.release_optimizers()
+            record.session_before = record.session
+        record.session = record.binding = record.born_for = record.seen = None
+        starts = input_layers(record.start)
+        members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
+        names = {id(layer): name for name, layer in members.items()}
+        for layer in starts:
+            layer.output.name = layer.name
+            del members[names[id(layer)]]
+        held = children_of(self._members)
+        if held == [*members.items()][: len(held)]:
+            for name, layer in [*members.items()][len(held) :]:
+                setattr(self._members, name, layer)  # to set them all would take NNX time for each
+        else:
+            self._members = nnx.Dict(members)
+        self._chain = tuple(names[id(layer)] for layer in layers)
+        self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
 
 
 _BUILT = ("input_shape", "input_dtype")

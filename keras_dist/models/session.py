@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
+from keras_dist._operators import value_of
 from keras_dist.distribution import devices, lint
 from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
+from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.layers.variable import checked_value
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable, SlotVariable
@@ -35,12 +39,9 @@ from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.recipe import Recipe
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, TrainStep
+from keras_dist.training.step import Forward, ModuleCall, TrainStep
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
-
-ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
-"""`call(module, x, training, rngs) -> y_pred`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ class Session:
         graph, loss = self.cell.graph, self._compute_loss
         self.forward = Forward(graph, self._call, distribution, self.seed, loss, self._remat)
         self._programs.clear()
-        self.trainer = Trainer(self.cell, self.forward, distribution, self.recipe)
+        self.trainer = Trainer(self.cell, self.forward, self.recipe)
 
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
@@ -131,6 +132,10 @@ class Session:
         Raises:
             ModelError: the optimizers do not fit the variables, or are in use elsewhere, or `remat` names no layer.
         """
+        check_not_forked()
+        if self.trainability is not None:
+            self.release_optimizers()
+            self._follow_layers(self.trainability)
         if choices.remat is not None:
             choices.remat.check(self.cell.graph.described())
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
@@ -144,6 +149,13 @@ class Session:
         self._remat = choices.remat
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
+
+    def _follow_layers(self, trainability: Trainability) -> None:
+        """Train what the layers say now. Nothing happens while they say what they said before."""
+        flags, stated = trainability.flags(), trainability.stated()
+        if (flags, stated) != (self.cell.graph.trained, self.stated):
+            self.cell.use(self.cell.graph.edited(trainability.tell, flags))
+            self.stated = stated
 
     def release_optimizers(self) -> None:
         """Let the optimizers go, before they are others or their state is dropped."""
@@ -316,17 +328,57 @@ class Session:
         return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
 
     def listed_call(
-        self, values: Mapping[str, Any], rest: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        name: str,
+        handles: tuple[Sequence[Any], Sequence[Any]],
+        values: tuple[Sequence[Any], Sequence[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Any, list[Any], list[Any]]:
-        """As `stateless_call`, for values by their paths; afterwards those of the paths in `rest`, in their order."""
-        graph, indices = self.cell.graph, self.cell.index
-        kwargs = dict(kwargs)
-        training = bool(kwargs.pop("training", None))
-        nested = graph.nest([values[row.path] for row in self.cell.plan.rows])
-        outputs, module, context = self._run(*nested, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else context.losses
-        after = graph.flatten(*graph.split(module))
-        return outputs, [after[indices(path)] for path in rest], losses
+        """As `stateless_call`, for lists of values.
+
+        Args:
+            name: of the model.
+            handles: on the variables that are trained, and on the others.
+            values: for each of them.
+            args: as of `stateless_call`.
+            kwargs: likewise.
+
+        Raises:
+            ModelError: there are more or fewer values than variables.
+        """
+        counts, expected = tuple(map(len, values)), tuple(map(len, handles))
+        if counts != expected:
+            raise ModelError(
+                f"stateless_call of model {name!r}: the values do not fit",
+                given=f"{counts[0]} trainable and {counts[1]} other values",
+                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
+                fix="pass a value for each",
+            )
+        graph, (trained, others) = self.cell.graph, handles
+        pairs = zip([*trained, *others], [*values[0], *values[1]], strict=True)
+        given = {handle.path: jnp.asarray(value_of(value)) for handle, value in pairs}
+        nested = graph.nest([given[row.path] for row in self.cell.plan.rows])
+        outputs, rest, losses = self.stateless_call(*nested, args, kwargs)
+        after = graph.flatten(nested[0], rest)
+        return outputs, [after[self.cell.index(handle.path)] for handle in others], losses
+
+    def take_values(self, module: Any) -> None:
+        """Set all variables to those of a module, from the next step on.
+
+        Raises:
+            ModelError: it is no module, or a shape differs.
+        """
+        if not isinstance(module, nnx.Module):
+            raise ModelError(
+                "`model.module` is not a flax.nnx.Module",
+                given=f"{shorten(module)} of type {type(module).__name__}",
+                expected="a module with the variables of this model",
+                fix="change the one that `model.module` gives, and assign it",
+            )
+        cell = self.cell
+        values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
+        cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
     def compiled(self, method: str) -> Recipe:
         """What `compile` chose.
@@ -449,7 +501,7 @@ def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> 
 
 def added_losses(module: Any) -> dict[str, list[Any]]:
     """What the layers of a module have added to the loss since it was merged, by their paths."""
-    found = {path: getattr(layer, "_added", None) for path, layer in layers_below(module)}
+    found = {path: layer._outside.added for path, layer in layers_below(module)}
     return {path: list(terms) for path, terms in found.items() if terms}
 
 

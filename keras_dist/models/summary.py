@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,6 +20,21 @@ from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
 from keras_dist.models.naming import is_below, layers_below, layers_in
 from keras_dist.models.session import Session
+
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
+
+
+def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
+    """The table of a model; of one of `from_nnx` its variables alone.
+
+    Raises:
+        ModelError: `layer_range` matches no layer.
+    """
+    session = model._born() if model._graph is not None else model._session
+    if session is not None and not model._may_add_losses:
+        return module_table(session.cell.plan, session.cell.state_plan)
+    return layer_table(model, session, expand_nested, show_trainable, layer_range)
 
 
 def module_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
@@ -106,7 +121,7 @@ class _Entry:
 
 def _entries(model: Any) -> Iterator[_Entry]:
     """What a model consists of, in order."""
-    graph = model._graph()
+    graph = getattr(model, "_graph", None)
     if graph is None:
         shapes = _shapes_along(model)
         for layer in layers_in(model):
@@ -124,8 +139,8 @@ def _entries(model: Any) -> Iterator[_Entry]:
 
 def _shapes_along(model: Any) -> dict[int, str]:
     """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
-    nodes = getattr(model, "_nodes", None)
-    tensors = nodes[0].inputs if nodes else getattr(model, "_born_for", None)
+    nodes = model._outside.nodes
+    tensors = nodes[0].inputs if nodes else getattr(model._outside, "born_for", None)
     if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
         return {}
     shapes = {}

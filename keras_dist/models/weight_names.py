@@ -121,6 +121,11 @@ class WeightNames:
         self._names = _checked("name_map", name_map, _are_names, "a name, or a list of names")
         self._transforms = _checked("transform", transform, callable, "a function of an array")
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything has other names or shapes in the file."""
+        return bool(self._names or self._transforms)
+
     def origins(self, paths: Iterable[str]) -> tuple[dict[str, Origin], tuple[str, ...]]:
         """Of what each weight is made, and what matched none: rules as `name_map['...']`.
 

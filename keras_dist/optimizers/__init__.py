@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from keras_dist._not_here import missing_from
-from keras_dist.errors import ModelError, shorten, type_name
+from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor
 from keras_dist.optimizers.adagrad import Adadelta, Adagrad
@@ -35,7 +35,8 @@ from keras_dist.optimizers.rate import (
 )
 from keras_dist.optimizers.rmsprop import RMSprop
 from keras_dist.optimizers.sgd import SGD
-from keras_dist.saving import deserialize_keras_object, resolve, serialize_keras_object
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
 
 __all__ = [
     "SGD",
@@ -70,17 +71,29 @@ __all__ = [
     "with_learning_rate",
 ]
 
-_NAMES: dict[str, type[Optimizer]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, LossScaleOptimizer, Muon,
-        Nadam, RMSprop,
-    )
-}  # fmt: skip
+
+def _converted(found: Any) -> Any:
+    if isinstance(found, Optimizer):
+        return found
+    if callable(getattr(found, "init", None)) and callable(getattr(found, "update", None)):
+        return optax.with_extra_args_support(found)
+    return None
+
+
+_OPTIMIZERS = Vocabulary(
+    "optimizer",
+    __name__,
+    (Optimizer, OptaxOptimizer),
+    accepted="an Optimizer, or an optax transformation such as optax.adam(1e-3)",
+    example='optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
+    convert=_converted,
+    wrong="is neither a name nor an optax transformation",
+    spell=str.lower,
+)
 
 
 def get(identifier: Any, learning_rate: float | None = None) -> Any:
-    """The optimizer that `identifier` means; an optimizer, or an optax transformation, as it is.
+    """Return the optimizer that `identifier` means; an optimizer, or an optax transformation, as it is.
 
     Args:
         identifier: the name of an optimizer (any case), a class, a config as `serialize` gives, an `Optimizer`, or an
@@ -97,24 +110,19 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
         >>> float(optimizers.get("adam", learning_rate=0.01).init({}).learning_rate)
         0.009999999776482582
     """
-    if learning_rate is not None:
-        return _with_rate(identifier, learning_rate)
-    if isinstance(identifier, str):
-        identifier = _known(identifier)
-    elif isinstance(identifier, Mapping):
-        identifier = deserialize(identifier)
-    accepted = "an Optimizer, or an optax transformation such as optax.adam(1e-3)"
-    found = resolve(identifier, _NAMES, "optimizer", accepted)
-    if isinstance(found, Optimizer):
+    found = _OPTIMIZERS.get(identifier)
+    if found is None:
+        raise _OPTIMIZERS.refused(identifier)
+    if learning_rate is None:
         return found
-    if callable(getattr(found, "init", None)) and callable(getattr(found, "update", None)):
-        return optax.with_extra_args_support(found)
-    raise ModelError(
-        "`optimizer` is neither a name nor an optax transformation",
-        given=f"{shorten(identifier)} of type {type_name(identifier)}",
-        expected="a name, an Optimizer, or an optax.GradientTransformation",
-        fix='for example optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
-    )
+    if not isinstance(identifier, str):
+        raise ModelError(
+            "`learning_rate` goes with the name of an optimizer",
+            given=f"learning_rate={learning_rate!r} and {identifier!r}",
+            expected="a name, such as 'adam'",
+            fix=f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})",
+        )
+    return type(found)(learning_rate)
 
 
 def is_config(identifier: Any) -> bool:
@@ -123,7 +131,7 @@ def is_config(identifier: Any) -> bool:
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """The class and arguments of an optimizer as plain values.
+    """Return the class and arguments of an optimizer as plain values.
 
     Raises:
         ConfigError: an argument cannot be written down.
@@ -134,7 +142,7 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Optimizer:
-    """The optimizer that `serialize` has written down, here or in Keras; its name may be of any case.
+    """Return the optimizer that `serialize` has written down, here or in Keras; its name may be of any case.
 
     Args:
         config: what `serialize` gave.
@@ -145,25 +153,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Source: `keras.optimizers.deserialize`.
     """
-    named = {**config, "class_name": _known(config.get("class_name"))}
-    return deserialize_keras_object(named, custom_objects, module_objects=_NAMES)
-
-
-def _known(name: Any) -> Any:
-    """The name as it is among `_NAMES`, if it is there in any case."""
-    return name.lower() if isinstance(name, str) and name.lower() in _NAMES else name
-
-
-def _with_rate(identifier: Any, learning_rate: Any) -> Any:
-    found = get(identifier)
-    if not isinstance(identifier, str):
-        raise ModelError(
-            "`learning_rate` goes with the name of an optimizer",
-            given=f"learning_rate={learning_rate!r} and {identifier!r}",
-            expected="a name, such as 'adam'",
-            fix=f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})",
-        )
-    return type(found)(learning_rate)
+    return _OPTIMIZERS.deserialize(config, custom_objects)
 
 
 if not TYPE_CHECKING:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
-from keras_dist.saving.identifiers import names_of, resolve
 from keras_dist.saving.registry import (
     CustomObjectScope,
     custom_object_scope,
@@ -14,20 +13,20 @@ from keras_dist.saving.registry import (
     register_keras_serializable,
 )
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
 
 __all__ = [
     "Configurable",
     "CustomObjectScope",
+    "Vocabulary",
     "absent",
     "custom_object_scope",
     "deserialize_keras_object",
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
-    "names_of",
     "not_initialised",
     "register_keras_serializable",
-    "resolve",
     "serialize_keras_object",
 ]
 

@@ -1,18 +1,22 @@
-"""What files have while they are written: `draft_of`, a folder beside their place; `writing_to`, for their errors."""
+"""Drafts: folders beside a place, where files are written before they go there; and the errors of writing."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 
 from keras_dist.errors import CheckpointWarning, KerasDistError, WriteError, shorten
+from keras_dist.saving.locks import lock_folder, unlock_folder
+
+_DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
+
+_MOST_DRAFTS = 1000
+"""Of one place by one process at a time."""
 
 _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
 """How safetensors and tensorstore write down the number of an error of the system."""
@@ -54,18 +58,11 @@ def _number_of(error: Exception) -> int | None:
     return None if match is None else int(match["number"])
 
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None
-
-
 @contextlib.contextmanager
 def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder of its own for each writer of a place, who alone can read it; in the end it is removed.
+    """Make a folder beside a place for one writer, who alone can read it; remove it in the end.
 
-    Whoever is killed leaves it, and the next writer of the place removes it. Those that are still being written are
-    told by a lock that the system drops with its process. Where the system has no locks of folders, they are left.
+    What killed writers of the place have left is removed before. Where the system has no locks of folders, it stays.
 
     Args:
         place: of a file or a folder; on the same disk as the draft.
@@ -73,8 +70,12 @@ def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         OSError: the folder around the place is not there, or may not be written.
     """
-    _remove_left(place)
-    folder, lock = _new_folder(place)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
+        for path in left_drafts(place, locks):
+            if ".replaced-" not in path.name:
+                remove_left(path)
+    number, lock = new_draft(place, 0o700)
+    folder = draft_path(place, number)
     try:
         yield folder
     finally:
@@ -84,69 +85,74 @@ def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
             unlock_folder(lock)
 
 
-@contextlib.contextmanager
-def alone_in(folder: pathlib.Path) -> Iterator[None]:
-    """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
-    with contextlib.ExitStack() as locks:
-        with contextlib.suppress(OSError):
-            locks.callback(unlock_folder, lock_folder(folder, waits=True))
-        yield
+def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
+    """Make a folder beside a place, and lock it: return its number, and its lock; None where folders have no locks.
 
-
-def _new_folder(place: pathlib.Path) -> tuple[pathlib.Path, int | None]:
-    """A draft, and what holds its lock; None where there are no locks."""
-    while True:
-        folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{place.name}.saving-", dir=place.parent))
+    Raises:
+        OSError: the folder around the place is not there, or may not be written.
+    """
+    for count in range(_MOST_DRAFTS):
+        number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
+        folder = draft_path(place, number)
+        try:
+            folder.mkdir(mode)
+        except FileExistsError:
+            continue  # another draft of this process
         try:
             lock = lock_folder(folder)
         except (FileNotFoundError, BlockingIOError):
-            continue  # it has just been taken for one that was left
+            continue  # it was taken for one that was left
         except OSError:
-            return folder, None
-        if os.fstat(lock).st_nlink and folder.exists():
-            return folder, lock
+            if not folder.is_dir():
+                raise
+            return number, None
+        if folder.is_dir() and os.path.samestat(os.fstat(lock), folder.stat()):
+            return number, lock
         unlock_folder(lock)
+    raise FileExistsError(f"{place}: there are {_MOST_DRAFTS} drafts of it already")
 
 
-def _remove_left(place: pathlib.Path) -> None:
-    """Remove the drafts of a place that nobody is writing."""
-    pattern = re.compile(re.escape(f".{place.name}.saving-") + "[a-z0-9_]{8}")
-    with contextlib.suppress(OSError):  # whether one may write there is found out when the draft is made
-        for folder in sorted(path for path in place.parent.iterdir() if pattern.fullmatch(path.name)):
-            with contextlib.suppress(OSError):  # it is being written, or gone
-                lock = lock_folder(folder)
-                try:
-                    shutil.rmtree(folder)
-                    warnings.warn(f"{folder}: left by a process that was killed; removed", CheckpointWarning, 4)
-                finally:
-                    unlock_folder(lock)
-
-
-def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
-    """The system's lock of a folder, as the descriptor that holds it.
+def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer: bool = False) -> list[pathlib.Path]:
+    """Lock and return the drafts of a place that nobody is writing, and what they were to replace.
 
     Args:
-        folder: which.
-        waits: whether to wait until nobody else has it.
-
-    Raises:
-        BlockingIOError: another one has it.
-        OSError: there is no such folder, it may not be read, or it cannot be locked, as on Windows.
+        place: of a file or a folder.
+        locks: holds the locks.
+        is_only_writer: whether those that others have locked, or that have no locks, count too.
     """
-    if fcntl is None:
-        raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    left: list[pathlib.Path] = []
+    for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
+        try:
+            locks.callback(unlock_folder, lock_folder(path))
+        except OSError:
+            if not is_only_writer:
+                continue
+        left.append(path)
+    return left
+
+
+def remove_left(path: pathlib.Path, is_only_writer: bool = False) -> None:
+    """Remove a draft that was left, with a warning; where that is not allowed, only its only writer has an error."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        shutil.rmtree(path)
+    except OSError:  # of another user, perhaps: no reason to save nothing
+        if is_only_writer:
+            raise
+    else:
+        warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 4)
 
 
-def unlock_folder(descriptor: int | None) -> None:
-    """Give back a lock, if there is one."""
-    if descriptor is not None and fcntl is not None:
-        with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+def draft_path(place: pathlib.Path, number: str) -> pathlib.Path:
+    """Return the path of a draft."""
+    return place.with_name(f".{place.name}.draft-{number}")
+
+
+def place_of(path: pathlib.Path) -> pathlib.Path | None:
+    """Return the place that a draft, or what one has replaced, is for; None for other paths."""
+    match = _DRAFT.fullmatch(path.name)
+    return None if match is None else path.with_name(match["name"])
+
+
+def is_draft(path: pathlib.Path) -> bool:
+    """Whether a path is one of a draft, or of what one has replaced."""
+    return place_of(path) is not None

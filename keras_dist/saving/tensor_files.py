@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.drafts import alone_in, draft_of, writing_to
+from keras_dist.saving.drafts import draft_of, writing_to
+from keras_dist.saving.locks import alone_in
 from keras_dist.saving.regular_files import read_regular
 
 SUFFIX = ".safetensors"

@@ -17,7 +17,7 @@ class CompileMetrics(Metric):
         metrics: in the order of outputs.
 
     Attributes:
-        metrics: likewise.
+        metrics: in the order of outputs.
 
     Source: `keras.src.trainers.compile_utils.CompileMetrics`.
     """

@@ -92,10 +92,25 @@ def check_equivalence(
     largest = max((float(np.max(np.abs(g), initial=0)) for g in reference.gradients.values()), default=0.0)
     worst = 0.0
     for distribution, other in zip(distributions[1:], others, strict=True):
-        names = (distributions[0], distribution)
-        _compare_values(reference, other, names)
-        _compare_loss(reference.loss, other.loss, tolerance, names)
-        worst = max(worst, _compare_gradients(reference, other, largest, tolerance, names))
+        there, here = f" on {distribution}", f" as on {distributions[0]}"
+        for path in dict.fromkeys((*reference.values, *other.values)):
+            value, found = reference.values.get(path), other.values.get(path)
+            if value is None or found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
+                raise EquivalenceError(
+                    f"the initial value of {path!r} differs",
+                    given=_describe(found) + there,
+                    expected=f"{_describe(value)}{here}, bit for bit",
+                    fix="make initial values from `rngs` and shapes only, not from devices, the mesh or the process",
+                )
+        difference = abs(other.loss - reference.loss) / max(1.0, abs(reference.loss))
+        _check_near(
+            "the loss of one step", difference, tolerance, f"{other.loss!r}{there}", f"{reference.loss!r}{here}"
+        )
+        for path, gradient in reference.gradients.items():
+            difference = float(np.max(np.abs(other.gradients[path] - gradient), initial=0)) / (largest or 1.0)
+            apart = f"by {difference:.2e} of the largest gradient{there}"
+            _check_near(f"the gradient of {path!r}", difference, tolerance, apart, f"that on {distributions[0]}")
+            worst = max(worst, difference)
     return EquivalenceReport(tuple(distributions), (reference.loss, *(o.loss for o in others)), worst)
 
 
@@ -152,47 +167,14 @@ def _run(
     )
 
 
-def _compare_values(reference: _Outcome, other: _Outcome, names: tuple[Distribution, Distribution]) -> None:
-    for path in dict.fromkeys((*reference.values, *other.values)):
-        value, found = reference.values.get(path), other.values.get(path)
-        if value is None or found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
-            raise EquivalenceError(
-                f"the initial value of {path!r} differs",
-                given=f"{_describe(found)} on {names[1]}",
-                expected=f"{_describe(value)} as on {names[0]}, bit for bit",
-                fix="make initial values from `rngs` and shapes only, not from devices, the mesh or the process",
-            )
-
-
-def _compare_loss(reference: float, other: float, tolerance: float, names: tuple[Distribution, Distribution]) -> None:
-    if not abs(other - reference) <= tolerance * max(1.0, abs(reference)):
+def _check_near(what: str, difference: float, tolerance: float, given: str, expected: str) -> None:
+    if not difference <= tolerance:
         raise EquivalenceError(
-            "the loss of one step differs",
-            given=f"{other!r} on {names[1]}",
-            expected=f"{reference!r} as on {names[0]}, within {tolerance}",
+            f"{what} differs",
+            given=given,
+            expected=f"{expected}, within {tolerance}",
             fix="look for code that depends on devices, the mesh or the process",
         )
-
-
-def _compare_gradients(
-    reference: _Outcome,
-    other: _Outcome,
-    largest: float,
-    tolerance: float,
-    names: tuple[Distribution, Distribution],
-) -> float:
-    worst = 0.0
-    for path, gradient in reference.gradients.items():
-        difference = float(np.max(np.abs(other.gradients[path] - gradient), initial=0)) / (largest or 1.0)
-        if not difference <= tolerance:
-            raise EquivalenceError(
-                f"the gradient of {path!r} differs",
-                given=f"by {difference:.2e} of the largest gradient on {names[1]}",
-                expected=f"that on {names[0]}, within {tolerance}",
-                fix="look for code that depends on devices, the mesh or the process",
-            )
-        worst = max(worst, difference)
-    return worst
 
 
 def _describe(value: np.ndarray | None) -> str:

@@ -35,7 +35,7 @@ RESIDENT_PART = 8
 """On devices that do, it may take this part of what is free."""
 
 EARNED_BYTES = 2**18
-"""They must be brought there first: each step of an epoch earns the time that so many bytes take."""
+"""It must be brought there first: each step on it saves the time that so many bytes take."""
 
 CACHE_LINE = 64
 
@@ -411,9 +411,9 @@ def local_devices(distribution: Distribution) -> list[Any]:
     return distribution.device_mesh.backend_mesh.local_devices
 
 
-def is_earned(source: ArraySource, batch_size: int, epochs: int) -> bool:
-    """Whether keeping the data set on the devices saves more in so many epochs than bringing it there takes."""
-    return _device_bytes(source) * batch_size <= EARNED_BYTES * epochs * source.length
+def earns_residence(source: RowSource, steps: int) -> bool:
+    """Whether keeping the data set on the devices saves more in so many steps than bringing it there takes."""
+    return isinstance(source, ArraySource) and _device_bytes(source) <= EARNED_BYTES * steps
 
 
 def _device_bytes(source: ArraySource) -> int:

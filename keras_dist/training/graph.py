@@ -61,7 +61,7 @@ class ModuleGraph:
     untrained: tuple[str, ...]
 
     def check_trains(self) -> None:
-        """Nothing, if there is a variable that is trained, or layers have some that are frozen on purpose.
+        """Check that there is a variable that is trained, or that layers have some that are frozen on purpose.
 
         Raises:
             ModelError: there is none.

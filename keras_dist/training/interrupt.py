@@ -97,7 +97,7 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
     Python delivers no signals, and where the user has a handler.
 
     Args:
-        leave: called before the function raises. With it SIGTERM is treated likewise, and a second SIGTERM ends the
+        leave: called before the function raises. With it SIGTERM is treated like Ctrl-C, and a second SIGTERM ends the
             process at once. In a job of several processes all call it after the same step; a second SIGTERM counts
             from then on.
     """

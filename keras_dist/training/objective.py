@@ -64,9 +64,9 @@ class Objective:
 
     Attributes:
         loss: one for every output, or a list or dict of them, by the names of the outputs.
-        loss_weights: factors of the losses in their sum, likewise; None for 1.
+        loss_weights: factors of the losses in their sum, given in the same way; None for 1.
         metrics: lists by output, or a list: of one output all its metrics, of several an entry for each.
-        weighted_metrics: likewise; these see the weights of examples.
+        weighted_metrics: given in the same way; these see the weights of examples.
         output_names: names for outputs that are lists, tuples or lone arrays.
     """
 
@@ -200,7 +200,7 @@ def resolve_objective(
             outputs without a loss. None alone for models whose layers add all the losses.
         loss_weights: a number, or a list or dict of them.
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
-        weighted_metrics: likewise.
+        weighted_metrics: the same for metrics that see the weights of examples.
         output_names: names for outputs that are lists, tuples or lone arrays.
         are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
             now; else it is one when the outputs are seen.

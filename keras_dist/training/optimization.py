@@ -97,7 +97,7 @@ def apply_gradients(
         grads: gradients of all trained variables, or of those that the optimizer updates.
         name: which optimizer; None for all of them.
         value: the loss before, for optimizers that search along a line (lbfgs).
-        value_fn: the loss as a function of all trained variables, likewise.
+        value_fn: the loss as a function of all trained variables, for the same.
         batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
 
     Raises:

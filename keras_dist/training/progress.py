@@ -1,4 +1,4 @@
-"""`Progress`: how far a training has come, so that another process can go on from there."""
+"""`Progress`: how far a training has come, so that another process can go on; `Run`: the one that is running."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import numpy as np
 
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
+from keras_dist.distribution import cluster
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.training.compiled import StepOptions
+from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,8 +152,77 @@ def restored(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, A
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
+class Run:
+    """One call of `fit`: its examples and callbacks, and how far it has come.
+
+    Args:
+        examples: in batches.
+        hooks: the callbacks.
+        progress: before the first batch.
+        zeros: the states of loss and metrics before the first batch.
+        options: how the steps run.
+
+    Attributes:
+        progress: after the last dispatched batch; or what a callback has given to go on with.
+    """
+
+    def __init__(
+        self,
+        examples: Batching | Streaming,
+        hooks: Hooks,
+        progress: Progress,
+        zeros: Mapping[str, Any],
+        options: StepOptions,
+    ) -> None:
+        self.progress = progress
+        self._examples, self._hooks, self._zeros, self._options = examples, hooks, zeros, options
+        self._thread = threading.current_thread()
+        self._has_begun = False
+
+    def begin(self) -> Progress:
+        """Where the training begins: before its first batch, or where a callback has said."""
+        self._has_begun = True
+        if self.progress.callbacks is not None:
+            tallies = restored(self.progress.tallies, self._zeros) if self.progress.tallies else {}
+            self._hooks.set_state(self.progress.callbacks)
+            self.progress = dataclasses.replace(self.progress, tallies=tallies)
+        return self.progress
+
+    def noted(self, is_stopping: bool) -> Progress:
+        """How far the training has come, with what callbacks need to go on.
+
+        Raises:
+            ModelError: it runs in another thread: its callbacks may not have seen yet what its arrays have.
+        """
+        if self._thread is not threading.current_thread():
+            raise ModelError(
+                "the state of a training cannot be taken from another thread: fit is running",
+                given=f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {self._thread.name!r}",
+                expected="a call between two batches, in the thread that trains",
+                fix="pass BackupAndRestore to fit, or save in a callback of your own; model.save(path), which leaves "
+                "out how far fit has come, works in any thread",
+            )
+        cursor = self.progress.cursor
+        if isinstance(self._examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
+            # batches that are made before they are trained on are ahead; and each process has an iterator of its own
+            is_exact = self._options.prefetch <= MAX_IN_FLIGHT and cluster.num_processes() == 1
+            cursor = dataclasses.replace(cursor, source=self._examples.state() if is_exact else None)
+        callbacks = self._hooks.get_state()
+        return dataclasses.replace(self.progress, cursor=cursor, is_stopping=is_stopping, callbacks=callbacks)
+
+    def check_continues(self, progress: Progress) -> None:
+        """Check that this training, which has not begun, can go on with another one.
+
+        Raises:
+            ModelError: it has begun, or has other batches, loss or metrics.
+        """
+        if self._has_begun:
+            raise nothing_to_continue()
+        self.progress.check_continues(progress, self._zeros)
+
+
 def nothing_to_continue() -> ModelError:
-    """The error of who asks for it when no training is about to begin."""
+    """The error of continuing where no training is about to begin."""
     return ModelError(
         "there is no training to be continued",
         given="continue_from outside of on_train_begin",
@@ -159,19 +231,8 @@ def nothing_to_continue() -> ModelError:
     )
 
 
-def of_another_thread(thread: threading.Thread) -> ModelError:
-    """The error of who asks how far a training in this thread has come, in another thread."""
-    return ModelError(
-        "the state of a training cannot be taken from another thread: fit is running",
-        given=f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {thread.name!r}",
-        expected="a call between two batches, in the thread that trains",
-        fix="pass BackupAndRestore to fit, or save in a callback of your own; model.save(path), which leaves out how "
-        "far fit has come, works in any thread",
-    )
-
-
 def _check_tallies(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> None:
-    """Nothing, if the states of tallies are of the loss and metrics that are here.
+    """Check that the states are those of the loss and metrics that are here.
 
     Raises:
         ModelError: they are of others.

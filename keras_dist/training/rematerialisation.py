@@ -14,6 +14,7 @@ from keras_dist import _jax
 from keras_dist._patterns import Pattern
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context
+from keras_dist.layers.record import Recorded
 from keras_dist.training.activations import named_submodules
 from keras_dist.training.graph import compile_rule
 
@@ -139,5 +140,6 @@ def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str,
     context.set_mask(outputs, output_masks)
     if losses:
         context.losses.extend(losses)
-        object.__setattr__(layer, "_added", [*(getattr(layer, "_added", None) or ()), *losses])
+        if isinstance(layer, Recorded):
+            layer._outside.added += losses
     return outputs

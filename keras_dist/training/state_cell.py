@@ -29,6 +29,34 @@ _clock = itertools.count(1)
 _lock_of_linked_cells = threading.RLock()  # one for all, so that no two threads wait for each other
 
 
+class SharedLock:
+    """A reentrant lock, which becomes the one of all linked cells when its cell is linked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        while True:
+            lock = self._lock
+            lock.acquire()
+            if lock is self._lock:
+                return
+            lock.release()  # another thread has linked the cell in the meantime
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def joining(*locks: SharedLock) -> Iterator[None]:
+        """Wait for the threads that hold the locks; from then on all of them are one. None is held by this thread."""
+        with _lock_of_linked_cells, contextlib.ExitStack() as held:
+            for lock in locks:
+                held.enter_context(lock._lock)
+                lock._lock = _lock_of_linked_cells
+            yield
+
+
 class StateCell:
     """The one owner of a model's arrays. The loop swaps its state after each dispatch; all others read copies.
 
@@ -37,7 +65,7 @@ class StateCell:
         plan: where the variables live.
         state_plan: where everything in the state lives.
         state: the current arrays. Consumed by the next train step: never hand it out.
-        arrays: likewise, as a flat list: what the steps take and give, for trees cost them time.
+        arrays: the current arrays as a flat list: what the steps take and give, for trees cost them time.
         lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
             thread dispatches on buffers that another has just donated.
     """
@@ -46,7 +74,7 @@ class StateCell:
         self.graph = graph
         self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
         self.plan = plan
-        self.lock = threading.RLock()
+        self.lock = SharedLock()
         self._training = threading.RLock()
         self._trainings = 0
         trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
@@ -89,10 +117,10 @@ class StateCell:
             other: the cell of the other model. Its values are taken over.
             indices: for each shared variable of this cell its index in the other.
         """
-        self.lock = other.lock = _lock_of_linked_cells
-        self._links.append((weakref.ref(other), dict(indices)))
-        other._links.append((weakref.ref(self), {theirs: mine for mine, theirs in indices.items()}))
-        other._seen[self] = self._version
+        with SharedLock.joining(self.lock, other.lock):
+            self._links.append((weakref.ref(other), dict(indices)))
+            other._links.append((weakref.ref(self), {theirs: mine for mine, theirs in indices.items()}))
+            other._seen[self] = self._version
 
     def shares(self, path: str, other: StateCell, other_path: str) -> bool:
         """Whether a variable is that of another cell."""

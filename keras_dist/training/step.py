@@ -35,6 +35,10 @@ TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, 
 """`train_step(state, batch, rngs) -> (state, logs)`."""
 
 
+ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
+"""`call(module, x, training, rngs) -> y_pred`."""
+
+
 @dataclasses.dataclass(eq=False)
 class Forward:
     """The module, how it is called, and where its activations live.
@@ -50,7 +54,7 @@ class Forward:
     """
 
     graph: ModuleGraph
-    call: Callable[[Any, Any, bool, nnx.Rngs], Any]
+    call: ModuleCall
     distribution: Distribution
     seed: int
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None

@@ -35,7 +35,7 @@ class FixedSteps:
         return self._steps if self._steps <= left else 1
 
     def measured(self, seconds: float, steps: int) -> None:
-        """Nothing: an execution of so many steps took so long."""
+        """Learn nothing from an execution of so many steps that took so long."""
 
 
 class StepsTuner:

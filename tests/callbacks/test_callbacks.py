@@ -89,8 +89,10 @@ def test_they_get_the_model_and_the_parameters_of_the_call(model):
 
 
 def test_any_iterable_of_callbacks_or_one_alone(model):
-    for callbacks in (Recorder(), (Recorder(),), iter([Recorder()])):
-        model.fit(X, Y, verbose=0, callbacks=callbacks)
+    for wrap in (lambda one: one, lambda one: (one,), lambda one: iter([one])):
+        recorder = Recorder()
+        model.fit(X, Y, verbose=0, callbacks=wrap(recorder))
+        assert [name for name, *_ in recorder.calls][:: len(recorder.calls) - 1] == ["on_train_begin", "on_train_exit"]
 
 
 class TestLogs:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from keras_dist.checkpoint import Stored
-from keras_dist.checkpoint.folder import Draft, discard, is_draft, present, settled
+from keras_dist.checkpoint.folder import Draft, discard, present, settled
 from keras_dist.checkpoint.manifest import damage_of
 from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.saving.drafts import is_draft
 from tests.checkpoint.conftest import snapshot_of
 
 

@@ -75,3 +75,25 @@ print(kd.models.load_model(folder / "model").count_params(), sorted(path.name fo
 
 def test_works_without_what_windows_lacks() -> None:
     assert run_python(WITHOUT_FCNTL).splitlines() == ["True None", "8 []"]
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("sklearn", "tensorflow_datasets", "array_record", "importlib_resources"):
+    sys.modules[name] = None
+import keras_dist as kd
+import numpy as np
+for name in kd.__all__:
+    getattr(kd, name)
+model = kd.Sequential([kd.layers.Dense(2)])
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+try:
+    from keras_dist.datasets import digits
+except ImportError as error:
+    print(type(error).__name__, error.fix)
+"""
+
+
+def test_users_with_data_of_their_own_need_no_data_sets() -> None:
+    assert run_python(WITHOUT_EXTRAS) == "MissingExtraError pip install 'keras_dist[datasets]'"

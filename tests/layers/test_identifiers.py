@@ -27,5 +27,5 @@ def test_custom_layers_are_found_by_their_names():
 
 
 def test_what_is_no_layer_is_refused():
-    with pytest.raises(ConfigError, match=r"not of a layer[\s\S]*a MeanSquaredError"):
+    with pytest.raises(ConfigError, match=r"(?s)`layer` is not a layer.*MeanSquaredError"):
         layers.deserialize(losses.serialize(losses.MeanSquaredError()))

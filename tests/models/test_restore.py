@@ -13,7 +13,7 @@ import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.models import checkpointing
-from keras_dist.models.checkpointing import join_arrays, names_of, split_arrays
+from keras_dist.models.saving import join_arrays, names_of, split_arrays
 from tests.layouts import on
 
 MESHES = ["one device", "data=8,model=1", "data=2,model=4", "data=4,model=2"]

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from keras_dist.errors import CheckpointWarning
 from keras_dist.saving import drafts
-from keras_dist.saving.drafts import alone_in, draft_of
+from keras_dist.saving.drafts import draft_of
+from keras_dist.saving.locks import alone_in
 from keras_dist.saving.tensor_files import TensorReader, TensorWriter
 
 KILLED = """
@@ -44,7 +45,7 @@ def test_one_that_fails_is_removed(place):
 
 
 def test_what_was_left_by_the_killed_the_next_writer_removes(place):
-    others = [place.with_name(".other.safetensors.saving-abcdefgh"), place.with_name(".model.safetensors.saving-a")]
+    others = [place.with_name(".other.safetensors.draft-17"), place.with_name(".model.safetensors.draft-a")]
     for path in others:
         path.mkdir()
     killed = subprocess.run([sys.executable, "-c", KILLED, place], check=False)
@@ -72,7 +73,7 @@ def test_where_folders_have_no_locks_nothing_is_removed(place, monkeypatch):
     def refuses(folder, waits=False):
         raise OSError(95, "Operation not supported")
 
-    left = place.with_name(".model.safetensors.saving-abcdefgh")
+    left = place.with_name(".model.safetensors.draft-17")
     left.mkdir()
     monkeypatch.setattr(drafts, "lock_folder", refuses)
     with draft_of(place) as folder, alone_in(place.parent):

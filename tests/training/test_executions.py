@@ -13,8 +13,8 @@ from jax.core import Tracer
 import keras_dist as kd
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
-from keras_dist.training import executions, trainer
-from keras_dist.training.executions import ResidentFeed, fits_on_devices, is_earned, stack_of
+from keras_dist.training import executions, placement
+from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
@@ -213,11 +213,10 @@ class TestResident:
         monkeypatch.setattr(executions, "local_devices", lambda distribution: [])
         assert not fits_on_devices(ArraySource(X), layouts.one_device())
 
-    def test_it_is_brought_there_where_the_epochs_earn_it(self):
-        source = ArraySource(np.zeros((1024, 2**10), np.float32))  # 4 KiB a row
-        assert is_earned(source, 64, epochs=1)
-        assert not is_earned(source, 65, epochs=1)
-        assert is_earned(source, 128, epochs=2)
+    def test_it_is_brought_there_where_the_steps_earn_it(self):
+        source = ArraySource(np.zeros((1024, 2**10), np.float32))
+        assert earns_residence(source, steps=16)
+        assert not earns_residence(source, steps=15)
 
     def test_large_batches_of_one_epoch_are_streamed(self, monkeypatch):
         monkeypatch.setattr(executions, "EARNED_BYTES", 1)
@@ -279,7 +278,7 @@ class TestResident:
         assert 5 in lengths and set(lengths) <= {1, 5}
 
     def test_so_are_they_unless_there_is_much_to_train_on(self, monkeypatch):
-        monkeypatch.setattr(trainer, "WORTH_COMPILING", 10)
+        monkeypatch.setattr(placement, "WORTH_COMPILING", 10)
         model, _ = trained("one device", "auto", factory=Plain)
         programs = model._session.trainer._compiled._programs
         model.fit(X[:80], Y[:80], batch_size=8, verbose=0)

@@ -158,13 +158,13 @@ class TestSaving:
         cell, begin, was_free = model._born().cell, kd.checkpoint.Snapshot.begin, []
 
         def begin_and_look(snapshot, place):
-            was_free.append(in_a_thread(lambda: cell.lock.acquire(blocking=False)))
+            was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
             return begin(snapshot, place)
 
         monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
         manager.save()
         assert was_free == [False]
-        assert in_a_thread(lambda: cell.lock.acquire(blocking=False) and (cell.lock.release() or True))
+        assert in_a_thread(lambda: cell.lock._lock.acquire(blocking=False) and (cell.lock._lock.release() or True))
 
     def test_states_are_whole_while_another_thread_trains(self, model, manager):
         stop, failures = threading.Event(), []
@@ -189,3 +189,29 @@ class TestSaving:
         for path in manager.checkpoints:
             stored = kd.checkpoint.Stored(pathlib.Path(path))
             assert int(stored.arrays_below("step")[""]) == stored.step
+
+
+def test_linking_models_waits_for_a_thread_that_reads_one_of_them(model):
+    cell, other = model._session.cell, kd.Model.from_nnx(Plain, seed=1)._session.cell
+    reads, ends, links = threading.Event(), threading.Event(), threading.Event()
+
+    def read():
+        with cell.lock:
+            reads.set()
+            ends.wait(10)
+
+    def link():
+        cell.link(other, {})
+        with cell.lock, other.lock:
+            links.set()
+
+    threads = [threading.Thread(target=read), threading.Thread(target=link), threading.Thread(target=link)]
+    threads[0].start()
+    reads.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    assert not links.wait(0.2)
+    ends.set()
+    for thread in threads:
+        thread.join(10)
+    assert links.is_set() and not any(thread.is_alive() for thread in threads)

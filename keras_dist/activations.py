@@ -1,0 +1,404 @@
+"""Activations: Keras's names and defaults on `jax.nn`, as functions of one array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax import projections
+
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
+
+__all__ = [
+    "celu",
+    "deserialize",
+    "elu",
+    "exponential",
+    "gelu",
+    "get",
+    "glu",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "leaky_relu",
+    "linear",
+    "log_sigmoid",
+    "log_softmax",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "serialize",
+    "sigmoid",
+    "silu",
+    "soft_shrink",
+    "softmax",
+    "softplus",
+    "softsign",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "sparsemax",
+    "squareplus",
+    "swish",
+    "tanh",
+    "tanh_shrink",
+    "threshold",
+]
+
+
+def relu(
+    x: ArrayLike, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0
+) -> jax.Array:
+    """`x` above `threshold`, at most `max_value`; `negative_slope * (x - threshold)` below.
+
+    Args:
+        x: an array.
+        negative_slope: a number.
+        max_value: a number, or None for no limit.
+        threshold: a number.
+
+    Source: `keras.activations.relu`.
+    """
+    x = jnp.asarray(x)
+    if max_value is None and threshold == 0:
+        return jax.nn.leaky_relu(x, negative_slope) if negative_slope else jax.nn.relu(x)
+    above = jnp.where(x > threshold, x, 0)
+    if max_value is not None:
+        above = jnp.clip(above, 0, max_value)
+    return above - negative_slope * jax.nn.relu(threshold - x) if negative_slope else above
+
+
+def leaky_relu(x: ArrayLike, negative_slope: float = 0.2) -> jax.Array:
+    """`x` above 0, `negative_slope * x` below.
+
+    Source: `keras.activations.leaky_relu`.
+    """
+    return jax.nn.leaky_relu(jnp.asarray(x), negative_slope)
+
+
+def relu6(x: ArrayLike) -> jax.Array:
+    """`min(max(x, 0), 6)`.
+
+    Source: `keras.activations.relu6`.
+    """
+    return jax.nn.relu6(jnp.asarray(x))
+
+
+def threshold(x: ArrayLike, threshold: float, default_value: float) -> jax.Array:
+    """`x` above `threshold`, else `default_value`.
+
+    Source: `keras.activations.threshold`.
+    """
+    x = jnp.asarray(x)
+    return jnp.where(x > threshold, x, default_value)
+
+
+def linear(x: Any) -> Any:
+    """`x`, as it is.
+
+    Source: `keras.activations.linear`.
+    """
+    return x
+
+
+def hard_tanh(x: ArrayLike) -> jax.Array:
+    """`min(max(x, -1), 1)`.
+
+    Source: `keras.activations.hard_tanh`.
+    """
+    return jax.nn.hard_tanh(jnp.asarray(x))
+
+
+def hard_sigmoid(x: ArrayLike) -> jax.Array:
+    """`min(max(x / 6 + 1 / 2, 0), 1)`.
+
+    Source: `keras.activations.hard_sigmoid`.
+    """
+    return jax.nn.hard_sigmoid(jnp.asarray(x))
+
+
+def sparse_sigmoid(x: ArrayLike) -> jax.Array:
+    """`min(max((x + 1) / 2, 0), 1)`.
+
+    Source: `keras.activations.sparse_sigmoid`; https://arxiv.org/abs/1901.02324.
+    """
+    return jax.nn.sparse_sigmoid(jnp.asarray(x))
+
+
+def hard_silu(x: ArrayLike) -> jax.Array:
+    """`x * hard_sigmoid(x)`.
+
+    Source: `keras.activations.hard_silu`; https://arxiv.org/abs/1905.02244.
+    """
+    return jax.nn.hard_silu(jnp.asarray(x))
+
+
+def sparse_plus(x: ArrayLike) -> jax.Array:
+    """0 below -1, `(x + 1)**2 / 4` up to 1, `x` above.
+
+    Source: `keras.activations.sparse_plus`.
+    """
+    return jax.nn.sparse_plus(jnp.asarray(x))
+
+
+def soft_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
+    """`x`, moved by `threshold` towards 0 and at most up to it.
+
+    Source: `keras.activations.soft_shrink`.
+    """
+    x = jnp.asarray(x)
+    return jnp.where(x > threshold, x - threshold, jnp.where(x < -threshold, x + threshold, 0))
+
+
+def hard_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
+    """`x` where it is farther from 0 than `threshold`, else 0.
+
+    Source: `keras.activations.hard_shrink`.
+    """
+    x = jnp.asarray(x)
+    return jnp.where(jnp.abs(x) > threshold, x, 0)
+
+
+def tanh_shrink(x: ArrayLike) -> jax.Array:
+    """`x - tanh(x)`.
+
+    Source: `keras.activations.tanh_shrink`.
+    """
+    x = jnp.asarray(x)
+    return x - jnp.tanh(x)
+
+
+def sigmoid(x: ArrayLike) -> jax.Array:
+    """`1 / (1 + exp(-x))`.
+
+    Source: `keras.activations.sigmoid`.
+    """
+    return jax.nn.sigmoid(jnp.asarray(x))
+
+
+def log_sigmoid(x: ArrayLike) -> jax.Array:
+    """`log(sigmoid(x))`.
+
+    Source: `keras.activations.log_sigmoid`.
+    """
+    return jax.nn.log_sigmoid(jnp.asarray(x))
+
+
+def tanh(x: ArrayLike) -> jax.Array:
+    """The hyperbolic tangent.
+
+    Source: `keras.activations.tanh`.
+    """
+    return jax.nn.tanh(jnp.asarray(x))
+
+
+def exponential(x: ArrayLike) -> jax.Array:
+    """`exp(x)`.
+
+    Source: `keras.activations.exponential`.
+    """
+    return jnp.exp(jnp.asarray(x))
+
+
+def softplus(x: ArrayLike) -> jax.Array:
+    """`log(exp(x) + 1)`.
+
+    Source: `keras.activations.softplus`.
+    """
+    return jax.nn.softplus(jnp.asarray(x))
+
+
+def softsign(x: ArrayLike) -> jax.Array:
+    """`x / (abs(x) + 1)`.
+
+    Source: `keras.activations.softsign`.
+    """
+    return jax.nn.soft_sign(jnp.asarray(x))
+
+
+def squareplus(x: ArrayLike, b: float = 4) -> jax.Array:
+    """`(x + sqrt(x**2 + b)) / 2`.
+
+    Source: `keras.activations.squareplus`; https://arxiv.org/abs/2112.11687.
+    """
+    return jax.nn.squareplus(jnp.asarray(x), b)
+
+
+def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
+    """`x` above 0, `alpha * (exp(x) - 1)` below.
+
+    Source: `keras.activations.elu`; https://arxiv.org/abs/1511.07289.
+    """
+    return jax.nn.elu(jnp.asarray(x), alpha)
+
+
+def selu(x: ArrayLike) -> jax.Array:
+    """`elu` with the scales that keep mean 0 and variance 1 from layer to layer, beside `LecunNormal` kernels.
+
+    Source: `keras.activations.selu`; https://arxiv.org/abs/1706.02515.
+    """
+    return jax.nn.selu(jnp.asarray(x))
+
+
+def celu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
+    """`x` above 0, `alpha * (exp(x / alpha) - 1)` below.
+
+    Source: `keras.activations.celu`; https://arxiv.org/abs/1704.07483.
+    """
+    return jax.nn.celu(jnp.asarray(x), alpha)
+
+
+def silu(x: ArrayLike) -> jax.Array:
+    """`x * sigmoid(x)`, also called swish.
+
+    Source: `keras.activations.silu`; https://arxiv.org/abs/1710.05941.
+    """
+    return jax.nn.silu(jnp.asarray(x))
+
+
+def gelu(x: ArrayLike, approximate: bool = False) -> jax.Array:
+    """`x * P(X <= x)` for a normally distributed X.
+
+    Args:
+        x: an array.
+        approximate: whether by tanh instead of erf.
+
+    Source: `keras.activations.gelu`; https://arxiv.org/abs/1606.08415.
+    """
+    return jax.nn.gelu(jnp.asarray(x), approximate)
+
+
+def mish(x: ArrayLike) -> jax.Array:
+    """`x * tanh(softplus(x))`.
+
+    Source: `keras.activations.mish`; https://arxiv.org/abs/1908.08681.
+    """
+    return jax.nn.mish(jnp.asarray(x))
+
+
+def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
+    """`exp(x) / sum(exp(x))`, a probability for each class.
+
+    Args:
+        x: an array.
+        axis: of the classes.
+
+    Source: `keras.activations.softmax`.
+    """
+    return jax.nn.softmax(jnp.asarray(x), axis)
+
+
+def log_softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
+    """`log(softmax(x))`.
+
+    Args:
+        x: an array.
+        axis: of the classes.
+
+    Source: `keras.activations.log_softmax`.
+    """
+    return jax.nn.log_softmax(jnp.asarray(x), axis)
+
+
+def sparsemax(x: ArrayLike, axis: int = -1) -> jax.Array:
+    """The probabilities nearest to `x`: many are exactly 0.
+
+    Args:
+        x: an array.
+        axis: of the classes.
+
+    Differs from Keras: the values add up to 1, as in the paper. Those of Keras 3.15 do only where one class is left.
+
+    Source: `keras.activations.sparsemax`; https://arxiv.org/abs/1602.02068.
+    """
+    x = jnp.asarray(x)
+    dtype = jnp.result_type(x, 0.0)  # the projection gives float32 for shorter floats, and floors integers
+    return jnp.apply_along_axis(projections.projection_simplex, axis, x.astype(dtype)).astype(dtype)
+
+
+def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
+    """`a * sigmoid(b)` for the two halves `a` and `b` of `x`.
+
+    Args:
+        x: an array.
+        axis: that is halved.
+
+    Raises:
+        ModelError: the dim is odd.
+
+    Source: `keras.activations.glu`; https://arxiv.org/abs/1612.08083.
+    """
+    x = jnp.asarray(x)
+    if x.shape[axis] % 2:
+        raise ModelError(
+            "glu cannot halve its input",
+            given=f"shape {x.shape}, axis {axis}",
+            expected="an even dim at that axis",
+            fix="double the units of the layer before, or choose another axis",
+        )
+    return jax.nn.glu(x, axis)
+
+
+# Keras knows the functions under these names, too
+hard_swish = hard_silu
+swish = silu
+
+_ACTIVATIONS = Vocabulary(
+    "activation",
+    __name__,
+    accepted="a function of one array",
+    example='"relu", or with arguments: lambda x: activations.threshold(x, 0.5, 0.0)',
+    convert=callable_with_one_array,
+    wrong="cannot be called as activation(x)",
+    functions=True,
+)
+
+
+def get(identifier: Any) -> Callable[[Any], Any]:
+    """Return the activation that `identifier` means: a callable of one array.
+
+    Args:
+        identifier: a name, a config, a callable of one array, or None for `linear`.
+
+    Raises:
+        UnknownNameError: no activation has this name.
+        ModelError: it cannot be called with one array.
+        ConfigError: a config cannot be read.
+
+    Example:
+        >>> from keras_dist import activations
+        >>> activations.get("relu") is activations.relu
+        True
+
+    Source: `keras.activations.get`.
+    """
+    return linear if identifier is None else _ACTIVATIONS.get(identifier)
+
+
+def serialize(activation: Any) -> Any:
+    """Return the name of an activation of this module; the config of any other.
+
+    Example:
+        >>> from keras_dist import activations
+        >>> activations.serialize(activations.silu)
+        'silu'
+
+    Source: `keras.activations.serialize`.
+    """
+    is_ours = any(function is activation for function in _ACTIVATIONS.names.values())
+    return activation.__name__ if is_ours else serialize_keras_object(activation)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the activation of a config or name; `custom_objects` are known by name besides.
+
+    Source: `keras.activations.deserialize`.
+    """
+    return linear if config is None else _ACTIVATIONS.deserialize(config, custom_objects)

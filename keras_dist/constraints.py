@@ -1,0 +1,207 @@
+"""Constraints: what weights are brought back to after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
+
+__all__ = [
+    "Constraint",
+    "MaxNorm",
+    "MinMaxNorm",
+    "NonNeg",
+    "UnitNorm",
+    "deserialize",
+    "get",
+    "max_norm",
+    "min_max_norm",
+    "non_neg",
+    "serialize",
+    "unit_norm",
+]
+
+_EPSILON = 1e-7  # keeps weights of length 0 as they are
+
+
+class Constraint(Configurable):
+    """Base of all constraints: a subclass gives the nearest allowed weight in `__call__(w)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import constraints
+        >>> class AtMostOne(constraints.Constraint):
+        ...     def __call__(self, w):
+        ...         return jnp.minimum(w, 1.0)
+        >>> AtMostOne()(jnp.array([0.5, 2.0]))
+        Array([0.5, 1. ], dtype=float32)
+
+    Source: `keras.constraints.Constraint`.
+    """
+
+    def __call__(self, w: ArrayLike) -> Any:
+        """An array of `w`'s shape and dtype: `w` itself."""
+        return w
+
+
+class NonNeg(Constraint):
+    """Values below 0 become 0.
+
+    Source: `keras.constraints.NonNeg`.
+    """
+
+    def __call__(self, w: ArrayLike) -> jax.Array:
+        """`max(w, 0)`."""
+        return jnp.maximum(jnp.asarray(w), 0)
+
+
+class MaxNorm(Constraint):
+    """Scaled down where longer than `max_value`.
+
+    Args:
+        max_value: the greatest length.
+        axis: the dims over which a length is taken: 0 for a kernel (inputs, outputs), so that each output's weights
+            have one; [0, 1, 2] for that of a 2D convolution.
+
+    Raises:
+        ModelError: `max_value` is less than 0.
+
+    Source: `keras.constraints.MaxNorm`.
+    """
+
+    def __init__(self, max_value: float = 2, axis: int | Sequence[int] = 0) -> None:
+        _check_bounds(0, max_value)
+        self.max_value = max_value
+        self.axis = axis
+
+    def __call__(self, w: ArrayLike) -> jax.Array:
+        """`w`, shortened."""
+        w, norms = _with_norms(w, self.axis)
+        return w * (jnp.minimum(norms, self.max_value) / (norms + _EPSILON))
+
+
+class UnitNorm(Constraint):
+    """Scaled to length 1.
+
+    Args:
+        axis: as in `MaxNorm`.
+
+    Source: `keras.constraints.UnitNorm`.
+    """
+
+    def __init__(self, axis: int | Sequence[int] = 0) -> None:
+        self.axis = axis
+
+    def __call__(self, w: ArrayLike) -> jax.Array:
+        """`w`, of length 1."""
+        w, norms = _with_norms(w, self.axis)
+        return w / (norms + _EPSILON)
+
+
+class MinMaxNorm(Constraint):
+    """Scaled towards a length between `min_value` and `max_value`.
+
+    Args:
+        min_value: the least length.
+        max_value: the greatest length.
+        rate: how much of the way each step goes: 1 for all of it.
+        axis: as in `MaxNorm`.
+
+    Raises:
+        ModelError: not `0 <= min_value <= max_value`.
+
+    Source: `keras.constraints.MinMaxNorm`.
+    """
+
+    def __init__(
+        self, min_value: float = 0.0, max_value: float = 1.0, rate: float = 1.0, axis: int | Sequence[int] = 0
+    ) -> None:
+        _check_bounds(min_value, max_value)
+        self.min_value = min_value
+        self.max_value = max_value
+        self.rate = rate
+        self.axis = axis
+
+    def __call__(self, w: ArrayLike) -> jax.Array:
+        """`w`, with its lengths moved by `rate` of the way."""
+        w, norms = _with_norms(w, self.axis)
+        desired = self.rate * jnp.clip(norms, self.min_value, self.max_value) + (1 - self.rate) * norms
+        return w * (desired / (norms + _EPSILON))
+
+
+def _with_norms(w: ArrayLike, axis: int | Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    w = jnp.asarray(w)
+    axes = axis if isinstance(axis, int) else tuple(axis)
+    return w, jnp.sqrt(jnp.sum(jnp.square(w), axis=axes, keepdims=True))
+
+
+def _check_bounds(min_value: float, max_value: float) -> None:
+    if not 0 <= min_value <= max_value:
+        raise ModelError(
+            "no weight can have such a length",
+            given=f"min_value={min_value}, max_value={max_value}",
+            expected="0 <= min_value <= max_value",
+            fix="exchange them, or correct the sign",
+        )
+
+
+# Keras knows the classes under these names, too
+max_norm = MaxNorm
+min_max_norm = MinMaxNorm
+non_neg = NonNeg
+unit_norm = UnitNorm
+
+_CONSTRAINTS = Vocabulary(
+    "constraint",
+    __name__,
+    Constraint,
+    accepted="a Constraint or a function of one array",
+    example='"non_neg" or constraints.MaxNorm(3)',
+    convert=callable_with_one_array,
+    wrong="cannot be called as constraint(w)",
+)
+
+
+def get(identifier: Any) -> Callable[[Any], Any] | None:
+    """Return the constraint that `identifier` means, a callable `w -> w`; None for None.
+
+    Args:
+        identifier: a name, a config, a `Constraint` or its class, a function of one array, or None.
+
+    Raises:
+        UnknownNameError: no constraint has this name.
+        ModelError: it cannot be called with one array.
+        ConfigError: a config cannot be read.
+
+    Example:
+        >>> from keras_dist import constraints
+        >>> constraints.get("max_norm").get_config()
+        {'max_value': 2, 'axis': 0}
+
+    Source: `keras.constraints.get`.
+    """
+    return _CONSTRAINTS.get(identifier)
+
+
+def serialize(constraint: Any) -> Any:
+    """Return the config of a constraint.
+
+    Source: `keras.constraints.serialize`.
+    """
+    return serialize_keras_object(constraint)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the constraint of a config or name; `custom_objects` are known by name besides.
+
+    Source: `keras.constraints.deserialize`.
+    """
+    return _CONSTRAINTS.deserialize(config, custom_objects)

@@ -1,0 +1,46 @@
+"""Calls of layers in the body of a loop, which `jax.lax.scan` and `jax.vmap` trace separately."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import _jax
+from keras_dist.errors import ModelError
+from keras_dist.layers import call_context
+
+
+def build_before(layer: Any, *inputs: Any) -> None:
+    """Create the weights of a layer and of its sublayers, by a call that counts for nothing, before the loop begins."""
+    with call_context.entered(False, anew=True):
+        layer(*inputs)
+
+
+def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+    """Call a layer inside of a loop; return its output and the losses it added, which the loop must return.
+
+    Raises:
+        ModelError: the layer draws random numbers or sets a statistic.
+    """
+    with call_context.entered(training, anew=True) as context:
+        try:
+            outputs = layer(*args, **kwargs)
+        except (_jax.TraceError, ModelError) as error:
+            if not isinstance(error.__cause__ or error, _jax.TraceError):
+                raise
+            raise ModelError(
+                f"layer {layer.name!r} changes a variable inside of a loop over time",
+                given=str(error).splitlines()[0],
+                expected="a step without random numbers and statistics of its own",
+                fix="give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`",
+            ) from error
+    return outputs, context.losses
+
+
+def add_losses(losses: list[jax.Array]) -> None:
+    """Add the losses that a loop returned to those of the current call."""
+    context = call_context.current()
+    if context is not None:
+        context.losses.extend(jnp.sum(loss) for loss in losses)

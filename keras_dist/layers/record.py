@@ -1,0 +1,93 @@
+"""`LayerRecord`: what a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from keras_dist.layers.symbolic import Node
+    from keras_dist.layers.variable import Variable
+    from keras_dist.layers.weights import OwnWeight
+
+
+class Binding(Protocol):
+    """What a layer asks the model that it lives in, which has its arrays."""
+
+    prefix: str
+
+    def weights(self) -> list[Any]:
+        """Handles on the weights of the layer and its sublayers."""
+        ...
+
+    def added_losses(self) -> list[Any]:
+        """What the layer and its sublayers added to the loss in the last call."""
+        ...
+
+    def penalties(self, weights: Sequence[Any]) -> list[Any]:
+        """What the regularizers of these weights give."""
+        ...
+
+    def attribute(self, name: str) -> Any:
+        """What building the layer has added to it under this name."""
+        ...
+
+    def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
+        """The sublayers, with their names, that building has added to what the user's layer holds."""
+        ...
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the layer gives for arrays, with its current weights."""
+        ...
+
+    def check_inputs(self, args: tuple[Any, ...]) -> None:
+        """Check that symbolic inputs are what the layer was built for."""
+        ...
+
+    def module(self) -> Any:
+        """The layer with copies of its current values."""
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class LayerRecord:
+    """What a layer knows beside its NNX graph.
+
+    Attributes:
+        nodes: its calls on symbolic tensors.
+        first_call: of a copy, how the layer was called first; None after it was built so.
+        binding: where its weights are in a model; None outside of models.
+        handles: those on the weights of a foreign module that is in no model, by their paths.
+        made: the weights that its `build` has created so far, with their names; None while it is not being built.
+        added: what it added to the loss in the last call.
+        is_passing: whether it was made in the call of another layer.
+    """
+
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    first_call: Node | None = None
+    binding: Binding | None = None
+    handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
+    made: list[tuple[str, Variable]] | None = None
+    added: list[Any] = dataclasses.field(default_factory=list)
+    is_passing: bool = False
+
+
+class Recorded:
+    """A module with a record beside its NNX graph. Copies begin with an empty one."""
+
+    __slots__ = ("_arguments", "_outside")
+
+    _outside: LayerRecord
+    _record_type: ClassVar[type[LayerRecord]] = LayerRecord
+
+    def _begin_record(self) -> LayerRecord:
+        """The record, which is not there yet."""
+        record = self._record_type()
+        object.__setattr__(self, "_outside", record)  # past NNX, which would take it for a part of the graph
+        return record
+
+
+def binding_of(node: Any) -> Binding | None:
+    """Where the weights of a layer are; None for one in no model, and for what is no layer."""
+    return node._outside.binding if isinstance(node, Recorded) else None

@@ -1,0 +1,71 @@
+"""`SpatialLayer`: the base of layers over one, two or three spatial dims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from keras_dist._arguments import check_option
+from keras_dist.errors import ModelError
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+
+
+class SpatialLayer(Layer):
+    """The base of layers over one, two or three spatial dims, between or after batch and channels.
+
+    Args:
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        **kwargs: as of `Layer`.
+
+    Attributes:
+        rank: the number of spatial dims.
+
+    Raises:
+        ModelError: there is no such `data_format`.
+    """
+
+    rank: int
+
+    def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        formats = ("channels_last", "channels_first")
+        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channels are the last dim."""
+        return self.data_format == "channels_last"
+
+    @property
+    def channel_axis(self) -> int:
+        """The dim of the channels."""
+        return self.rank + 1 if self.channels_last else 1
+
+    @property
+    def spatial_axes(self) -> tuple[int, ...]:
+        """The spatial dims."""
+        first = 1 if self.channels_last else 2
+        return tuple(range(first, first + self.rank))
+
+    def for_all_dims(self, spatial: Any, other: Any) -> tuple[Any, ...]:
+        """Return `spatial`, one value for each spatial dim, with `other` for the batch and the channels."""
+        return (other, *spatial, other) if self.channels_last else (other, other, *spatial)
+
+    def check_not_empty(self, outputs: jax.Array, inputs: jax.Array) -> jax.Array:
+        """Return `outputs`, if it is not empty.
+
+        Raises:
+            ModelError: a dim has become 0.
+        """
+        if outputs.size == 0 and inputs.size > 0:
+            raise ModelError(
+                f"nothing is left of the input of layer {self.name!r}",
+                given=f"input of shape {inputs.shape}, which gives an output of shape {outputs.shape}",
+                expected="spatial dims that are large enough for the layer",
+                fix='make the input larger, or what the layer takes from it smaller; padding="same" keeps small inputs',
+            )
+        return outputs

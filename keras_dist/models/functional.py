@@ -1,0 +1,384 @@
+"""`Graph`: the calls of a functional model, between symbolic inputs and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.layers import InputLayer, Layer
+from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.symbolic import KerasTensor, Node, Operation
+from keras_dist.models.naming import free_name, name_members
+
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
+
+Place = tuple[str, int, int]
+"""Where a tensor comes from: the name of a step, which of its calls, which of the outputs of that call."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A layer or operation of a graph, with all its calls.
+
+    Attributes:
+        name: known by no other step.
+        operation: a layer, or an `Operation`.
+        nodes: its calls in order; none of an input.
+    """
+
+    name: str
+    operation: Any
+    nodes: tuple[Node, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """The calls of a functional model.
+
+    Attributes:
+        inputs: structure of the symbolic inputs.
+        outputs: structure of the symbolic outputs.
+        nodes: the calls in the order in which they were made.
+        names: what the layers between them are called in the model, by their ids.
+    """
+
+    inputs: Any
+    outputs: Any
+    nodes: tuple[Node, ...]
+    names: Mapping[int, str]
+
+    @functools.cached_property
+    def specs(self) -> list[KerasTensor]:
+        """The symbolic inputs, in flattening order."""
+        return jax.tree.leaves(self.inputs)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs."""
+        return [spec.name for spec in self.specs]
+
+    @functools.cached_property
+    def output_names(self) -> list[str]:
+        """The layer that each output is of, in flattening order."""
+        found: list[str] = []
+        for tensor in jax.tree.leaves(self.outputs):
+            layer = self.names.get(id(tensor.node.operation)) if tensor.node is not None else None
+            found.append(free_name(layer or tensor.name.removesuffix("/output"), found))
+        return found
+
+    def run(self, members: Mapping[str, Callable[..., Any]], inputs: Any) -> Any:
+        """The outputs for the inputs.
+
+        Args:
+            members: the layers by name.
+            inputs: arrays in the structure of the model's inputs, or a list, or a dict by the names of the inputs.
+
+        Returns:
+            Arrays in the structure of the model's outputs; of a list or tuple of one output this one.
+
+        Raises:
+            ModelError: the inputs do not fit.
+        """
+        values: dict[int, Any] = dict(zip(map(id, self.specs), self._arranged(inputs), strict=True))
+        for node in self.nodes:
+            is_layer = not isinstance(node.operation, Operation)
+            operation = members[self.names[id(node.operation)]] if is_layer else node.operation
+            args, kwargs = replaced((node.args, node.kwargs), values)
+            outputs = operation(*args, **kwargs)
+            values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
+        outputs = replaced(self.outputs, values)
+        return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
+
+    def structured(self, outputs: Any) -> Any:
+        """What stands for the outputs, in the structure in which they were given, lists of one included."""
+        return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
+
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The inputs, then layers and operations in the order of their first calls, as configs and tables list them."""
+        calls: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            calls.setdefault(id(node.operation), []).append(node)
+        taken = {*self.names.values()}
+        steps = []
+        for tensor in self.specs:
+            layer = _input_layer(tensor)
+            steps.append(Step(free_name(layer.name, taken), layer, ()))
+            taken.add(steps[-1].name)
+        for nodes in calls.values():
+            operation = nodes[0].operation
+            name = self.names.get(id(operation)) or free_name(operation.name, taken)
+            steps.append(Step(name, operation, tuple(nodes)))
+            taken.add(name)
+        return tuple(steps)
+
+    @functools.cached_property
+    def places(self) -> dict[int, Place]:
+        """For each tensor, by id, where it comes from."""
+        starts = self.steps[: len(self.specs)]
+        places = {id(tensor): (step.name, 0, 0) for tensor, step in zip(self.specs, starts, strict=True)}
+        for step in self.steps:
+            for number, node in enumerate(step.nodes):
+                leaves = jax.tree.leaves(node.outputs)
+                places |= {id(leaf): (step.name, number, index) for index, leaf in enumerate(leaves)}
+        return places
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each step has one call, on what the one before it gave alone."""
+        calls = self.steps[len(self.specs) :]
+        parents = [[self.places[id(tensor)][0] for node in step.nodes for tensor in node.parents] for step in calls]
+        return len(self.specs) == 1 and parents == [[step.name] for step in self.steps[: len(calls)]]
+
+    def _arranged(self, inputs: Any) -> list[Any]:
+        """The inputs in flattening order, as their specs want them."""
+        given = self._in_order(inputs)
+        if len(given) != len(self.specs):
+            raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
+        return [self._checked(spec, value) for spec, value in zip(self.specs, given, strict=True)]
+
+    def _in_order(self, inputs: Any) -> list[Any]:
+        if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
+            given = dict(self._matched(self.inputs, inputs, "a dict"))
+            return [given[id(spec)] for spec in self.specs]
+        if isinstance(inputs, Mapping):
+            missing = [spec.name for spec in self.specs if spec.name not in inputs and not _is_optional(spec)]
+            if missing:
+                near = "".join(did_you_mean(name, map(str, inputs)) for name in missing)
+                raise self._misfit(f"a dict with {list(inputs)}{near}", f"a dict with {self.input_names}")
+            return [inputs.get(name) for name in self.input_names]
+        return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
+
+    def _matched(self, wanted: Any, given: Any, place: str) -> Iterator[tuple[int, Any]]:
+        """What is given for each tensor, by its id, in dicts and lists as deep as those of the inputs."""
+        if isinstance(wanted, KerasTensor):
+            yield id(wanted), given
+        elif isinstance(wanted, Mapping) and isinstance(given, Mapping):
+            if not {*wanted} <= {*given}:
+                raise self._misfit(f"{place} with {list(given)}", f"{place} with {sorted(wanted)}")
+            for key in wanted:
+                yield from self._matched(wanted[key], given[key], f"{key!r}: a dict")
+        elif isinstance(wanted, list | tuple) and isinstance(given, list | tuple) and len(wanted) == len(given):
+            for one, value in zip(wanted, given, strict=True):
+                yield from self._matched(one, value, place)
+        else:
+            names = jax.tree.map(lambda tensor: tensor.name, wanted)
+            raise self._misfit(f"{place.split(':')[0]}: {shorten(given)}", f"{names}")
+
+    def _checked(self, spec: KerasTensor, value: Any) -> Any:
+        if value is None and _is_optional(spec):
+            return None
+        if value is None or not hasattr(value, "shape"):
+            raise self._misfit(f"{shorten(value)} for input {spec.name!r}", f"an array of shape {spec.shape}")
+        if value.ndim == spec.ndim - 1 and spec.shape[-1] == 1:
+            value = value[..., None]  # as in Keras: (batch,) for Input((1,))
+        elif value.ndim == spec.ndim + 1 and value.shape[-1] == 1:
+            value = jnp.squeeze(value, -1)
+        fits = value.ndim == spec.ndim and all(
+            wanted in (None, size) for wanted, size in zip(spec.shape, value.shape, strict=True)
+        )
+        if not fits:
+            raise self._misfit(f"shape {tuple(value.shape)} for input {spec.name!r}", f"shape {spec.shape}")
+        return jnp.asarray(value, spec.dtype)
+
+    def _misfit(self, given: str, expected: str) -> ModelError:
+        return ModelError(
+            "the inputs do not fit the model",
+            given=given,
+            expected=expected,
+            fix="pass the inputs in the order of model.inputs, or by name; the first dim is the batch",
+        )
+
+
+def replaced(tree: Any, values: Mapping[int, Any]) -> Any:
+    """`tree`, with values in the place of symbolic tensors, by the ids of these; others stay."""
+    return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
+
+
+def connect(model: Model, inputs: Any, outputs: Any) -> None:
+    """Make the model of the calls between symbolic inputs and outputs.
+
+    Raises:
+        ModelError: the graph is disconnected, or two layers have the same name.
+    """
+    nodes = nodes_between(inputs, outputs)
+    layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
+    starts = input_layers(inputs)
+    names = {id(layer): name for name, layer in name_members([*starts, *layers]).items()}
+    for layer in starts:
+        layer.output.name = layer.name
+    listed = _in_keras_order(layers, nodes, outputs)
+    model._members = nnx.Dict({names[id(layer)]: layer for layer in listed})
+    model._graph = Graph(inputs, outputs, nodes, {id(layer): names[id(layer)] for layer in layers})
+
+
+def input_layers(inputs: Any) -> list[InputLayer]:
+    """The layers that give symbolic inputs."""
+    nodes = [tensor.node for tensor in jax.tree.leaves(inputs)]
+    return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
+
+
+def nodes_between(inputs: Any, outputs: Any) -> tuple[Node, ...]:
+    """The calls that lead from inputs to outputs, in the order in which they were made.
+
+    Raises:
+        ModelError: one of them is no symbolic tensor, or an output does not depend on these inputs alone.
+    """
+    known = {id(tensor) for tensor in _leaves("inputs", inputs)}
+    found: dict[int, Node] = {}
+    waiting = [(tensor, tensor, "") for tensor in _leaves("outputs", outputs)]
+    while waiting:
+        tensor, output, use = waiting.pop()
+        node = tensor.node
+        if id(tensor) in known or (node is not None and id(node) in found):
+            continue
+        if node is None or (not node.args and not node.kwargs):
+            raise _disconnected(output, tensor, use, jax.tree.leaves(inputs))
+        found[id(node)] = node
+        for number, parent in enumerate(node.parents):
+            waiting.append((parent, output, f", argument {number} of {node.operation.name!r}"))
+    return tuple(sorted(found.values(), key=lambda node: node.number))
+
+
+def find_layer(model: Model, name: str | None, index: int | None) -> Layer:
+    """The layer of a model with this name, or at this place in `layers`.
+
+    Raises:
+        ModelError: there is none, or not exactly one argument is given.
+    """
+    layers = model.layers
+    if (name is None) == (index is None):
+        raise ModelError(
+            "get_layer needs a name or an index",
+            given=f"name={name!r}, index={index!r}",
+            expected="one of them",
+            fix='for example get_layer("d1")',
+        )
+    if index is not None and -len(layers) <= index < len(layers):
+        return layers[index]
+    names = [layer.name for layer in layers]
+    members = vars(model).get("_members", {})
+    if name is not None and name in members:
+        return members[name]
+    if name in names:
+        return layers[names.index(name)]
+    raise ModelError(
+        f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}",
+        given=f"get_layer({name!r})" if index is None else f"get_layer(index={index})",
+        expected=f"one of {names}" if index is None else f"an index below {len(layers)}",
+        fix="model.layers lists them",
+    )
+
+
+def symbols_of(model: Model) -> tuple[Any, Any]:
+    """The symbolic inputs and outputs of a model.
+
+    Raises:
+        ModelError: it has none.
+    """
+    symbols = model._symbols
+    if symbols is not None:
+        return symbols
+    if model._outside.nodes:
+        return model._outside.nodes[0].inputs, model._outside.nodes[0].outputs  # as a layer of another model
+    raise ModelError(
+        f"model {model.name!r} has no symbolic inputs and outputs",
+        given=f"a {type(model).__name__} that was not made of symbolic tensors",
+        expected="Model(inputs, outputs), or a Sequential that starts with Input",
+        fix="call it on Input(shape) and make a Model of the two",
+    )
+
+
+def _leaves(argument: str, tree: Any) -> list[KerasTensor]:
+    """The symbolic tensors in `inputs` or `outputs` of a model.
+
+    Raises:
+        ModelError: one of them is none, or the keys of a dict have no order.
+    """
+    try:
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+    except ValueError:
+        raise ModelError(
+            f"Model: the keys of `{argument}` cannot be put in order",
+            given=f"{argument}={shorten(tree)}",
+            expected="a dict whose keys are strings",
+            fix="name inputs and outputs by strings",
+        ) from None
+    for leaf in leaves if leaves else [tree]:
+        if not isinstance(leaf, KerasTensor):
+            check_is_ours(f"Model: `{argument}`: it", leaf)
+            raise ModelError(
+                f"Model: `{argument}` are not symbolic tensors",
+                given=f"{shorten(leaf)} of type {type(leaf).__name__}",
+                expected="what Input(shape) gives, and what layers give for it",
+                fix="inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)",
+            )
+    return leaves
+
+
+def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Sequence[KerasTensor]) -> ModelError:
+    given = [f"{leaf.name!r} of shape {leaf.shape}" for leaf in inputs]
+    missing = f"{tensor.name!r} of shape {tensor.shape}"
+    another = ", another one than the input of this name" if missing in given else ""
+    return ModelError(
+        f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
+        given=f"inputs {', '.join(given)}, and an output that depends on {missing}{use}{another}",
+        expected="every tensor that the outputs depend on among the inputs, or computed from them",
+        fix=f"add {tensor.name!r} to the inputs of the model, or compute the output from its inputs",
+    )
+
+
+def _in_keras_order(layers: Sequence[Layer], nodes: Sequence[Node], outputs: Any) -> list[Layer]:
+    """The layers as Keras lists those of a functional model: the farthest from the outputs first.
+
+    Of those that are equally far, the one that is met first on the way back from the outputs.
+    """
+    known = {id(node) for node in nodes}
+    met: dict[int, int] = {}
+    visited: dict[int, Node] = {}
+
+    for output in jax.tree.leaves(outputs):
+        waiting = [(output.node, False)]  # not by recursion: models may be deeper than Python's stack
+        while waiting:
+            node, is_left = waiting.pop()
+            if node is None or id(node) in visited:
+                continue
+            if is_left:
+                visited[id(node)] = node
+                continue
+            met.setdefault(id(node.operation), len(met))
+            waiting.append((node, True))
+            if id(node) in known:
+                waiting += [(parent.node, False) for parent in reversed(node.parents)]
+    depths: dict[int, int] = {}
+    of_operations: dict[int, int] = {}
+    for node in reversed(visited.values()):
+        depth = max(depths.get(id(node), 0), of_operations.get(id(node.operation), 0))
+        depths[id(node)] = of_operations[id(node.operation)] = depth
+        for parent in node.parents if id(node) in known else ():
+            if parent.node is not None:
+                depths[id(parent.node)] = max(depth + 1, depths.get(id(parent.node), 0))
+    return sorted(layers, key=lambda layer: (-of_operations.get(id(layer), 0), met.get(id(layer), 0)))
+
+
+def _input_layer(tensor: KerasTensor) -> InputLayer:
+    """The layer that gives an input; a new one where a model begins in the middle of another graph."""
+    if tensor.node is not None and isinstance(tensor.node.operation, InputLayer):
+        return tensor.node.operation
+    return InputLayer(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name.replace("/", "_"))
+
+
+def _is_optional(spec: KerasTensor) -> bool:
+    return bool(getattr(spec.node and spec.node.operation, "optional", False))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)

@@ -1,0 +1,39 @@
+"""`ModelRecord`: what a model knows beside its NNX graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_dist.callbacks import History
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.models.session import Choices, Session
+
+
+@dataclasses.dataclass(eq=False)
+class ModelRecord(LayerRecord):
+    """What a model knows beside its NNX graph.
+
+    Attributes:
+        session: its arrays and steps; None before its weights are born.
+        choices: what `compile` was given; None before.
+        history: of the last `fit`.
+        made_under: the distribution that was current when it was made, or that it was moved to; None without any.
+        born_for: the symbolic tensors for which its weights were born, where that is one argument.
+        is_constructing: whether its constructor runs.
+        start: the input of a `Sequential`, as soon as it is known.
+        seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
+        session_before: of a `Sequential` what it had before layers were added or taken out.
+    """
+
+    session: Session | None = None
+    choices: Choices | None = None
+    history: History | None = None
+    made_under: Distribution | None = None
+    born_for: Any = None
+    is_constructing: bool = False
+    start: KerasTensor | None = None
+    seen: tuple[Any, Any] | None = None
+    session_before: Session | None = None

@@ -1,0 +1,385 @@
+"""All of a model's state, in a folder, as a `Snapshot` and pickled, and back."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from keras_dist import _environment, _jax
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.checkpoint.snapshot import is_count
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.variables import VariableSpec
+from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
+from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.models.config import check_described
+from keras_dist.models.session import Session
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.training.progress import Progress
+from keras_dist.training.state_cell import host_copy
+
+if TYPE_CHECKING:
+    from keras_dist.models.model import Model
+
+TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
+"""The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
+under which what its code makes is made again."""
+
+_PARTS_READ, _PART_BYTES = 8, 16 * 2**20
+"""Arrays are read by eighths of their bytes, so that not all of them are there twice; what is small is read at once."""
+
+_LISTED = 20
+
+_FILES = (".safetensors", ".h5", ".hdf5")
+
+KERAS_FILES = (".keras", ".h5", ".hdf5")
+
+FROM_KERAS = (
+    "read it with Keras, and make the model anew: kd.models.model_from_json(keras_model.to_json()), "
+    "then model.set_weights(keras_model.get_weights())"
+)
+"""What to do with a file that Keras wrote."""
+
+
+def save(model: Model, filepath: Any, overwrite: bool) -> None:
+    """Write a model to a folder; see `Model.save`."""
+    path = model_path("save", filepath)
+    if not overwrite:
+        Rendezvous("a save").first(lambda: _check_free(path))
+    session = model._born()
+    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
+    if model._outside.binding is not None:
+        documents = {CONFIG: serialize_keras_object(model), **documents}
+    with session.cell.lock:  # a training in another thread consumes the arrays
+        finish = snapshot(session, None, documents).begin(path)
+    finish()
+
+
+def written_compile(model: Model) -> dict[str, Any]:
+    """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
+    try:
+        return model.get_compile_config()
+    except ConfigError as error:
+        warnings.warn(
+            f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+        return {}
+
+
+def restore(
+    name: str, session: Session, stored: Stored, continue_training: bool = False, with_slots: bool = True
+) -> None:
+    """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
+    cell = session.cell
+    wanted = _wanted(session)
+    job = Rendezvous("a restore")
+    looked: list[tuple[tuple[int, int], Progress | None]] = []
+
+    def look() -> None:
+        _check_fit(name, wanted, stored, with_slots)
+        progress = _progress_of(stored) if continue_training else None
+        if progress is not None:
+            session.trainer.check_continues(progress)
+        looked.append((noted_of(stored), progress))
+
+    job.each(look)
+    ((seed, fits), progress), *_ = looked
+    with cell.lock:
+        arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
+        for number, part in enumerate(_parts(wanted)):
+            if number:  # what cannot be read at all shows before anything is gone
+                for name in part:
+                    arrays[places[name]].delete()
+            found: dict[str, Any] = {}
+            part_wanted = {name: wanted[name] for name in part}
+            job.each(lambda found=found, part=part_wanted: found.update(stored.arrays(part)))
+            for name in part:
+                arrays[places[name]] = found.pop(name)
+            _environment.release_freed_memory()
+        cell.arrays = arrays
+    session.fits = fits
+    session.use_seed(seed)
+    if progress is not None:
+        session.trainer.continue_from(progress)
+
+
+def _check_free(path: pathlib.Path) -> None:
+    """Nothing, if there is nothing at a path.
+
+    Raises:
+        CheckpointError: there is.
+    """
+    if path.exists():
+        raise CheckpointError(
+            f"save: {str(path)!r} exists",
+            given="overwrite=False",
+            expected="a path where there is nothing",
+            fix="choose another path, or pass overwrite=True",
+        )
+
+
+def noted_of(stored: Stored) -> tuple[int, int]:
+    """The seed of the model, and how often `fit` was called.
+
+    Raises:
+        CheckpointError: the checkpoint does not tell.
+    """
+    noted = stored.document("model")
+    names = ("seed", "fits")
+    if not isinstance(noted, dict) or not all(is_count(noted.get(name)) for name in names):
+        raise stored.unreadable("model", shorten(noted))
+    return noted["seed"], noted["fits"]
+
+
+def snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
+    """All of a session's state, how far its training has come, and other documents."""
+    arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
+    documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
+    if progress is not None:
+        written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
+        plain, found = split_arrays(written)
+        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
+        documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
+        arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
+    return Snapshot(int(session.cell.state.step), arrays, session.cell.state_plan, documents)
+
+
+def names_of(session: Session) -> list[str]:
+    """The names of the arrays of a session's state, flat, as they are written."""
+    state = session.cell.state
+    kinds = {"trainable": "variables", "rest": "variables", "slots": "optimizers", "step": ""}
+    prefixes = [prefix for field, prefix in kinds.items() for _ in jax.tree.leaves(getattr(state, field))]
+    rows = session.cell.state_plan.rows
+    return [f"{prefix}/{row.path}".removeprefix("/") for prefix, row in zip(prefixes, rows, strict=True)]
+
+
+def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
+    """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
+
+    `join_arrays` is the way back.
+
+    Raises:
+        CheckpointError: something in it is neither an array nor a plain value.
+    """
+    arrays: list[Any] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: plain(one) for key, one in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(one) for one in value]
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
+            arrays.append(value)
+            return {_ARRAY: len(arrays) - 1}
+        if isinstance(value, np.bool_ | np.integer | np.floating):
+            return value.item()
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise CheckpointError(
+            "the state of a callback cannot be written down",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="numbers, strings, None, arrays of numbers, and lists and dicts by strings of these",
+            fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
+        )
+
+    return plain(tree), arrays
+
+
+_ARRAY = "__array__"
+
+
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is None and dtype.kind not in "OSUMm"
+
+
+def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
+    """What `split_arrays` was given, with lists for tuples; the arrays by their numbers."""
+    if isinstance(plain, dict):
+        if [*plain] == [_ARRAY]:
+            return arrays[str(plain[_ARRAY])]
+        return {name: join_arrays(value, arrays) for name, value in plain.items()}
+    return [join_arrays(value, arrays) for value in plain] if isinstance(plain, list) else plain
+
+
+def _progress_of(stored: Stored) -> Progress | None:
+    """How far the training of a checkpoint had come; None if it was written outside of `fit`.
+
+    Raises:
+        CheckpointError: it cannot be told.
+    """
+    noted = stored.document(TRAINING)
+    if noted is None and not stored.has(TRAINING):
+        return None
+    arrays = stored.arrays_below(f"{TRAINING}/")
+    try:
+        return Progress.from_json(join_arrays(noted, arrays))
+    except (KeyError, DataError, RecursionError) as error:
+        raise stored.unreadable(TRAINING, f"{type(error).__name__}: {error}") from error
+
+
+def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a session's state, as they are to be read."""
+    plan = session.cell.state_plan
+    shardings = jax.tree.leaves(plan.shardings)
+    return {
+        name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=sharding)
+        for name, row, sharding in zip(names_of(session), plan.rows, shardings, strict=True)
+    }
+
+
+def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
+    """The names in groups of `_PARTS_READ`th of all bytes, or of one array that has more."""
+    sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
+    limit = max(_PART_BYTES, sum(sizes.values()) / _PARTS_READ)
+    parts: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes.items():
+        if parts[-1] and total + size > limit:
+            parts.append([])
+            total = 0
+        parts[-1].append(name)
+        total += size
+    return parts
+
+
+def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
+    """Nothing, if a checkpoint has the arrays of the model, and no other ones of its kind.
+
+    Raises:
+        CheckpointError: it has not; all that are wrong are told.
+    """
+    left_out = (f"{TRAINING}/",) if with_slots else (f"{TRAINING}/", "optimizers/")
+    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
+    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
+    problems += [f"not in the model: {name}" for name in noted if name not in wanted]
+    for name, like in wanted.items():
+        found = noted.get(name)
+        if found is not None and (tuple(found["shape"]), found["dtype"]) != (like.shape, str(like.dtype)):
+            problems.append(
+                f"of another shape or type: {name} is {tuple(found['shape'])} {found['dtype']}, "
+                f"in the model {like.shape} {like.dtype}"
+            )
+    if problems:
+        raise _unfit(stored, f"model {model!r}", problems, len(wanted))
+
+
+def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
+    """Check that a checkpoint has an array of the same shape and type for each variable of a model, or of a part.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    noted = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
+    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in noted)
+    problems = []
+    for spec in specs:
+        kind = spec.shape, str(spec.dtype)
+        left[kind] -= 1
+        if left[kind] < 0:
+            problems.append(f"not in the checkpoint: for {spec.path} an array of shape {kind[0]} and type {kind[1]}")
+    if problems:
+        raise _unfit(stored, "the model that is to be made", problems, len(specs))
+
+
+def _unfit(stored: Stored, model: str, problems: list[str], count: int) -> CheckpointError:
+    more = f" and {len(problems) - _LISTED} more (see `problems`)" if len(problems) > _LISTED else ""
+    return CheckpointError(
+        f"{str(stored.folder)!r} does not fit {model}",
+        given="; ".join(problems[:_LISTED]) + more,
+        expected=f"the names, shapes and types of the {count} arrays of the model",
+        fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
+        problems=tuple(problems),
+    )
+
+
+def model_path(caller: str, filepath: Any) -> pathlib.Path:
+    """The folder of a model.
+
+    Raises:
+        ModelError: the path is one of a file of weights, or none.
+    """
+    is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
+    if not is_path or str(filepath).endswith(_FILES):
+        raise ModelError(
+            f"{caller}: `filepath` is no folder of a model",
+            given=f"filepath={shorten(filepath)}",
+            expected="the path of a folder",
+            fix='for example "digits"; model.save_weights writes a file of weights',
+        )
+    return pathlib.Path(filepath)
+
+
+def reduced(model: Model) -> tuple[Callable[..., Model], tuple[Any, ...]]:
+    """How the model is made again, on the distribution that is current then, with the state of its optimizer.
+
+    Raises:
+        ConfigError: it cannot be written down.
+        ModelError: there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ModelError(
+            f"model {model.name!r} cannot be pickled or copied in a job of several processes",
+            given=f"{jax.process_count()} processes, each of which holds a part of the weights",
+            expected="one process",
+            fix="model.save(path) in all of them, then kd.models.load_model(path)",
+        )
+    check_described(model)
+    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
+    custom_objects = {cls.__name__: cls for cls in own}
+    documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.name)
+    state = None
+    if model._outside.binding is not None:
+        session = model._born()
+        with model.at_rest():
+            arrays = [host_copy(array) for array in session.cell.arrays]
+        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+    return _unpickled, (custom_objects, *documents, state)
+
+
+def copied(model: Model) -> Model:
+    """The model with arrays of its own, on the same distribution."""
+    make, arguments = reduced(model)
+    made_under = model._outside.made_under if arguments[-1] is None else model._born().distribution
+    with contextlib.nullcontext() if made_under is None else made_under.scope():
+        return make(*arguments)
+
+
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: str, state: Any) -> Any:
+    before = dtype_policy()
+    set_dtype_policy(policy)
+    try:
+        # not in safe mode: whoever unpickles runs what code it brings
+        model = deserialize_keras_object(config, custom_objects, safe_mode=False)
+        if compiled:
+            model.compile_from_config(compiled)
+    finally:
+        set_dtype_policy(before)
+    if state is not None:
+        seed, fits, values = state
+        session = model._born()
+        session.use_seed(seed)
+        session.fits = fits
+        cell = session.cell
+        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
+    return model
+
+
+def _like(array: Any, value: Any) -> Any:
+    """What `host_copy` gave for such an array, typed PRNG keys as these."""
+    if not _jax.is_key_dtype(array.dtype):
+        return value
+    return jax.random.wrap_key_data(value, impl=_jax.key_impl(array.dtype))

@@ -1,0 +1,357 @@
+"""The weights of a model in `.safetensors` files, or in a folder of orbax, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import math
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist._arguments import is_number
+from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.checkpoint.snapshot import RECORD
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.errors import ModelError, shorten
+from keras_dist.models.saving import FROM_KERAS, KERAS_FILES
+from keras_dist.models.session import Session
+from keras_dist.models.variable import ModelVariable
+from keras_dist.models.weight_names import Origin, Parts, WeightNames
+from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.tensor_files import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    TensorReader,
+    TensorWriter,
+    fetched,
+    grouped,
+    index_path,
+)
+from keras_dist.training.state_cell import StateCell
+
+FOLDER_SUFFIX, _PREFIX = ".orbax", "variables/"
+_BYTES_PER_GB = 1024**3  # what Keras calls a GB
+_MOST_GB = 2**20
+_LISTED = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What `load_weights` did. Printed, it tells how many weights are of each kind, and the first names.
+
+    Attributes:
+        loaded: the paths of the weights that were set.
+        missing: those that are not in the file.
+        extra: names in the file that are none of the model's.
+        misshaped: those that have another shape in the file, or are complex only there.
+        unused: rules of `name_map` and `transform` that match no weight.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    misshaped: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kinds = {
+            "loaded": self.loaded,
+            "missing in the file": self.missing,
+            "not in the model": self.extra,
+            "of another shape": self.misshaped,
+            "rules that match no weight": self.unused,
+        }
+        return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names) or "empty"
+
+
+def save_weights(
+    session: Session, weights: Sequence[ModelVariable], filepath: Any, overwrite: bool, max_shard_size: Any
+) -> None:
+    """Write weights to files, or to a folder; see `Model.save_weights`."""
+    path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
+    max_bytes = _checked_size(max_shard_size)
+    is_folder = path.suffix == FOLDER_SUFFIX
+    job = Rendezvous("a save of weights")
+    if not overwrite:
+        job.first(lambda: _check_free((path,) if is_folder else (path, index_path(path))))
+    handles = {weight.path: weight for weight in weights}
+    if is_folder:
+        _write_folder(path, list(handles), session)
+        return
+    sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
+    groups = grouped(sizes, max_bytes)
+    # all are of one step, whoever trains
+    with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+
+        def write(number: int) -> None:
+            if is_first_process():
+                writer.write(number, fetched(groups[number], lambda name: handles[name].numpy()))
+            else:
+                for name in groups[number]:
+                    handles[name].numpy()  # of which this process may hold parts
+
+        for number in range(len(groups)):
+            job.each(functools.partial(write, number))
+        job.first(writer.commit)
+
+
+def load_weights(
+    model: str, session: Session, weights: Sequence[ModelVariable], filepath: Any, strict: bool, names: WeightNames
+) -> LoadReport:
+    """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
+    reader = _reader(filepath, session)
+    handles = {weight.path: weight for weight in weights}
+    origins, unused = names.origins(handles)
+    if not isinstance(reader, TensorReader) and names.has_rules:
+        raise ModelError(
+            "load_weights: `name_map` and `transform` are for files of safetensors",
+            given=f"the folder {str(reader.path)!r}",
+            expected="weights of orbax, which keep their names and shapes",
+            fix="leave them out, or load a file that ends in '.safetensors'",
+        )
+    report = _compared(model, handles, origins, unused, reader, strict)
+    if isinstance(reader, TensorReader):
+        _read(session.cell, reader, {path: origins[path] for path in report.loaded})
+    else:
+        values = reader.read(report.loaded)
+        for name in report.loaded:
+            handles[name].assign(values.pop(name))
+    if not strict and (report.missing or report.extra or report.misshaped or report.unused):
+        warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=3)
+    if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
+        warnings.warn(
+            f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
+            "keras_dist did not write it; model.save_weights does it with them",
+            stacklevel=3,
+        )
+    return report
+
+
+def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
+    """Set weights, of which each device of this process gets its part.
+
+    Raises:
+        ModelError: an array is damaged. None is set then.
+    """
+    Rendezvous("a load of weights").each(lambda: reader.check(_names_in(origins, origins)))
+    for path, origin in origins.items():
+        row = cell.row(path)
+        parts, found = origin.of(reader, path, row.shape), {}
+
+        def part(index: Any, parts: Parts = parts, dtype: Any = row.dtype, found: Any = found) -> np.ndarray:
+            key = str(index)  # devices that hold the same share it
+            if key not in found:
+                found[key] = np.array(parts[index], dtype)
+            return found[key]
+
+        sharding = TensorLayout(row.axes, cell.mesh).backend_layout
+        cell.write(path, jax.make_array_from_callback(row.shape, sharding, part))
+
+
+def _reader(filepath: Any, session: Session) -> TensorReader | _Folder:
+    """What reads the weights at this path."""
+    if isinstance(filepath, str | os.PathLike) and pathlib.Path(filepath).is_dir():
+        return _Folder(pathlib.Path(filepath), session)
+    path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
+    if path.suffix == FOLDER_SUFFIX:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return TensorReader("load_weights", path)
+
+
+def _compared(
+    model: str,
+    handles: Mapping[str, ModelVariable],
+    origins: Mapping[str, Origin],
+    unused: tuple[str, ...],
+    reader: TensorReader | _Folder,
+    strict: bool,
+) -> LoadReport:
+    """What can be loaded.
+
+    Raises:
+        ModelError: not all, and `strict`; all that is wrong is told.
+    """
+    used = set(_names_in(origins, origins))
+    extra = tuple(name for name in reader.shapes if name not in used)
+    missing: dict[str, str] = {}
+    unfit: dict[str, str] = {}
+    for path, weight in handles.items():
+        origin = origins[path]
+        lacking = [name for name in origin.names if name not in reader.shapes]
+        if lacking:
+            missing[path] = path if lacking == [path] else f"{path}, there {_listed(lacking)}"
+            continue
+        if isinstance(reader, TensorReader):
+            parts = origin.of(reader, path, weight.shape)
+            shape, is_complex = parts.shape, parts.is_complex
+        else:
+            shape, is_complex = reader.shapes[path], reader.is_complex(path)
+        if shape != weight.shape or _loses_part(is_complex, weight):
+            unfit[path] = f"{path} {_told(shape, is_complex)} for {weight.shape}"
+    if strict and (missing or extra or unfit or unused):
+        problems = {
+            "missing in the file": tuple(missing.values()),
+            "not in the model": extra,
+            "of another shape": tuple(unfit.values()),
+            "rules that match no weight": unused,
+        }
+        raise ModelError(
+            f"load_weights: {str(reader.path)!r} does not fit model {model!r}",
+            given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names),
+            expected=f"the names and shapes of its {len(handles)} weights",
+            fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
+            "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
+        )
+    loaded = tuple(path for path in handles if path not in missing and path not in unfit)
+    return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
+
+
+def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
+    """The arrays in a file that weights are made of, each once."""
+    return list(dict.fromkeys(name for path in paths for name in origins[path].names))
+
+
+def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib.Path:
+    """The path of weights, whose suffix tells in which form they are.
+
+    Raises:
+        ModelError: it ends in none of the suffixes.
+    """
+    if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
+        return pathlib.Path(filepath)
+    is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
+    raise ModelError(
+        f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
+        given=f"filepath={shorten(filepath)}",
+        expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; Keras's '.weights.h5' and '.keras' are "
+        "neither written nor read",
+        fix=FROM_KERAS if is_of_keras else f"for example 'model.weights{SUFFIX}'",
+    )
+
+
+def _check_free(files: Sequence[pathlib.Path]) -> None:
+    """Nothing, if none of these files is there.
+
+    Raises:
+        ModelError: one is.
+    """
+    for file in files:
+        if file.exists():
+            raise ModelError(
+                f"save_weights: {str(file)!r} exists",
+                given="overwrite=False",
+                expected="a path where there is no file",
+                fix="choose another path, or pass overwrite=True",
+            )
+
+
+def _checked_size(max_shard_size: Any) -> float | None:
+    """The size in bytes, from one in GB.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if max_shard_size is None:
+        return None
+    if not is_number(max_shard_size) or not 0 < max_shard_size < _MOST_GB:
+        raise ModelError(
+            "save_weights: `max_shard_size` is no size of a file",
+            given=f"max_shard_size={shorten(max_shard_size)}",
+            expected=f"a number of GB of 1024**3 bytes, above 0 and below {_MOST_GB}, or None for a single file",
+            fix="for example max_shard_size=0.5 for half a GB",
+        )
+    return max_shard_size * _BYTES_PER_GB
+
+
+def _loses_part(is_complex: bool, weight: Any) -> bool:
+    """Whether the elements have an imaginary part for which the weight has no place."""
+    return is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
+
+
+def _told(shape: tuple[int, ...], is_complex: bool) -> str:
+    return f"complex {shape}" if is_complex else f"{shape}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many others there are."""
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class _Folder:
+    """The weights in a folder: of `save_weights`, of a model, or of a state of a training.
+
+    Args:
+        path: the folder.
+        session: of the model whose layouts they are read in.
+
+    Attributes:
+        path: likewise.
+        shapes: of the weights, by their paths; of the model's random streams none.
+
+    Raises:
+        CheckpointError: it is damaged, or no checkpoint.
+    """
+
+    def __init__(self, path: pathlib.Path, session: Session) -> None:
+        self.path = path
+        self._session = session
+        self._stored = Stored.of_job(path)
+        noted = self._stored.record["arrays"]
+        streams = {row.path for row in session.cell.plan.rows if row.role == "rng"}
+        self._dtypes = {
+            name.removeprefix(_PREFIX): one["dtype"]
+            for name, one in noted.items()
+            if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in streams
+        }
+        self.shapes = {name: tuple(noted[f"{_PREFIX}{name}"]["shape"]) for name in self._dtypes}
+
+    def is_complex(self, name: str) -> bool:
+        """Whether the elements of a weight have an imaginary part."""
+        return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
+
+    def read(self, names: Sequence[str]) -> dict[str, Any]:
+        """Weights by their paths, where those of the model are.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        for name in names:
+            if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
+                raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
+        plan = self._session.cell.plan
+        places = {row.path: sharding for row, sharding in zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)}
+        wanted = {
+            f"{_PREFIX}{name}": jax.ShapeDtypeStruct(
+                self.shapes[name], jnp.dtype(self._dtypes[name]), sharding=places[plan.row(name).path]
+            )
+            for name in names
+        }
+        found: dict[str, Any] = {}
+        Rendezvous("a load").each(lambda: found.update(self._stored.arrays(wanted)))
+        return {name.removeprefix(_PREFIX): array for name, array in found.items()}
+
+
+def _write_folder(path: pathlib.Path, names: Sequence[str], session: Session) -> None:
+    """Write weights to a folder, which is there whole or not at all.
+
+    Raises:
+        CheckpointError: the path cannot hold it.
+        OSError: it cannot be written.
+    """
+    cell = session.cell
+    with cell.lock:
+        arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}
+        finish = Snapshot(int(cell.state.step), arrays, cell.plan).begin(path)
+    finish()

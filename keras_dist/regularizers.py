@@ -1,0 +1,228 @@
+"""Regularizers: penalties on weights and outputs, which are added to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_number, check_option
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError, UnknownNameError
+from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
+
+__all__ = [
+    "L1",
+    "L1L2",
+    "L2",
+    "OrthogonalRegularizer",
+    "Regularizer",
+    "deserialize",
+    "get",
+    "l1",
+    "l1_l2",
+    "l2",
+    "orthogonal_regularizer",
+    "serialize",
+]
+
+_EPSILON = 1e-7  # rows shorter than this are not stretched to length 1
+
+
+class Regularizer(Configurable):
+    """Base of all regularizers: a subclass gives a penalty, a scalar, in `__call__(x)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import regularizers
+        >>> class Mean(regularizers.Regularizer):
+        ...     def __call__(self, x):
+        ...         return jnp.mean(x)
+        >>> float(Mean()(jnp.array([1.0, 2.0])))
+        1.5
+
+    Source: `keras.regularizers.Regularizer`.
+    """
+
+    def __call__(self, x: ArrayLike) -> jax.Array | float:
+        """The penalty on `x`: none."""
+        return 0.0
+
+
+def _check_factor(argument: str, value: Any) -> float:
+    """Return `value` as a float, if it is finite and not negative."""
+    return check_number(argument, value, 0, wrong="is not a factor of a penalty", example=0.01)
+
+
+class L1L2(Regularizer):
+    """`l1 * sum(abs(x)) + l2 * sum(x**2)`.
+
+    Args:
+        l1: 0 or more; None is 0.
+        l2: 0 or more; None is 0.
+
+    Raises:
+        ModelError: a factor is not a number, infinite, or less than 0.
+
+    Source: `keras.regularizers.L1L2`.
+    """
+
+    def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
+        self.l1 = _check_factor("l1", 0.0 if l1 is None else l1)
+        self.l2 = _check_factor("l2", 0.0 if l2 is None else l2)
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """The penalty, a scalar of `x`'s dtype."""
+        x = jnp.asarray(x)
+        return _sum_of_magnitudes(self.l1, x) + _sum_of_squares(self.l2, x)
+
+
+class L1(Regularizer):
+    """`l1 * sum(abs(x))`.
+
+    Args:
+        l1: 0 or more; None is 0.01.
+
+    Raises:
+        ModelError: `l1` is not a number, infinite, or less than 0.
+
+    Source: `keras.regularizers.L1`.
+    """
+
+    def __init__(self, l1: float | None = 0.01) -> None:
+        self.l1 = _check_factor("l1", 0.01 if l1 is None else l1)
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """The penalty, a scalar of `x`'s dtype."""
+        return _sum_of_magnitudes(self.l1, jnp.asarray(x))
+
+
+class L2(Regularizer):
+    """`l2 * sum(x**2)`.
+
+    Args:
+        l2: 0 or more; None is 0.01.
+
+    Raises:
+        ModelError: `l2` is not a number, infinite, or less than 0.
+
+    Source: `keras.regularizers.L2`.
+    """
+
+    def __init__(self, l2: float | None = 0.01) -> None:
+        self.l2 = _check_factor("l2", 0.01 if l2 is None else l2)
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """The penalty, a scalar of `x`'s dtype."""
+        return _sum_of_squares(self.l2, jnp.asarray(x))
+
+
+def _sum_of_magnitudes(factor: float, x: jax.Array) -> jax.Array:
+    return jnp.asarray(factor, x.dtype) * jnp.sum(jnp.abs(x))
+
+
+def _sum_of_squares(factor: float, x: jax.Array) -> jax.Array:
+    return jnp.asarray(factor, x.dtype) * jnp.sum(jnp.square(x))
+
+
+class OrthogonalRegularizer(Regularizer):
+    """`factor` times the mean of `abs(u @ v)` over all pairs of normalized rows (or columns) of a matrix.
+
+    Args:
+        factor: 0 or more.
+        mode: `"rows"` or `"columns"`.
+
+    Raises:
+        ModelError: `factor` is not a number, infinite, or less than 0.
+        UnknownNameError: no mode has this name.
+
+    Differs from Keras: one row alone has no penalty; Keras divides 0 by 0.
+
+    Source: `keras.regularizers.OrthogonalRegularizer`.
+    """
+
+    def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
+        self.factor = _check_factor("factor", factor)
+        self.mode = check_option("mode", mode, ("rows", "columns"), error=UnknownNameError)
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """The penalty, a scalar of `x`'s dtype.
+
+        Args:
+            x: a matrix (rows, columns).
+
+        Raises:
+            ModelError: `x` is not a matrix.
+        """
+        x = jnp.asarray(x)
+        if x.ndim != 2:
+            raise ModelError(
+                "OrthogonalRegularizer compares the rows or columns of a matrix",
+                given=f"an array of shape {x.shape}",
+                expected="shape (rows, columns)",
+                fix="choose another regularizer for this weight, or reshape it in one of your own",
+            )
+        rows = x if self.mode == "rows" else x.T
+        lengths = jax.lax.rsqrt(jnp.sum(jnp.square(rows), axis=1, keepdims=True))
+        rows = rows * jnp.minimum(lengths, 1.0 / _EPSILON)
+        size = rows.shape[0]
+        products = jnp.abs(rows @ rows.T) * (1.0 - jnp.eye(size, dtype=x.dtype))
+        return self.factor * jnp.sum(products) / max(size * (size - 1), 1)
+
+
+# Keras knows the classes under these names, too
+l1 = L1
+l1_l2 = L1L2
+l2 = L2
+orthogonal_regularizer = OrthogonalRegularizer
+
+_REGULARIZERS = Vocabulary(
+    "regularizer",
+    __name__,
+    Regularizer,
+    accepted="a Regularizer or a function of one array",
+    example='"l2" or regularizers.L2(0.001)',
+    convert=callable_with_one_array,
+    wrong="cannot be called as regularizer(x)",
+)
+
+
+def get(identifier: Any) -> Callable[[Any], Any] | None:
+    """Return the regularizer that `identifier` means, a callable `x -> scalar`; None for None.
+
+    Args:
+        identifier: a name, a config, a `Regularizer` or its class, a function of one array, or None.
+
+    Raises:
+        UnknownNameError: no regularizer has this name.
+        ModelError: it cannot be called with one array.
+        ConfigError: a config cannot be read.
+
+    Example:
+        >>> from keras_dist import regularizers
+        >>> regularizers.get("l2").get_config()
+        {'l2': 0.01}
+
+    Source: `keras.regularizers.get`.
+    """
+    return _REGULARIZERS.get(identifier)
+
+
+def serialize(regularizer: Any) -> Any:
+    """Return the config of a regularizer.
+
+    Source: `keras.regularizers.serialize`.
+    """
+    return serialize_keras_object(regularizer)
+
+
+def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the regularizer of a config or name; `custom_objects` are known by name besides.
+
+    Source: `keras.regularizers.deserialize`.
+    """
+    return _REGULARIZERS.deserialize(config, custom_objects)

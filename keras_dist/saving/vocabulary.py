@@ -1,0 +1,164 @@
+"""`Vocabulary`: the objects of one kind by name, such as `"adam"`, `"relu"` or `"mse"`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_dist._signatures import takes
+from keras_dist.errors import (
+    ConfigError,
+    KerasDistError,
+    ModelError,
+    UnknownNameError,
+    did_you_mean,
+    shorten,
+    type_name,
+)
+from keras_dist.saving.registry import custom_object_scope, get_custom_objects, get_registered_object
+from keras_dist.saving.serialization import deserialize_keras_object
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class as Keras writes it in snake case: `Conv2DTranspose` becomes `conv2d_transpose`.
+
+    Source: `keras.src.utils.naming.to_snake_case`.
+    """
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def callable_with_one_array(found: Any) -> Any:
+    """Return what was found if it can be called with one argument, else None."""
+    return found if callable(found) and takes(found, None) else None
+
+
+class Vocabulary:
+    """The objects of one kind by name.
+
+    Known are the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in
+    snake case, and functions. So are those registered with `register_keras_serializable`, and those of an open
+    `custom_object_scope`. Names that only differ in case mean the same.
+
+    Args:
+        kind: what the objects are, as errors say it.
+        package: the name of the package that exports them.
+        base: the class whose subclasses count, or several; these themselves have no names.
+        accepted: what `get` takes beside a name and a config, as errors say it.
+        example: code that makes such an object, as errors show it.
+        convert: turns an object that was found into what `get` returns; None for an object of another kind.
+        wrong: what errors say of an object of another kind.
+        functions: whether the functions of the package count, too.
+        aliases: more names, and the exported names they stand for.
+        spell: another spelling of the names of classes.
+        error: the class of the error for an object of another kind.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        base: type | tuple[type, ...] = (),
+        *,
+        accepted: str,
+        example: str,
+        convert: Callable[[Any], Any],
+        wrong: str = "",
+        functions: bool = False,
+        aliases: Mapping[str, str] | None = None,
+        spell: Callable[[str], str] = snake_case,
+        error: type[KerasDistError] = ModelError,
+    ) -> None:
+        self._kind = kind
+        self._package = package
+        self._bases = base if isinstance(base, tuple) else (base,)
+        self._accepted = accepted
+        self._example = example
+        self._convert = convert
+        self._wrong = wrong or f"is not {accepted}"
+        self._functions = functions
+        self._aliases = aliases or {}
+        self._spell = spell
+        self._error = error
+
+    @functools.cached_property
+    def names(self) -> dict[str, Any]:
+        """The exported objects by all of their names."""
+        package = importlib.import_module(self._package)
+        exported = {name: getattr(package, name) for name in package.__all__}
+        known = {name: found for name, found in exported.items() if self._counts(name, found)}
+        spelled = {self._spell(found.__name__): found for found in known.values() if isinstance(found, type)}
+        return spelled | known | {alias: exported[name] for alias, name in self._aliases.items()}
+
+    @functools.cached_property
+    def _lower_case(self) -> dict[str, Any]:
+        return {name.lower(): found for name, found in sorted(self.names.items())}  # upper case comes first
+
+    def _counts(self, name: str, found: Any) -> bool:
+        if isinstance(found, type):
+            return issubclass(found, self._bases) and found not in self._bases
+        return self._functions and callable(found) and name not in ("get", "serialize", "deserialize")
+
+    def get(self, identifier: Any) -> Any:
+        """Return the object that `identifier` means; None for None.
+
+        Args:
+            identifier: a name, a config, a class that is made without arguments, or an object.
+
+        Raises:
+            UnknownNameError: no object has this name.
+            ConfigError: a config cannot be read, or a class needs arguments.
+            ModelError: the object is of another kind.
+        """
+        if identifier is None:
+            return None
+        found = identifier
+        if isinstance(identifier, str):
+            found = self._named(identifier)
+        elif isinstance(identifier, Mapping):
+            class_name = identifier.get("class_name")
+            known = self._lower_case.get(class_name.lower()) if isinstance(class_name, str) else None
+            names = self.names if known is None else {**self.names, class_name: self.names.get(class_name, known)}
+            found = deserialize_keras_object(identifier, module_objects=names)
+        if isinstance(found, type):
+            if not takes(found):
+                raise ConfigError(
+                    f"`{self._kind}` is a class that needs arguments",
+                    given=f"{self._kind}={shorten(identifier)}",
+                    expected="a class that can be made without arguments",
+                    fix=f"pass an object: {found.__name__}(...)",
+                )
+            found = found()
+        converted = self._convert(found)
+        if converted is None:
+            raise self.refused(identifier)
+        return converted
+
+    def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+        """Return what `get` finds while `custom_objects`, by name, are known besides."""
+        with custom_object_scope(custom_objects):
+            return self.get(config)
+
+    def refused(self, identifier: Any) -> KerasDistError:
+        """Return the error for an object of another kind."""
+        return self._error(
+            f"`{self._kind}` {self._wrong}",
+            given=f"{shorten(identifier)} of type {type_name(identifier)}",
+            expected=f"a name, a config, or {self._accepted}",
+            fix=f"for example {self._example}",
+        )
+
+    def _named(self, name: str) -> Any:
+        found = get_registered_object(name, module_objects=self.names)
+        found = self._lower_case.get(name.lower()) if found is None else found
+        if found is None:
+            raise UnknownNameError(
+                f"unknown {self._kind} {name!r}{did_you_mean(name, [*self.names, *get_custom_objects()])}",
+                given=f"{self._kind}={shorten(name)}",
+                expected=f"one of {', '.join(sorted(self.names))}; or {self._accepted}",
+                fix="correct the name, or register your own: @saving.register_keras_serializable() gives it a name",
+            )
+        return found

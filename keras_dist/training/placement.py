@@ -1,0 +1,124 @@
+"""`Placement`: where the rows of data go, and how they come there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch import Batch
+from keras_dist.data.batching import Batching, Streaming
+from keras_dist.data.recognition import Source
+from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.training.activations import check_tensor_rules
+from keras_dist.training.compiled import StepOptions, rows_multiple
+from keras_dist.training.executions import (
+    ResidentFeed,
+    Single,
+    StreamFeed,
+    earns_residence,
+    fits_on_devices,
+    placed,
+    share_of,
+    stack_of,
+)
+from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
+from keras_dist.training.throughput import FixedSteps, StepsTuner
+
+Examples = Batching | Streaming
+Feed = StreamFeed | ResidentFeed
+
+WORTH_COMPILING = 1000
+MOST_LENGTHS = 8
+"""A data set of another length than the first one is kept on the devices for so many batches, and up to so many lengths
+are: each compiles programs of its own, which takes about as long as a thousand dispatches."""
+
+
+class Placement:
+    """Where the rows of data go: what batches are padded to, which of them this process gathers, what feeds the steps.
+
+    Args:
+        graph: the module, whose rules for activations are checked with the first inputs.
+        distribution: where batches live.
+        options: how the steps run.
+    """
+
+    def __init__(self, graph: ModuleGraph, distribution: Distribution, options: StepOptions) -> None:
+        self._graph, self._distribution, self._options = graph, distribution, options
+        self._tuners: dict[Mode, StepsTuner] = {"train": StepsTuner(), "test": StepsTuner()}
+        self._resident_sizes: dict[Mode, set[tuple[int, int]]] = {}
+        self._is_checked = False
+
+    def feed(
+        self,
+        mode: Mode,
+        examples: Examples,
+        epochs: int = 1,
+        shuffle_key: tuple[int, ...] | None = None,
+        one_by_one: bool = False,
+    ) -> Feed:
+        """What brings the batches to the steps.
+
+        Args:
+            mode: which steps.
+            examples: in batches.
+            epochs: how often all of them are taken.
+            shuffle_key: fixes their order.
+            one_by_one: whether each batch is an execution of its own, unless `compile` has said how many are.
+        """
+        stack = self._options.steps_per_execution
+        if not self._options.jit or stack == 1 or (stack is None and one_by_one):
+            return self.stream(examples, 1, shuffle_key)
+        if isinstance(examples, Streaming):
+            return self.stream(examples, stack or 1, shuffle_key)
+        source, batch_size = examples.source, examples.batch_size
+        sizes = source.length, batch_size
+        # programs that gather rows know how many there are: further lengths must be worth another compilation
+        known = self._resident_sizes.setdefault(mode, {sizes})
+        if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
+            known.add(sizes)
+        is_earned = stack is not None or earns_residence(source, epochs * examples.steps_of_epoch)
+        if sizes in known and is_earned and fits_on_devices(source, self._distribution):
+            tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
+            return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)
+        return self.stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)
+
+    def stream(self, examples: Examples, stack: int = 1, shuffle_key: tuple[int, ...] | None = None) -> StreamFeed:
+        """What brings so many batches at a time from the host."""
+        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
+        if share is not None:
+            share.check_agreement(examples.sizes, shuffle_key)
+        return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
+
+    def whole(self, source: ArraySource) -> Batch:
+        """All rows as one batch; of several processes, on the devices."""
+        return self._global(source.whole(self._multiple(source), self._share(source)))
+
+    def example(self, examples: Examples) -> Batch:
+        """A batch like those of the examples; of several processes, on the devices."""
+        return self._global(examples.example(self._multiple(examples.source), self._share(examples.source)))
+
+    def own_rows(self, source: Source) -> Callable[[int], np.ndarray | None]:
+        """What tells which of the rows of a global batch this process gave; None where it sees all."""
+        share = self._share(source)
+        return lambda rows: share.owned(rows) if share is not None and share.is_own else None
+
+    def _multiple(self, source: Source) -> int:
+        """The number that batches are padded to a multiple of; rules for activations and inputs are checked first."""
+        if not self._is_checked:
+            check_tensor_rules(self._graph.specs, self._graph.module_paths, source.x, self._distribution)
+            self._is_checked = True
+        return rows_multiple(source.x, self._distribution)
+
+    def _share(self, source: Source) -> Share | None:
+        """What this process gathers of each batch; None where all devices of the mesh are its own."""
+        if not self._distribution.device_mesh.backend_mesh.is_multi_process:
+            return None
+        return share_of(source.like, self._multiple(source), self._distribution)
+
+    def _global(self, batch: Batch) -> Batch:
+        """The global batch, of which several processes have each a portion."""
+        return batch if batch.portion is None else placed(Single(batch), self._distribution).batch

@@ -1,0 +1,128 @@
+"""One writer of a directory; a killed one is none."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from keras_dist.errors import CheckpointError
+from keras_dist.saving.locks import NAME, Lock
+
+HOLD = """
+import pathlib, sys, time
+from keras_dist.saving.locks import Lock
+lock = Lock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_one_in_this_process_is_refused(tmp_path):
+    lock = Lock(tmp_path)
+    with pytest.raises(CheckpointError, match=r"is busy") as raised:
+        Lock(tmp_path)
+    assert f"process {os.getpid()} on " in raised.value.given
+    lock.release()
+    lock.release()
+    assert not any(tmp_path.iterdir())
+    Lock(tmp_path).release()
+
+
+@pytest.mark.multiprocess
+def test_another_process_is_refused_with_owner_and_age_until_it_is_killed(tmp_path, holder):
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"is busy") as raised:
+            Lock(tmp_path)
+    assert f"process {holder.pid} on " in raised.value.given
+    assert " UTC, " in raised.value.given
+    assert raised.value.given.endswith(" s")
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / NAME).exists()
+    Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1}', '{"since": 3}'])
+def test_a_stale_file_of_whatever_content_is_taken_over(tmp_path, content):
+    (tmp_path / NAME).write_text(content)
+    lock = Lock(tmp_path)
+    assert str(os.getpid()) in (tmp_path / NAME).read_text()
+    lock.release()
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"since": 3}'])
+def test_an_owner_that_cannot_be_read_is_not_known(tmp_path, content):
+    lock = Lock(tmp_path)
+    (tmp_path / NAME).write_text(content)
+    with pytest.raises(CheckpointError) as raised:
+        Lock(tmp_path)
+    assert raised.value.given == "a writer that is not known"
+    lock.release()
+
+
+def test_a_file_in_the_place_of_the_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="is a file"):
+        Lock(tmp_path / "file")
+
+
+def test_a_holder_that_lets_go_between_opening_and_locking_is_no_holder(tmp_path, monkeypatch):
+    first, flock = Lock(tmp_path), fcntl.flock
+
+    def let_go(*arguments):
+        monkeypatch.undo()
+        first.release()
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", let_go)
+    second = Lock(tmp_path)
+    with pytest.raises(CheckpointError, match="is busy"):
+        Lock(tmp_path)
+    second.release()
+
+
+def test_releasing_does_not_remove_the_lock_of_another_one(tmp_path):
+    first = Lock(tmp_path)
+    (tmp_path / NAME).unlink()
+    second = Lock(tmp_path)
+    first.release()
+    assert (tmp_path / NAME).exists()
+    second.release()
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EIO])
+def test_no_file_stays_open_where_there_are_no_locks(tmp_path, monkeypatch, error):
+    def refuse(*arguments):
+        raise OSError(error, os.strerror(error))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=os.strerror(error)) as kept:
+        Lock(tmp_path)
+    assert kept.tb is not None  # which would keep an open file open
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_owner_that_cannot_be_written_leaves_no_lock(tmp_path, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("keras_dist.saving.locks.socket.gethostname", full)
+    with pytest.raises(OSError, match="No space left") as kept:
+        Lock(tmp_path)
+    monkeypatch.undo()
+    assert kept.tb is not None
+    Lock(tmp_path).release()
