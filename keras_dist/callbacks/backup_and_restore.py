@@ -8,9 +8,9 @@ import warnings
 
 from keras_dist._arguments import check_int, check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
+from keras_dist.distribution.cluster import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 
@@ -151,11 +151,7 @@ class BackupAndRestore(Callback):
             warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
 
     def _open(self) -> CheckpointManager:
-        """The manager of the training that is running.
-
-        Raises:
-            ModelError: none is.
-        """
+        """Return the manager of the training that is running."""
         if self._manager is None:
             raise ModelError(
                 "BackupAndRestore: no training is running",

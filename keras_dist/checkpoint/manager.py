@@ -26,11 +26,7 @@ _STEP = re.compile(r"step_(\d{8,})")
 
 
 def check_number_kept(what: str, number: object) -> None:
-    """Nothing, if so many states can be kept.
-
-    Raises:
-        CheckpointError: they cannot.
-    """
+    """Check that `number` is a number of states, or None."""
     if number is not None and not is_int(number, 1):
         raise CheckpointError(
             f"{what} cannot be used",
@@ -44,11 +40,11 @@ class Checkpointable(Protocol):
     """What a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which no other thread consumes the arrays that a snapshot holds."""
+        """Return a context in which no other thread consumes the arrays that a snapshot holds."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """All of its state."""
+        """Return all of its state."""
         ...
 
     def restore(self, stored: Stored) -> None:
@@ -167,9 +163,9 @@ class CheckpointManager:
         return str(path)
 
     def check(self) -> None:
-        """Nothing, unless a save in the background has failed.
+        """Raise the error of a save in the background that has failed.
 
-        In jobs of several processes that is told by the next save: all must be told at the same step.
+        In jobs of several processes the next save raises it: all must raise at the same step.
 
         Raises:
             CheckpointError: it has.
@@ -190,7 +186,7 @@ class CheckpointManager:
             writer.check()
 
     def newest(self) -> Stored | None:
-        """The newest state that is good; None if there are none at all. Damaged ones are told of in warnings.
+        """Return the newest state that is good; None if there are none at all. Warns of damaged ones.
 
         Raises:
             CheckpointError: all that are there are damaged.
@@ -233,7 +229,7 @@ class CheckpointManager:
         return None
 
     def restore_or_initialize(self) -> str | None:
-        """Give the model the newest state that is good.
+        """Restore the newest state that is good.
 
         Returns:
             Its path; None if there is no state, in which case the model stays as it is.
@@ -305,11 +301,7 @@ class CheckpointManager:
             raise
 
     def _make_room(self, step: int) -> None:
-        """Put a damaged state of this step aside.
-
-        Raises:
-            CheckpointError: states of later steps are there: the new one would be the first to be deleted.
-        """
+        """Rename a damaged state of this step."""
         later = [self._path(one).name for one in self._whole() if one > step]
         if later:
             raise CheckpointError(
@@ -416,11 +408,7 @@ class _Writer:
         self._thread.join()
 
     def check(self) -> None:
-        """Nothing, unless it failed.
-
-        Raises:
-            CheckpointError: it did.
-        """
+        """Raise the error of the save, if it failed."""
         _waited_for_by_nobody.discard(self)
         if self._error is not None:
             raise self._failed(self._error) from self._error

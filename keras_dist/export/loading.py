@@ -20,7 +20,7 @@ from keras_dist.saving.tensor_files import TensorReader
 
 
 class ExportedProgram:
-    """What an exported model predicts: `program(inputs) -> outputs`.
+    """An exported model: `program(inputs) -> outputs`.
 
     It is compiled once for each shape of inputs, and may be called inside of functions that JAX transforms.
 
@@ -31,7 +31,7 @@ class ExportedProgram:
 
     Attributes:
         inputs: names, shapes and dtypes of the inputs; dims of any size go by a name.
-        outputs: likewise of the outputs.
+        outputs: names, shapes and dtypes of the outputs.
         platforms: where it runs.
         versions: of the packages that made it.
     """
@@ -46,7 +46,7 @@ class ExportedProgram:
         self._run = jax.jit(program.call)
 
     def __call__(self, inputs: Any) -> Any:
-        """The outputs for a batch.
+        """Return the outputs for a batch.
 
         Args:
             inputs: arrays in the structure of the model's inputs, or a dict by their names.
@@ -69,7 +69,7 @@ class ExportedProgram:
 
 
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
-    """A model that `model.export` wrote, as a callable on the default device.
+    """Return a model that `model.export` wrote, as a callable on the default device.
 
     Neither pickles nor Python code are read, and the code of the model is not needed. Programs run on versions of JAX
     up to half a year newer than the one that made them, and often later ones: see `jax.export`.
@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
 
 
 def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
-    """An input in the dtype of the program.
+    """Return an input in the dtype of the program.
 
     Args:
         spec: what the program takes.
