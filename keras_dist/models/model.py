@@ -37,17 +37,19 @@ from keras_dist.models.config import (
     with_graph,
 )
 from keras_dist.models.exporting import FORMAT, export
-from keras_dist.models.fitting import Fitting
+from keras_dist.models.fit_methods import Fitting
 from keras_dist.models.functional import Graph, connect, find_layer, input_layers, symbols_of
 from keras_dist.models.naming import layers_in
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
-from keras_dist.models.session import Choices, ModuleCall, Session, not_compiled
+from keras_dist.models.session import Session, not_compiled
 from keras_dist.models.summary import summary_table
 from keras_dist.models.weight_names import NameMap, Transforms, WeightNames
 from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.training.choices import Choices
 from keras_dist.training.optimization import DEFAULT, apply_gradients
+from keras_dist.training.step import ModuleCall
 from keras_dist.training.train_state import TrainState
 
 
@@ -534,8 +536,8 @@ class Model(Fitting, Layer):
         Raises:
             ModelError: there is no such optimizer, or gradients are missing.
         """
-        recipe = self._compiled("apply_gradients").compiled("apply_gradients")
-        return apply_gradients(state, recipe.optimizers, grads, optimizer)
+        choices = self._compiled("apply_gradients").compiled("apply_gradients")
+        return apply_gradients(state, choices.optimizers, grads, optimizer)
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -548,8 +550,8 @@ class Model(Fitting, Layer):
         given = self._choices.optimizer
         if not isinstance(given, Mapping):
             return {DEFAULT: given}
-        recipe = self._compiled("optimizers").compiled("optimizers")
-        return {name: optimizer.transformation for name, optimizer in recipe.optimizers.items()}
+        choices = self._compiled("optimizers").compiled("optimizers")
+        return {name: optimizer.transformation for name, optimizer in choices.optimizers.items()}
 
     @property
     def optimizer(self) -> Any:
