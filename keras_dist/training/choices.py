@@ -56,4 +56,4 @@ class Choices:
     metrics: ModelMetrics
     options: StepOptions
     remat: Remat | None
-    optimizers: Mapping[str, Optimizer] = dataclasses.field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
