@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_number
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
 from keras_dist.optimizers.rate import Rate
 
@@ -87,7 +87,7 @@ class AdafactorState(NamedTuple):
         entries: of variables with less than two dims, for each entry.
     """
 
-    count: jax.Array
+    count: ArrayLike
     rows: PyTree
     columns: PyTree
     entries: PyTree

@@ -287,7 +287,7 @@ class CustomLoops:
     def _current_rate(self) -> Rate:
         """The current rate as a number; the schedule, if there is one."""
         node = next(iter(self._rates()), None)
-        return float(node.learning_rate.numpy()) if isinstance(node, LearningRateState) else self._rate
+        return float(np.asarray(node.learning_rate)) if isinstance(node, LearningRateState) else self._rate
 
     def _rates(self) -> list[Any]:
         nodes = jax.tree.leaves(self._state, is_leaf=lambda node: _has_rate(node) or _is_variable(node))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.optimizers.adam import MomentsOptimizer
 from keras_dist.optimizers.rate import scale_by_rate
 
@@ -29,7 +29,7 @@ class Nadam(MomentsOptimizer):
 class ScaleByNadamState(NamedTuple):
     """The state of Adam, and the product of the momenta so far."""
 
-    count: jax.Array
+    count: ArrayLike
     mu: PyTree
     nu: PyTree
     product: jax.Array
@@ -41,7 +41,7 @@ def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
     Source: Dozat, "Incorporating Nesterov Momentum into Adam" (2016).
     """
 
-    def momentum(step: jax.Array) -> jax.Array:
+    def momentum(step: ArrayLike) -> ArrayLike:
         return beta_1 * (1 - 0.5 * 0.96**step)
 
     def init(params: PyTree) -> ScaleByNadamState:

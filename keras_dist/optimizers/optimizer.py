@@ -224,7 +224,7 @@ class Optimizer(CustomLoops, Configurable):
         average = before.average
         if self.use_ema:
             steps, average = self._average(steps, before, params)
-        iterations = optax.safe_increment(before.iterations)
+        iterations = jnp.asarray(optax.safe_increment(before.iterations))
         if callable(self._rate):
             rate = rate_after(self._rate, iterations)
         return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
