@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -125,5 +125,5 @@ def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tupl
         )
     return {
         name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
-        for name, axes in (axis_names or {}).items()
+        for name, axes in cast("Mapping[str, Any]", axis_names or {}).items()
     }
