@@ -43,7 +43,6 @@ from keras_dist.training.step import Forward, ModuleCall, TrainStep
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
 
-
 _MOST_PROGRAMS = 32
 """How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
 
