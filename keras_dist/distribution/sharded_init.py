@@ -52,7 +52,7 @@ class CompiledInit:
         self.programs = tuple({id(birth.program): birth.program for birth in self._births}.values())
 
     def __call__(self, *args: Any) -> Any:
-        """The initial values, each array with the layout of the plan."""
+        """Return the initial values, each array with the layout of the plan."""
         flat_args = jax.tree.leaves(list(args))
         leaves: list[Any] = [None] * self._treedef.num_leaves
         born = 0
@@ -76,7 +76,7 @@ class _Birth(NamedTuple):
 
 
 def _alike(slices: Sequence[Slice | None], shardings: Sequence[Any]) -> tuple[list[dict[int, Slice]], list[int]]:
-    """The slices that are alike, by their index; and the indices of all others."""
+    """Return the slices that are alike, by their index; and the indices of all others."""
     found: dict[Any, dict[int, Slice]] = {}
     others = [index for index, part in enumerate(slices) if part is None]
     for index, part in enumerate(slices):
@@ -91,7 +91,7 @@ def _numbers(part: Slice) -> np.ndarray:
 
 
 def _select(closed: Any, group: Sequence[int]) -> Callable[..., list[Any]]:
-    """The function that computes only the outputs in `group` of a traced initialiser."""
+    """Return the function that computes only the outputs in `group` of a traced initialiser."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
     evaluate = _jax.function_of_jaxpr(_jax.dead_code_eliminated(closed, group))
@@ -148,7 +148,7 @@ class Slice:
         self.form = self._form()
 
     def __call__(self, numbers: Any, *arguments: Any) -> list[Any]:
-        """The output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
+        """Return the output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
         for equation in self._equations:
@@ -177,7 +177,7 @@ class Slice:
 
 
 def slices_of(closed: Any) -> list[Slice | None]:
-    """For each output of a traced function its slice; None where it is an argument or a constant, or has effects."""
+    """Return the slice of each output of a traced function; None for arguments, constants and what has effects."""
     made_by = {variable: (n, eqn) for n, eqn in enumerate(closed.jaxpr.eqns) for variable in eqn.outvars}
     return [_slice_of(closed, output, made_by) for output in closed.jaxpr.outvars]
 
@@ -197,7 +197,7 @@ def _slice_of(closed: Any, output: Any, made_by: dict[Any, tuple[int, Any]]) -> 
 
 
 def _folded_with(equation: Any) -> list[np.ndarray]:
-    """The number that the equation folds into a seed, if that is all it does."""
+    """Return the number that the equation folds into a seed, if that is all it does."""
     if equation.primitive.name != "random_fold_in" or not _jax.is_literal(equation.invars[1]):
         return []
     return [np.asarray(equation.invars[1].val)]

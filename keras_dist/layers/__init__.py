@@ -3,245 +3,140 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
-from keras_dist.layers.activation import ELU, Activation, LeakyReLU, PReLU, ReLU, Softmax
-from keras_dist.layers.adaptive_pooling import (
-    AdaptiveAveragePooling1D,
-    AdaptiveAveragePooling2D,
-    AdaptiveAveragePooling3D,
-    AdaptiveMaxPooling1D,
-    AdaptiveMaxPooling2D,
-    AdaptiveMaxPooling3D,
-)
-from keras_dist.layers.attention import AdditiveAttention, Attention
-from keras_dist.layers.batch_normalization import BatchNormalization
-from keras_dist.layers.bidirectional import Bidirectional
-from keras_dist.layers.category_encoding import CategoryEncoding
-from keras_dist.layers.convolution import Conv1D, Conv2D, Conv3D, Convolution1D, Convolution2D, Convolution3D
-from keras_dist.layers.dense import Dense
-from keras_dist.layers.depthwise_convolution import DepthwiseConv1D, DepthwiseConv2D
-from keras_dist.layers.dropout import AlphaDropout, Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
-from keras_dist.layers.einsum_dense import EinsumDense
-from keras_dist.layers.embedding import Embedding, ReversibleEmbedding
-from keras_dist.layers.foreign import NNXLayer
-from keras_dist.layers.global_pooling import (
-    GlobalAveragePooling1D,
-    GlobalAveragePooling2D,
-    GlobalAveragePooling3D,
-    GlobalAvgPool1D,
-    GlobalAvgPool2D,
-    GlobalAvgPool3D,
-    GlobalMaxPool1D,
-    GlobalMaxPool2D,
-    GlobalMaxPool3D,
-    GlobalMaxPooling1D,
-    GlobalMaxPooling2D,
-    GlobalMaxPooling3D,
-)
-from keras_dist.layers.group_normalization import GroupNormalization
-from keras_dist.layers.grouped_query_attention import GroupedQueryAttention, GroupQueryAttention
-from keras_dist.layers.gru import GRU, GRUCell
-from keras_dist.layers.identifiers import deserialize, serialize
-from keras_dist.layers.input_layer import Input, InputLayer
-from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.joining import Concatenate, Dot, concatenate, dot
-from keras_dist.layers.lambda_ import Lambda
-from keras_dist.layers.layer import Layer
-from keras_dist.layers.layer_normalization import LayerNormalization
-from keras_dist.layers.lstm import LSTM, LSTMCell
-from keras_dist.layers.masking import Identity, Masking
-from keras_dist.layers.merging import (
-    Add,
-    Average,
-    Maximum,
-    Minimum,
-    Multiply,
-    Subtract,
-    add,
-    average,
-    maximum,
-    minimum,
-    multiply,
-    subtract,
-)
-from keras_dist.layers.multi_head_attention import MultiHeadAttention
-from keras_dist.layers.noise import ActivityRegularization, GaussianDropout, GaussianNoise
-from keras_dist.layers.padding import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
-from keras_dist.layers.pooling import (
-    AveragePooling1D,
-    AveragePooling2D,
-    AveragePooling3D,
-    AvgPool1D,
-    AvgPool2D,
-    AvgPool3D,
-    MaxPool1D,
-    MaxPool2D,
-    MaxPool3D,
-    MaxPooling1D,
-    MaxPooling2D,
-    MaxPooling3D,
-)
-from keras_dist.layers.rescaling import Normalization, Rescaling
-from keras_dist.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
-from keras_dist.layers.rms_normalization import RMSNormalization
-from keras_dist.layers.rnn import RNN
-from keras_dist.layers.separable_convolution import (
-    SeparableConv1D,
-    SeparableConv2D,
-    SeparableConvolution1D,
-    SeparableConvolution2D,
-)
-from keras_dist.layers.simple_rnn import SimpleRNN, SimpleRNNCell
-from keras_dist.layers.spectral_normalization import SpectralNormalization
-from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
-from keras_dist.layers.symbolic import KerasTensor
-from keras_dist.layers.time_distributed import TimeDistributed
-from keras_dist.layers.transposed_convolution import (
-    Conv1DTranspose,
-    Conv2DTranspose,
-    Conv3DTranspose,
-    Convolution1DTranspose,
-    Convolution2DTranspose,
-    Convolution3DTranspose,
-)
-from keras_dist.layers.unit_normalization import UnitNormalization
-from keras_dist.layers.up_sampling import UpSampling1D, UpSampling2D, UpSampling3D
-from keras_dist.layers.variable import Variable
-from keras_dist.layers.wrapper import Wrapper
+from keras_dist.layers.activation import ELU as ELU
+from keras_dist.layers.activation import Activation as Activation
+from keras_dist.layers.activation import LeakyReLU as LeakyReLU
+from keras_dist.layers.activation import PReLU as PReLU
+from keras_dist.layers.activation import ReLU as ReLU
+from keras_dist.layers.activation import Softmax as Softmax
+from keras_dist.layers.attention import AdditiveAttention as AdditiveAttention
+from keras_dist.layers.attention import Attention as Attention
+from keras_dist.layers.batch_normalization import BatchNormalization as BatchNormalization
+from keras_dist.layers.bidirectional import Bidirectional as Bidirectional
+from keras_dist.layers.category_encoding import CategoryEncoding as CategoryEncoding
+from keras_dist.layers.convolution import Conv1D as Conv1D
+from keras_dist.layers.convolution import Conv2D as Conv2D
+from keras_dist.layers.convolution import Conv3D as Conv3D
+from keras_dist.layers.convolution import Convolution1D as Convolution1D
+from keras_dist.layers.convolution import Convolution2D as Convolution2D
+from keras_dist.layers.convolution import Convolution3D as Convolution3D
+from keras_dist.layers.convolution import DepthwiseConv1D as DepthwiseConv1D
+from keras_dist.layers.convolution import DepthwiseConv2D as DepthwiseConv2D
+from keras_dist.layers.convolution import SeparableConv1D as SeparableConv1D
+from keras_dist.layers.convolution import SeparableConv2D as SeparableConv2D
+from keras_dist.layers.convolution import SeparableConvolution1D as SeparableConvolution1D
+from keras_dist.layers.convolution import SeparableConvolution2D as SeparableConvolution2D
+from keras_dist.layers.dense import Dense as Dense
+from keras_dist.layers.einsum_dense import EinsumDense as EinsumDense
+from keras_dist.layers.embedding import Embedding as Embedding
+from keras_dist.layers.embedding import ReversibleEmbedding as ReversibleEmbedding
+from keras_dist.layers.foreign import NNXLayer as NNXLayer
+from keras_dist.layers.gru import GRU as GRU
+from keras_dist.layers.gru import GRUCell as GRUCell
+from keras_dist.layers.identifiers import deserialize as deserialize
+from keras_dist.layers.identifiers import serialize as serialize
+from keras_dist.layers.input_layer import Input as Input
+from keras_dist.layers.input_layer import InputLayer as InputLayer
+from keras_dist.layers.input_spec import InputSpec as InputSpec
+from keras_dist.layers.lambda_ import Lambda as Lambda
+from keras_dist.layers.layer import Layer as Layer
+from keras_dist.layers.lstm import LSTM as LSTM
+from keras_dist.layers.lstm import LSTMCell as LSTMCell
+from keras_dist.layers.masking import Identity as Identity
+from keras_dist.layers.masking import Masking as Masking
+from keras_dist.layers.merging import Add as Add
+from keras_dist.layers.merging import Average as Average
+from keras_dist.layers.merging import Concatenate as Concatenate
+from keras_dist.layers.merging import Dot as Dot
+from keras_dist.layers.merging import Maximum as Maximum
+from keras_dist.layers.merging import Minimum as Minimum
+from keras_dist.layers.merging import Multiply as Multiply
+from keras_dist.layers.merging import Subtract as Subtract
+from keras_dist.layers.merging import add as add
+from keras_dist.layers.merging import average as average
+from keras_dist.layers.merging import concatenate as concatenate
+from keras_dist.layers.merging import dot as dot
+from keras_dist.layers.merging import maximum as maximum
+from keras_dist.layers.merging import minimum as minimum
+from keras_dist.layers.merging import multiply as multiply
+from keras_dist.layers.merging import subtract as subtract
+from keras_dist.layers.multi_head_attention import GroupedQueryAttention as GroupedQueryAttention
+from keras_dist.layers.multi_head_attention import GroupQueryAttention as GroupQueryAttention
+from keras_dist.layers.multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from keras_dist.layers.normalization import GroupNormalization as GroupNormalization
+from keras_dist.layers.normalization import LayerNormalization as LayerNormalization
+from keras_dist.layers.normalization import RMSNormalization as RMSNormalization
+from keras_dist.layers.normalization import UnitNormalization as UnitNormalization
+from keras_dist.layers.padding import Cropping1D as Cropping1D
+from keras_dist.layers.padding import Cropping2D as Cropping2D
+from keras_dist.layers.padding import Cropping3D as Cropping3D
+from keras_dist.layers.padding import ZeroPadding1D as ZeroPadding1D
+from keras_dist.layers.padding import ZeroPadding2D as ZeroPadding2D
+from keras_dist.layers.padding import ZeroPadding3D as ZeroPadding3D
+from keras_dist.layers.pooling import AdaptiveAveragePooling1D as AdaptiveAveragePooling1D
+from keras_dist.layers.pooling import AdaptiveAveragePooling2D as AdaptiveAveragePooling2D
+from keras_dist.layers.pooling import AdaptiveAveragePooling3D as AdaptiveAveragePooling3D
+from keras_dist.layers.pooling import AdaptiveMaxPooling1D as AdaptiveMaxPooling1D
+from keras_dist.layers.pooling import AdaptiveMaxPooling2D as AdaptiveMaxPooling2D
+from keras_dist.layers.pooling import AdaptiveMaxPooling3D as AdaptiveMaxPooling3D
+from keras_dist.layers.pooling import AveragePooling1D as AveragePooling1D
+from keras_dist.layers.pooling import AveragePooling2D as AveragePooling2D
+from keras_dist.layers.pooling import AveragePooling3D as AveragePooling3D
+from keras_dist.layers.pooling import AvgPool1D as AvgPool1D
+from keras_dist.layers.pooling import AvgPool2D as AvgPool2D
+from keras_dist.layers.pooling import AvgPool3D as AvgPool3D
+from keras_dist.layers.pooling import GlobalAveragePooling1D as GlobalAveragePooling1D
+from keras_dist.layers.pooling import GlobalAveragePooling2D as GlobalAveragePooling2D
+from keras_dist.layers.pooling import GlobalAveragePooling3D as GlobalAveragePooling3D
+from keras_dist.layers.pooling import GlobalAvgPool1D as GlobalAvgPool1D
+from keras_dist.layers.pooling import GlobalAvgPool2D as GlobalAvgPool2D
+from keras_dist.layers.pooling import GlobalAvgPool3D as GlobalAvgPool3D
+from keras_dist.layers.pooling import GlobalMaxPool1D as GlobalMaxPool1D
+from keras_dist.layers.pooling import GlobalMaxPool2D as GlobalMaxPool2D
+from keras_dist.layers.pooling import GlobalMaxPool3D as GlobalMaxPool3D
+from keras_dist.layers.pooling import GlobalMaxPooling1D as GlobalMaxPooling1D
+from keras_dist.layers.pooling import GlobalMaxPooling2D as GlobalMaxPooling2D
+from keras_dist.layers.pooling import GlobalMaxPooling3D as GlobalMaxPooling3D
+from keras_dist.layers.pooling import MaxPool1D as MaxPool1D
+from keras_dist.layers.pooling import MaxPool2D as MaxPool2D
+from keras_dist.layers.pooling import MaxPool3D as MaxPool3D
+from keras_dist.layers.pooling import MaxPooling1D as MaxPooling1D
+from keras_dist.layers.pooling import MaxPooling2D as MaxPooling2D
+from keras_dist.layers.pooling import MaxPooling3D as MaxPooling3D
+from keras_dist.layers.regularization import ActivityRegularization as ActivityRegularization
+from keras_dist.layers.regularization import AlphaDropout as AlphaDropout
+from keras_dist.layers.regularization import Dropout as Dropout
+from keras_dist.layers.regularization import GaussianDropout as GaussianDropout
+from keras_dist.layers.regularization import GaussianNoise as GaussianNoise
+from keras_dist.layers.regularization import SpatialDropout1D as SpatialDropout1D
+from keras_dist.layers.regularization import SpatialDropout2D as SpatialDropout2D
+from keras_dist.layers.regularization import SpatialDropout3D as SpatialDropout3D
+from keras_dist.layers.rescaling import Normalization as Normalization
+from keras_dist.layers.rescaling import Rescaling as Rescaling
+from keras_dist.layers.reshaping import Flatten as Flatten
+from keras_dist.layers.reshaping import Permute as Permute
+from keras_dist.layers.reshaping import RepeatVector as RepeatVector
+from keras_dist.layers.reshaping import Reshape as Reshape
+from keras_dist.layers.rnn import RNN as RNN
+from keras_dist.layers.rnn import StackedRNNCells as StackedRNNCells
+from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
+from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
+from keras_dist.layers.symbolic import KerasTensor as KerasTensor
+from keras_dist.layers.transposed_convolution import Conv1DTranspose as Conv1DTranspose
+from keras_dist.layers.transposed_convolution import Conv2DTranspose as Conv2DTranspose
+from keras_dist.layers.transposed_convolution import Conv3DTranspose as Conv3DTranspose
+from keras_dist.layers.transposed_convolution import Convolution1DTranspose as Convolution1DTranspose
+from keras_dist.layers.transposed_convolution import Convolution2DTranspose as Convolution2DTranspose
+from keras_dist.layers.transposed_convolution import Convolution3DTranspose as Convolution3DTranspose
+from keras_dist.layers.up_sampling import UpSampling1D as UpSampling1D
+from keras_dist.layers.up_sampling import UpSampling2D as UpSampling2D
+from keras_dist.layers.up_sampling import UpSampling3D as UpSampling3D
+from keras_dist.layers.variable import Variable as Variable
+from keras_dist.layers.wrapper import SpectralNormalization as SpectralNormalization
+from keras_dist.layers.wrapper import TimeDistributed as TimeDistributed
+from keras_dist.layers.wrapper import Wrapper as Wrapper
 
-__all__ = [
-    "ELU",
-    "GRU",
-    "LSTM",
-    "RNN",
-    "Activation",
-    "ActivityRegularization",
-    "AdaptiveAveragePooling1D",
-    "AdaptiveAveragePooling2D",
-    "AdaptiveAveragePooling3D",
-    "AdaptiveMaxPooling1D",
-    "AdaptiveMaxPooling2D",
-    "AdaptiveMaxPooling3D",
-    "Add",
-    "AdditiveAttention",
-    "AlphaDropout",
-    "Attention",
-    "Average",
-    "AveragePooling1D",
-    "AveragePooling2D",
-    "AveragePooling3D",
-    "AvgPool1D",
-    "AvgPool2D",
-    "AvgPool3D",
-    "BatchNormalization",
-    "Bidirectional",
-    "CategoryEncoding",
-    "Concatenate",
-    "Conv1D",
-    "Conv1DTranspose",
-    "Conv2D",
-    "Conv2DTranspose",
-    "Conv3D",
-    "Conv3DTranspose",
-    "Convolution1D",
-    "Convolution1DTranspose",
-    "Convolution2D",
-    "Convolution2DTranspose",
-    "Convolution3D",
-    "Convolution3DTranspose",
-    "Cropping1D",
-    "Cropping2D",
-    "Cropping3D",
-    "Dense",
-    "DepthwiseConv1D",
-    "DepthwiseConv2D",
-    "Dot",
-    "Dropout",
-    "EinsumDense",
-    "Embedding",
-    "Flatten",
-    "GRUCell",
-    "GaussianDropout",
-    "GaussianNoise",
-    "GlobalAveragePooling1D",
-    "GlobalAveragePooling2D",
-    "GlobalAveragePooling3D",
-    "GlobalAvgPool1D",
-    "GlobalAvgPool2D",
-    "GlobalAvgPool3D",
-    "GlobalMaxPool1D",
-    "GlobalMaxPool2D",
-    "GlobalMaxPool3D",
-    "GlobalMaxPooling1D",
-    "GlobalMaxPooling2D",
-    "GlobalMaxPooling3D",
-    "GroupNormalization",
-    "GroupQueryAttention",
-    "GroupedQueryAttention",
-    "Identity",
-    "Input",
-    "InputLayer",
-    "InputSpec",
-    "KerasTensor",
-    "LSTMCell",
-    "Lambda",
-    "Layer",
-    "LayerNormalization",
-    "LeakyReLU",
-    "Masking",
-    "MaxPool1D",
-    "MaxPool2D",
-    "MaxPool3D",
-    "MaxPooling1D",
-    "MaxPooling2D",
-    "MaxPooling3D",
-    "Maximum",
-    "Minimum",
-    "MultiHeadAttention",
-    "Multiply",
-    "NNXLayer",
-    "Normalization",
-    "PReLU",
-    "Permute",
-    "RMSNormalization",
-    "ReLU",
-    "RepeatVector",
-    "Rescaling",
-    "Reshape",
-    "ReversibleEmbedding",
-    "SeparableConv1D",
-    "SeparableConv2D",
-    "SeparableConvolution1D",
-    "SeparableConvolution2D",
-    "SimpleRNN",
-    "SimpleRNNCell",
-    "Softmax",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
-    "SpectralNormalization",
-    "StackedRNNCells",
-    "Subtract",
-    "TimeDistributed",
-    "UnitNormalization",
-    "UpSampling1D",
-    "UpSampling2D",
-    "UpSampling3D",
-    "Variable",
-    "Wrapper",
-    "ZeroPadding1D",
-    "ZeroPadding2D",
-    "ZeroPadding3D",
-    "add",
-    "average",
-    "concatenate",
-    "deserialize",
-    "dot",
-    "maximum",
-    "minimum",
-    "multiply",
-    "serialize",
-    "subtract",
-]
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

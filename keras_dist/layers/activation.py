@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,11 @@ from keras_dist._arguments import (
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import AlphaArguments, LayerArguments
 
 
 class Activation(Layer):
-    """A function of each value.
+    """Apply an activation function.
 
     Args:
         activation: a name or a function; None for none.
@@ -36,18 +37,18 @@ class Activation(Layer):
     Source: `keras.layers.Activation`.
     """
 
-    def __init__(self, activation: Any, **kwargs: Any) -> None:
+    def __init__(self, activation: Any, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.identify("activation", activations.get, activation)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activation(inputs)`."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activation(inputs)`."""
         return self.activation(inputs)
 
 
 class ReLU(Layer):
-    """`x` from `threshold` on, at most `max_value`; `negative_slope * (x - threshold)` below.
+    """`min(x, max_value)` for `x >= threshold`, else `negative_slope * (x - threshold)`.
 
     Args:
         max_value: at least 0; None for no limit.
@@ -62,7 +63,11 @@ class ReLU(Layer):
     """
 
     def __init__(
-        self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **kwargs: Any
+        self,
+        max_value: float | None = None,
+        negative_slope: float = 0.0,
+        threshold: float = 0.0,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.max_value = (
@@ -72,13 +77,13 @@ class ReLU(Layer):
         self.threshold = check_number("threshold", threshold, 0, layer=self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.relu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.relu` of the inputs."""
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
 class LeakyReLU(Layer):
-    """`x` above 0, `negative_slope * x` below.
+    """`x` for `x >= 0`, else `negative_slope * x`.
 
     Args:
         negative_slope: at least 0.
@@ -90,27 +95,24 @@ class LeakyReLU(Layer):
     Source: `keras.layers.LeakyReLU`.
     """
 
-    def __init__(self, negative_slope: float = 0.3, **kwargs: Any) -> None:
+    def __init__(self, negative_slope: float = 0.3, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.leaky_relu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.leaky_relu` of the inputs."""
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
 class PReLU(Layer):
-    """`x` above 0, `alpha * x` below, with an `alpha` that is trained for each position.
+    """`x` for `x >= 0`, else `alpha * x`, with a trained `alpha` for each position.
 
     Args:
-        alpha_initializer: gives the first value of `alpha`: the dims of the input without the batch, 1 for shared ones.
-        alpha_regularizer: a function of `alpha` that is added to the loss.
-        alpha_constraint: a function of `alpha`, applied after each update.
         shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
             of images.
-        alpha_layout: where the dims of `alpha` lie: a `TensorLayout`, or axes; layout rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: `alpha_initializer`, `alpha_regularizer`, `alpha_constraint` and `alpha_layout` of the weight `alpha`:
+            the dims of the input without the batch, 1 for shared ones; and the arguments of `Layer`.
 
     Raises:
         ModelError: `shared_axes` are no dims, or among them is the batch.
@@ -118,18 +120,10 @@ class PReLU(Layer):
     Source: `keras.layers.PReLU`; https://arxiv.org/abs/1502.01852.
     """
 
-    def __init__(
-        self,
-        alpha_initializer: Any = "Zeros",
-        alpha_regularizer: Any = None,
-        alpha_constraint: Any = None,
-        shared_axes: Any = None,
-        *,
-        alpha_layout: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    weight_initializers: ClassVar = {"alpha": "Zeros"}
+
+    def __init__(self, *, shared_axes: int | Sequence[int] | None = None, **kwargs: Unpack[AlphaArguments]) -> None:
         super().__init__(**kwargs)
-        self.describe_weight("alpha", alpha_initializer, alpha_regularizer, alpha_constraint, alpha_layout)
         self.shared_axes = () if shared_axes is None else check_axes("shared_axes", shared_axes, self.name)
         if 0 in self.shared_axes:
             raise ModelError(
@@ -147,13 +141,13 @@ class PReLU(Layer):
         self.alpha = self.add_weight([own.get(axis, 1) for axis in range(1, len(input_shape))], name="alpha")
         self.input_spec = InputSpec(ndim=len(input_shape), axes=own)
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs, those below 0 times `alpha`."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs, those below 0 times `alpha`."""
         return jax.nn.relu(inputs) - self.alpha[...] * jax.nn.relu(-inputs)
 
 
 class ELU(Layer):
-    """`x` above 0, `alpha * (exp(x) - 1)` below.
+    """`x` for `x >= 0`, else `alpha * (exp(x) - 1)`.
 
     Args:
         alpha: a number.
@@ -165,18 +159,18 @@ class ELU(Layer):
     Source: `keras.layers.ELU`.
     """
 
-    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, alpha: float = 1.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.alpha = check_numbers("alpha", alpha, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """`activations.elu` of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `activations.elu` of the inputs."""
         return activations.elu(inputs, self.alpha)
 
 
 class Softmax(Layer):
-    """Probabilities that add up to 1 along `axis`.
+    """`exp(x) / sum(exp(x))` along `axis`.
 
     Args:
         axis: an integer, or several.
@@ -188,13 +182,13 @@ class Softmax(Layer):
     Source: `keras.layers.Softmax`.
     """
 
-    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Any) -> None:
+    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.axis = check_axes("axis", axis, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
-        """The probabilities; 0 where the mask, whose dims are those of the inputs or 1, is False or at most 0.5."""
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Return the probabilities; 0 where the mask, which broadcasts to the inputs, is False or at most 0.5."""
         if mask is None:
             return activations.softmax(inputs, self.axis)
         check_broadcasts("mask", mask.shape, inputs.shape, self.name)

@@ -1,4 +1,4 @@
-"""`Attention` and `AdditiveAttention`: without projections."""
+"""`Attention` and `AdditiveAttention`, which have no projections."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keras_dist.layers.layer import Layer
 
 
 class Attention(Layer):
-    """What each position of a query finds in a value, by the likeness of query and key.
+    """Dot-product attention: `softmax(query @ key.T) @ value`.
 
     Args:
         use_scale: whether the scores are multiplied by a trained `scale` ().
         score_mode: `"dot"` for products of query and key, `"concat"` for the sum over `tanh(query + key)`, multiplied
             by a trained `concat_score_weight` ().
-        dropout: which fraction of the scores is dropped in training.
+        dropout: fraction of the scores that is dropped in training.
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
 
@@ -67,7 +67,7 @@ class Attention(Layer):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> Any:
-        """What the query finds.
+        """Return `softmax(scores) @ value`.
 
         Args:
             inputs: a list of the query (batch, target, features), the value (batch, source, features), and perhaps the
@@ -102,7 +102,7 @@ class Attention(Layer):
         return (outputs, weights) if return_attention_scores else outputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask of the query."""
+        """Return the mask of the query."""
         return self._masks(previous_mask)[0]
 
     def _scores(self, query: Any, key: Any) -> jax.Array:
@@ -130,11 +130,11 @@ class Attention(Layer):
 
 
 class AdditiveAttention(Attention):
-    """What each position of a query finds in a value, by the sum over `tanh(query + key)`.
+    """Additive attention: `softmax(sum(tanh(query + key))) @ value`.
 
     Args:
         use_scale: whether the terms of the sum are multiplied by a trained `scale` (features,).
-        dropout: which fraction of the scores is dropped in training.
+        dropout: fraction of the scores that is dropped in training.
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
 

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_axes_exist, check_axis, check_fraction, check_number
+from keras_dist._arguments import check_axes_exist, check_axis, check_fraction
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.normalization import ScaledNormalization, wide
+from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier
 
 _NO_COUNT = 1e-7
-"""Keeps the mean of nothing finite: `keras.config.epsilon()`."""
+"""Added to counts, so that the mean of no values is finite: `keras.config.epsilon()`."""
 
 
-class BatchNormalization(Layer):
-    """Each channel with mean 0 and variance 1 over the batch; outside of training by moving statistics.
+class BatchNormalization(ScaledNormalization):
+    """Normalize each channel to mean 0 and variance 1 over the batch; outside of training by moving statistics.
 
     The statistics are those of the whole batch, on however many devices it lies. With `trainable=False` the layer
     uses the moving statistics in training, too, and leaves them as they are.
 
     Args:
         axis: the dim of the channels.
-        momentum: how much of the moving statistics stays in each step.
+        momentum: fraction of the moving statistics that each step keeps.
         epsilon: added to the variance.
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
-        beta_initializer: gives the first value of `beta` (channels,).
-        gamma_initializer: gives the first value of `gamma` (channels,).
         moving_mean_initializer: gives the first value of `moving_mean` (channels,).
         moving_variance_initializer: gives the first value of `moving_variance` (channels,).
-        beta_regularizer: a function of `beta` that is added to the loss.
-        gamma_regularizer: likewise.
-        beta_constraint: a function of `beta`, applied after each update.
-        gamma_constraint: likewise.
+        moving_mean_layout: where the dim of `moving_mean` and `renorm_mean` lies: a `TensorLayout`, or axes; layout
+            rules win over it.
+        moving_variance_layout: the same of `moving_variance`, `moving_stddev` and `renorm_stddev`.
         renorm: whether training, too, follows moving statistics: Batch Renormalization, arXiv:1702.03275. Adds the
             weights `moving_stddev`, `renorm_mean` and `renorm_stddev`.
         renorm_clipping: limits of the correction: a dict with some of `rmin`, `rmax`, `dmax`.
         renorm_momentum: as `momentum`, of `renorm_mean` and `renorm_stddev`.
         synchronized: as in Keras; not used, since the statistics are always those of the whole batch.
-        beta_layout: where the dim of `beta` lies: a `TensorLayout`, or axes; layout rules win over it.
-        gamma_layout: likewise.
-        moving_mean_layout: likewise; also of `renorm_mean`.
-        moving_variance_layout: likewise; also of `moving_stddev` and `renorm_stddev`.
-        **kwargs: as of `Layer`.
+        **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
+            (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
 
     Raises:
         ModelError: an argument is out of its range.
@@ -62,65 +57,45 @@ class BatchNormalization(Layer):
         epsilon: float = 1e-3,
         center: bool = True,
         scale: bool = True,
-        beta_initializer: Any = "zeros",
-        gamma_initializer: Any = "ones",
-        moving_mean_initializer: Any = "zeros",
-        moving_variance_initializer: Any = "ones",
-        beta_regularizer: Any = None,
-        gamma_regularizer: Any = None,
-        beta_constraint: Any = None,
-        gamma_constraint: Any = None,
+        *,
+        moving_mean_initializer: Identifier = "zeros",
+        moving_variance_initializer: Identifier = "ones",
+        moving_mean_layout: Any = None,
+        moving_variance_layout: Any = None,
         renorm: bool = False,
         renorm_clipping: Mapping[str, float] | None = None,
         renorm_momentum: float = 0.99,
         synchronized: bool = False,
-        *,
-        beta_layout: Any = None,
-        gamma_layout: Any = None,
-        moving_mean_layout: Any = None,
-        moving_variance_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[GammaAndBetaArguments],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(epsilon, center, scale, **kwargs)
         self.axis = check_axis("axis", axis, self.name)
         self.momentum = check_fraction("momentum", momentum, self.name)
-        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
-        self.center = center
-        self.scale = scale
         self.renorm = renorm
         self.smallest_ratio, self.largest_ratio, self.largest_shift = _limits(renorm_clipping, self.name)
         self.renorm_momentum = check_fraction("renorm_momentum", renorm_momentum, self.name)
         self.synchronized = synchronized
-        self.describe_weight("gamma", gamma_initializer, gamma_regularizer, gamma_constraint, gamma_layout)
-        self.describe_weight("beta", beta_initializer, beta_regularizer, beta_constraint, beta_layout)
         self.describe_weight("moving_mean", moving_mean_initializer, layout=moving_mean_layout)
         self.describe_weight("moving_variance", moving_variance_initializer, layout=moving_variance_layout)
-        self.supports_masking = True
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `gamma`, `beta`, `moving_mean` and `moving_variance`, each (channels,)."""
         (axis,) = check_axes_exist("axis", (self.axis,), input_shape, self.name)
         shape = (input_shape[axis],)
-        if self.scale:
-            self.gamma = self.add_weight(shape, autocast=False, name="gamma")
-        if self.center:
-            self.beta = self.add_weight(shape, autocast=False, name="beta")
-        self.moving_mean = self.add_weight(shape, name="moving_mean", trainable=False, autocast=False)
-        self.moving_variance = self.add_weight(shape, name="moving_variance", trainable=False, autocast=False)
+        fixed: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.add_gamma_and_beta(shape)
+        self.moving_mean = self.add_weight(shape, name="moving_mean", **fixed)
+        self.moving_variance = self.add_weight(shape, name="moving_variance", **fixed)
         if self.renorm:
             mean = {"initializer": self.moving_mean_initializer, "layout": self.moving_mean_layout}
             deviation = {"initializer": self._first_deviation, "layout": self.moving_variance_layout}
-            self.moving_stddev = self.add_weight(
-                shape, name="moving_stddev", trainable=False, autocast=False, **deviation
-            )
-            self.renorm_mean = self.add_weight(shape, name="renorm_mean", trainable=False, autocast=False, **mean)
-            self.renorm_stddev = self.add_weight(
-                shape, name="renorm_stddev", trainable=False, autocast=False, **deviation
-            )
+            self.moving_stddev = self.add_weight(shape, name="moving_stddev", **fixed, **deviation)
+            self.renorm_mean = self.add_weight(shape, name="renorm_mean", **fixed, **mean)
+            self.renorm_stddev = self.add_weight(shape, name="renorm_stddev", **fixed, **deviation)
         self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: input_shape[axis]})
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """The inputs, normalized.
+    def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> jax.Array:
+        """Return the normalized inputs.
 
         Args:
             inputs: an array of any shape.
@@ -130,10 +105,9 @@ class BatchNormalization(Layer):
         Raises:
             ModelError: the mask has another rank.
         """
-        wide = jnp.promote_types(inputs.dtype, jnp.float32)  # squares of half precision overflow
-        values = inputs.astype(wide)
-        gamma = self.gamma[...].astype(wide) if self.scale else jnp.ones((), wide)
-        beta = self.beta[...].astype(wide) if self.center else jnp.zeros((), wide)
+        values = wide(inputs)
+        gamma = self.gamma[...].astype(values.dtype) if self.scale else jnp.ones((), values.dtype)
+        beta = self.beta[...].astype(values.dtype) if self.center else jnp.zeros((), values.dtype)
         if training and self.trainable and values.size:  # of no rows there are no statistics
             mean, variance = self._statistics(values, mask)
             if self.renorm:
@@ -141,14 +115,15 @@ class BatchNormalization(Layer):
                 gamma, beta = ratio * gamma, shift * gamma + beta
             self._note(mean, variance)
         else:
-            mean, variance = self.moving_mean[...].astype(wide), self.moving_variance[...].astype(wide)
+            mean = self.moving_mean[...].astype(values.dtype)
+            variance = self.moving_variance[...].astype(values.dtype)
         factor = jax.lax.rsqrt(variance + self.epsilon) * gamma
         shape = [size if dim == self.axis % values.ndim else 1 for dim, size in enumerate(values.shape)]
         outputs = values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
         return outputs.astype(self.compute_dtype)
 
     def _statistics(self, values: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance of each channel; of nothing both are 0."""
+        """Return mean and variance of each channel; both are 0 for no values."""
         axes = tuple(dim for dim in range(values.ndim) if dim != self.axis % values.ndim)
         if mask is None:
             return jnp.mean(values, axes), jnp.var(values, axes)
@@ -182,7 +157,7 @@ class BatchNormalization(Layer):
         self.moving_variance[...] = jnp.maximum(squared, 0).astype(self.moving_variance.dtype)
 
     def _correction(self, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What takes values normalized by a batch to values normalized by the moving statistics: factor, summand."""
+        """Return factor and summand from values normalized by a batch to values normalized by the moving statistics."""
         deviation = jnp.maximum(self.renorm_stddev[...].astype(mean.dtype), jnp.sqrt(self.epsilon))
         ratio = jnp.clip(jnp.sqrt(variance + self.epsilon) / deviation, self.smallest_ratio, self.largest_ratio)
         shift = (mean - self.renorm_mean[...].astype(mean.dtype)) / deviation
@@ -198,7 +173,7 @@ def _move(statistic: Any, towards: jax.Array, momentum: float) -> None:
 
 
 def _limits(clipping: Mapping[str, float] | None, layer: str) -> tuple[float, float, float]:
-    """`rmin`, `rmax` and `dmax`.
+    """Return `rmin`, `rmax` and `dmax`.
 
     Raises:
         ModelError: one is not known, or they exclude everything.

@@ -15,17 +15,17 @@ from keras_dist.layers.other_libraries import check_is_ours
 
 
 class Bidirectional(Layer):
-    """A recurrent layer and its copy that goes backwards, their outputs merged.
+    """Merge the outputs of a recurrent layer and of a copy that goes backwards.
 
-    Both layers are made anew from the configs of the ones given, so that `layer` keeps no weights of this one. Weights
-    are found under their names: `forward_lstm/lstm_cell/kernel`, `backward_lstm/lstm_cell/kernel`. Outputs of masked
+    Both layers are made from the configs of the given ones, so that `layer` keeps no weights of this one. Paths of
+    weights contain their names: `forward_lstm/lstm_cell/kernel`, `backward_lstm/lstm_cell/kernel`. Outputs of masked
     positions are zeros.
 
     Args:
         layer: an `RNN`, or a layer with `go_backwards`, `return_sequences` and `return_state`.
         merge_mode: `"concat"`, `"sum"`, `"mul"` or `"ave"`; None for both outputs.
         weights: only None: use `set_weights`.
-        backward_layer: what goes backwards; by default a copy of `layer` with `go_backwards=True`.
+        backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -87,13 +87,13 @@ class Bidirectional(Layer):
             layer.build(sequences_shape)
 
     def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = None) -> Any:
-        """The merged outputs.
+        """Return the merged outputs.
 
         Args:
             sequences: (batch, time, features).
             initial_state: the states that the layers begin with, first those of the one that goes forwards.
             mask: which positions count (batch, time).
-            training: as of the layers.
+            training: passed on to the layers.
 
         Returns:
             (batch, units), with `return_sequences` (batch, time, units); twice the units for `"concat"`, two arrays for
@@ -113,7 +113,7 @@ class Bidirectional(Layer):
         return (*merged, *found) if self.merge_mode is None else (merged, *found)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask of the input for the outputs of all steps; states have none."""
+        """Return the mask of the input for the outputs of all steps; states have none."""
         mask = previous_mask if self.return_sequences else None
         if self.merge_mode is not None and not self.return_state:
             return mask
@@ -153,7 +153,7 @@ class Bidirectional(Layer):
 
 
 def _again(layer: Layer, **changes: Any) -> Any:
-    """A layer made anew from its config."""
+    """Return a new layer with the config of `layer`."""
     return type(layer).from_config({**layer.get_config(), **changes})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -15,6 +15,13 @@ from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import shapes_of
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.weight_arguments import (
+    Identifier,
+    defaults_of,
+    hands_on_keywords,
+    keyword_defaults,
+    show_keywords,
+)
 from keras_dist.layers.weights import own_variables, walk
 
 
@@ -23,6 +30,7 @@ class Building:
 
     __slots__ = ()
 
+    weight_initializers: ClassVar[Mapping[str, Identifier]] = {}
     name: str
     variable_dtype: str
     _is_built: bool
@@ -31,6 +39,12 @@ class Building:
 
     def build(self, input_shape: Any) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+
+    def _describe_weights(self, kwargs: dict[str, Any]) -> None:
+        """Take the arguments of `weight_initializers` out of those of the constructor."""
+        for weight, initializer in self.weight_initializers.items():
+            found = {name: kwargs.pop(name, default) for name, default in defaults_of(weight, initializer).items()}
+            self.describe_weight(weight, *found.values())
 
     def describe_weight(
         self,
@@ -150,8 +164,13 @@ class Building:
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that `build` counts, whoever calls it."""
+        """Count calls of `build`, whoever makes them, and show the arguments of weights in the signature."""
         super().__init_subclass__(**kwargs)
+        constructor, above = cls.__init__, super(cls, cls).__init__
+        if "__init__" in vars(cls) and hands_on_keywords(constructor):
+            show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
+            for weight, initializer in cls.weight_initializers.items():
+                show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
         if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,16 @@ import jax.numpy as jnp
 from keras_dist._arguments import check_option, check_size
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class CategoryEncoding(Layer):
-    """Integers as vectors with a place for each category.
+    """Encode integers as vectors with one entry for each category.
 
     Args:
         num_tokens: the number of categories: the integers are 0 to `num_tokens - 1`.
         output_mode: `"one_hot"`, a vector for each integer; `"multi_hot"`, one for each example, with 1 for the
-            integers in it; or `"count"`, one for each example, with how often each integer is in it.
+            integers in it; or `"count"`, one for each example, with the number of times that each integer is in it.
         sparse: False; arrays are dense.
         **kwargs: as of `Layer`.
 
@@ -37,7 +38,11 @@ class CategoryEncoding(Layer):
     """
 
     def __init__(
-        self, num_tokens: int | None = None, output_mode: str = "multi_hot", sparse: bool = False, **kwargs: Any
+        self,
+        num_tokens: int | None = None,
+        output_mode: str = "multi_hot",
+        sparse: bool = False,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.num_tokens = check_size("num_tokens", num_tokens, self.name)
@@ -55,12 +60,12 @@ class CategoryEncoding(Layer):
         self.sparse = False
         self.autocast = False
 
-    def call(self, inputs: Any, count_weights: Any = None) -> Any:
-        """The vectors.
+    def call(self, inputs: jax.Array, count_weights: jax.Array | None = None) -> jax.Array:
+        """Return the vectors.
 
         Args:
             inputs: integers (batch, n), or (batch,).
-            count_weights: what each integer counts, of the shape of the inputs; only with `output_mode="count"`.
+            count_weights: the weight of each integer, of the shape of the inputs; only with `output_mode="count"`.
         """
         if count_weights is not None and self.output_mode != "count":
             raise ModelError(

@@ -1,9 +1,9 @@
-"""`Conv1D`, `Conv2D`, `Conv3D`, and what all convolutions have in common."""
+"""`Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv1D`, `DepthwiseConv2D`, `SeparableConv1D`, `SeparableConv2D`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +12,40 @@ from keras_dist import activations
 from keras_dist._arguments import check_option, check_size, check_sizes
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weight_arguments import (
+    BiasArguments,
+    DepthwiseArguments,
+    Identifier,
+    KernelAndBiasArguments,
+    SeparableArguments,
+)
 
 
 class BaseConvolution(SpatialLayer):
     """The base of all convolutions: a window that moves over the spatial dims, a bias, an activation.
 
-    The output of a convolution whose input is sharded over its batch or its spatial dims is so, too: XLA exchanges the
-    borders.
+    The output of a convolution whose input is sharded over its batch or its spatial dims is sharded alike: XLA
+    exchanges the borders.
 
     Args:
         kernel_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: how far the window moves; likewise.
+        strides: step of the window in each spatial dim; one integer stands for all of them.
         padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
             ceil(size / stride) steps.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-        dilation_rate: distance of the inputs in a window; as `kernel_size`.
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        bias_initializer: gives the first value of `bias` (channels of the output,).
-        bias_regularizer: a function of `bias` that is added to the loss.
-        bias_constraint: a function of `bias`, applied after each update.
-        bias_layout: where the dim of `bias` lies: a `TensorLayout`, or axes; layout rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: the arguments of the weights, and those of `Layer`.
 
     Attributes:
-        paddings: what `padding` can be.
+        paddings: the options of `padding`.
 
     Raises:
-        ModelError: an argument is none of its options, or not a size.
+        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
 
     paddings: tuple[str, ...] = ("valid", "same")
@@ -48,18 +53,13 @@ class BaseConvolution(SpatialLayer):
     def __init__(
         self,
         kernel_size: int | Sequence[int],
-        *,
         strides: int | Sequence[int],
         padding: str,
         data_format: str | None,
         dilation_rate: int | Sequence[int],
-        activation: Any,
+        activation: Identifier,
         use_bias: bool,
-        bias_initializer: Any,
-        bias_regularizer: Any,
-        bias_constraint: Any,
-        bias_layout: Any,
-        **kwargs: Any,
+        **kwargs: Unpack[BiasArguments],
     ) -> None:
         super().__init__(data_format, **kwargs)
         self.kernel_size = check_sizes("kernel_size", kernel_size, self.rank, self.name)
@@ -68,23 +68,22 @@ class BaseConvolution(SpatialLayer):
         self.padding = check_option("padding", padding, self.paddings, self.name)
         self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
 
     @property
     def dimension_numbers(self) -> tuple[str, str, str]:
-        """Where `jax.lax` finds the dims of inputs, kernel and outputs, such as `("NHWC", "HWIO", "NHWC")`."""
+        """The dims of inputs, kernel and outputs for `jax.lax`, such as `("NHWC", "HWIO", "NHWC")`."""
         spatial = "DHW"[-self.rank :]
         data = f"N{spatial}C" if self.channels_last else f"NC{spatial}"
         return data, f"{spatial}IO", data
 
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
-        """The channels of inputs of this shape, which all further inputs must have."""
+        """Return the channels of inputs of this shape, and require them of all further inputs."""
         channels = input_shape[self.channel_axis]
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={self.channel_axis: channels})
         return channels
 
-    def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Any:
-        """The weight `name`, as the arguments `<argument>_initializer` and so on describe it."""
+    def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
+        """Create the weight `name` as the arguments `<argument>_initializer` and so on describe it."""
         return self.add_weight(
             shape,
             getattr(self, f"{argument}_initializer"),
@@ -95,7 +94,7 @@ class BaseConvolution(SpatialLayer):
         )
 
     def convolve(self, inputs: jax.Array, kernel: jax.Array, groups: int = 1) -> jax.Array:
-        """The inputs, convolved in groups of channels with `kernel` (window, channels of a group, outputs)."""
+        """Convolve the inputs in groups of channels with `kernel` (window, channels of a group, outputs)."""
         causal = [(rate * (size - 1), 0) for rate, size in zip(self.dilation_rate, self.kernel_size, strict=True)]
         outputs = jax.lax.conv_general_dilated(
             inputs.astype(kernel.dtype),
@@ -109,12 +108,12 @@ class BaseConvolution(SpatialLayer):
         return self.check_not_empty(outputs, inputs)
 
     def convolve_each_channel(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Each channel, convolved for itself with its part of `kernel` (window, channels, outputs of a channel)."""
+        """Convolve each channel with its part of `kernel` (window, channels, outputs of a channel)."""
         *window, channels, multiplier = kernel.shape
         return self.convolve(inputs, kernel.reshape(*window, 1, channels * multiplier), groups=channels)
 
     def activate(self, outputs: jax.Array) -> jax.Array:
-        """The outputs with bias and activation."""
+        """Add the bias, and apply the activation."""
         if self.use_bias:
             outputs = outputs + jnp.expand_dims(self.bias[...], () if self.channels_last else range(1, self.rank + 1))
         return self.activation(outputs)
@@ -139,32 +138,25 @@ class Convolution(BaseConvolution):
 
     Args:
         filters: channels of the output.
-        kernel_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: how far the window moves; likewise. Only one of `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
-            ceil(size / stride) steps; in one dim also `"causal"`, for zeros before it, so that no output sees later
-            inputs.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
-        dilation_rate: distance of the inputs in a window; as `strides`.
-        groups: into how many groups the channels are split; each has filters of its own.
+        kernel_size: as of `BaseConvolution`.
+        strides: as of `BaseConvolution`. Only one of `strides` and `dilation_rate` can be above 1.
+        padding: as of `BaseConvolution`; in one dim also `"causal"`, for zeros before the input, so that no output sees
+            later inputs.
+        data_format: as of `BaseConvolution`.
+        dilation_rate: as of `BaseConvolution`.
+        groups: number of groups into which the channels are split; each has filters of its own.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        kernel_initializer: gives the first value of `kernel` (*kernel_size, channels // groups, filters).
-        bias_initializer: gives the first value of `bias` (filters,).
-        kernel_regularizer: a function of `kernel` that is added to the loss.
-        bias_regularizer: likewise.
-        activity_regularizer: a function of the output that is added to the loss.
-        kernel_constraint: a function of `kernel`, applied after each update.
-        bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
-        bias_layout: likewise.
-        **kwargs: as of `Layer`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
+            `Layer`.
 
     Raises:
         ModelError: an argument is none of its options or not a size, `groups` does not divide the filters or channels,
             or the window is larger than the input.
     """
+
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
 
     def __init__(
         self,
@@ -175,40 +167,15 @@ class Convolution(BaseConvolution):
         data_format: str | None = None,
         dilation_rate: int | Sequence[int] = 1,
         groups: int = 1,
-        activation: Any = None,
+        activation: Identifier = None,
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        *,
-        kernel_layout: Any = None,
-        bias_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
-        super().__init__(
-            kernel_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            dilation_rate=dilation_rate,
-            activation=activation,
-            use_bias=use_bias,
-            bias_initializer=bias_initializer,
-            bias_regularizer=bias_regularizer,
-            bias_constraint=bias_constraint,
-            bias_layout=bias_layout,
-            activity_regularizer=activity_regularizer,
-            **kwargs,
-        )
+        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
         self.filters = check_size("filters", filters, self.name)
         self.groups = check_size("groups", groups, self.name)
         self._check_groups("filters", self.filters)
         self.check_strides_or_dilation()
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` (*kernel_size, channels // groups, filters) and `bias` (filters,)."""
@@ -218,8 +185,8 @@ class Convolution(BaseConvolution):
         if self.use_bias:
             self.bias = self.add_weight((self.filters,), name="bias")
 
-    def call(self, inputs: Any) -> Any:
-        """The output, in which `filters` stands for the channels of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, in which `filters` stands for the channels of the inputs."""
         return self.activate(self.convolve(inputs, self.kernel[...], self.groups))
 
     def _check_groups(self, what: str, size: int) -> None:
@@ -233,15 +200,13 @@ class Convolution(BaseConvolution):
 
 
 class Conv1D(Convolution):
-    """Convolution over one dim, such as time: inputs (batch, steps, channels) -> (batch, new steps, filters).
+    """Convolution of inputs (batch, steps, channels); see `Convolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.Conv1D(8, 3, padding="causal", dilation_rate=2)(jnp.ones((2, 10, 4))).shape
         (2, 10, 8)
-
-    The arguments are those of `Convolution`.
 
     Source: `keras.layers.Conv1D`.
     """
@@ -251,15 +216,13 @@ class Conv1D(Convolution):
 
 
 class Conv2D(Convolution):
-    """Convolution over two dims: images (batch, height, width, channels) -> (batch, new height, new width, filters).
+    """Convolution of inputs (batch, height, width, channels); see `Convolution`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(jnp.ones((2, 28, 28, 1))).shape
         (2, 14, 14, 8)
-
-    The arguments are those of `Convolution`.
 
     Source: `keras.layers.Conv2D`.
     """
@@ -268,9 +231,7 @@ class Conv2D(Convolution):
 
 
 class Conv3D(Convolution):
-    """Convolution over three dims: volumes (batch, depth, height, width, channels) -> (batch, ..., filters).
-
-    The arguments are those of `Convolution`.
+    """Convolution of inputs (batch, depth, height, width, channels); see `Convolution`.
 
     Source: `keras.layers.Conv3D`.
     """
@@ -278,6 +239,175 @@ class Conv3D(Convolution):
     rank = 3
 
 
+class DepthwiseConvolution(BaseConvolution):
+    """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately.
+
+    Args:
+        kernel_size: as of `BaseConvolution`.
+        strides: as of `BaseConvolution`.
+        padding: as of `BaseConvolution`.
+        depth_multiplier: number of channels of the output for each one of the input.
+        data_format: as of `BaseConvolution`.
+        dilation_rate: as of `BaseConvolution`.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
+            depth_multiplier,), and the arguments of `Layer`.
+
+    Raises:
+        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
+    """
+
+    weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        depth_multiplier: int = 1,
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        activation: Identifier = None,
+        use_bias: bool = True,
+        **kwargs: Unpack[DepthwiseArguments],
+    ) -> None:
+        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
+        self.depth_multiplier = check_size("depth_multiplier", depth_multiplier, self.name)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `kernel` (*kernel_size, channels, depth_multiplier) and `bias` (channels * depth_multiplier,)."""
+        channels = self.channels_of(input_shape)
+        self.kernel = self.add_kernel((*self.kernel_size, channels, self.depth_multiplier), "kernel", "depthwise")
+        if self.use_bias:
+            self.bias = self.add_weight((channels * self.depth_multiplier,), name="bias")
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, with `depth_multiplier` channels for each one of the inputs."""
+        return self.activate(self.convolve_each_channel(inputs, self.kernel[...]))
+
+
+class DepthwiseConv1D(DepthwiseConvolution):
+    """Depthwise convolution of inputs (batch, steps, channels); see `DepthwiseConvolution`.
+
+    Source: `keras.layers.DepthwiseConv1D`.
+    """
+
+    rank = 1
+
+
+class DepthwiseConv2D(DepthwiseConvolution):
+    """Depthwise convolution of inputs (batch, height, width, channels); see `DepthwiseConvolution`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.DepthwiseConv2D(3, depth_multiplier=2)(jnp.ones((2, 28, 28, 4))).shape
+        (2, 26, 26, 8)
+
+    Source: `keras.layers.DepthwiseConv2D`.
+    """
+
+    rank = 2
+
+
+class SeparableConvolution(BaseConvolution):
+    """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel separately, then mix channels.
+
+    Args:
+        filters: channels of the output.
+        kernel_size: as of `BaseConvolution`.
+        strides: as of `BaseConvolution`.
+        padding: as of `BaseConvolution`.
+        data_format: as of `BaseConvolution`.
+        dilation_rate: as of `BaseConvolution`.
+        depth_multiplier: number of channels for each one of the input, before they are mixed.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
+            the arguments of `Layer`.
+
+    Raises:
+        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
+    """
+
+    weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        depth_multiplier: int = 1,
+        activation: Identifier = None,
+        use_bias: bool = True,
+        **kwargs: Unpack[SeparableArguments],
+    ) -> None:
+        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
+        self.filters = check_size("filters", filters, self.name)
+        self.depth_multiplier = check_size("depth_multiplier", depth_multiplier, self.name)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create the weights.
+
+        `depthwise_kernel` (*kernel_size, channels, depth_multiplier), `pointwise_kernel` (1, ..., channels *
+        depth_multiplier, filters) and `bias` (filters,).
+        """
+        channels = self.channels_of(input_shape)
+        self.depthwise_kernel = self.add_kernel(
+            (*self.kernel_size, channels, self.depth_multiplier), "depthwise_kernel", "depthwise"
+        )
+        self.pointwise_kernel = self.add_kernel(
+            (*(1,) * self.rank, channels * self.depth_multiplier, self.filters), "pointwise_kernel", "pointwise"
+        )
+        if self.use_bias:
+            self.bias = self.add_weight((self.filters,), name="bias")
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, in which `filters` stands for the channels of the inputs."""
+        channels = self.convolve_each_channel(inputs, self.depthwise_kernel[...])
+        outputs = jax.lax.conv_general_dilated(
+            channels,
+            self.pointwise_kernel[...],
+            (1,) * self.rank,
+            "VALID",
+            dimension_numbers=self.dimension_numbers,
+        )
+        return self.activate(outputs)
+
+
+class SeparableConv1D(SeparableConvolution):
+    """Separable convolution of inputs (batch, steps, channels); see `SeparableConvolution`.
+
+    Source: `keras.layers.SeparableConv1D`.
+    """
+
+    rank = 1
+
+
+class SeparableConv2D(SeparableConvolution):
+    """Separable convolution of inputs (batch, height, width, channels); see `SeparableConvolution`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.SeparableConv2D(8, 3)(jnp.ones((2, 28, 28, 4))).shape
+        (2, 26, 26, 8)
+
+    Source: `keras.layers.SeparableConv2D`.
+    """
+
+    rank = 2
+
+
 Convolution1D = Conv1D
 Convolution2D = Conv2D
 Convolution3D = Conv3D
+SeparableConvolution1D = SeparableConv1D
+SeparableConvolution2D = SeparableConv2D

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar, Unpack
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
 from keras_dist._arguments import check_size
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 
 class Dense(Layer):
@@ -19,16 +21,8 @@ class Dense(Layer):
         units: size of the last dim of the output.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        kernel_initializer: gives the first value of `kernel` (last dim of the input, units).
-        bias_initializer: gives the first value of `bias` (units,).
-        kernel_regularizer: a function of `kernel` that is added to the loss.
-        bias_regularizer: likewise.
-        activity_regularizer: a function of the output that is added to the loss.
-        kernel_constraint: a function of `kernel`, applied after each update.
-        bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
-        bias_layout: likewise.
-        **kwargs: as of `Layer`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (features, units), the same of `bias` (units,), and the arguments of `Layer`.
 
     Raises:
         ModelError: `units` is not a positive integer.
@@ -36,29 +30,19 @@ class Dense(Layer):
     Source: `keras.layers.Dense`.
     """
 
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+
     def __init__(
         self,
         units: int,
-        activation: Any = None,
+        activation: Identifier = None,
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        *,
-        kernel_layout: Any = None,
-        bias_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
-        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
+        super().__init__(**kwargs)
         self.units = check_size("units", units, self.name)
         self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
         self.input_spec = InputSpec(min_ndim=2)
         self.supports_masking = True
 
@@ -69,8 +53,8 @@ class Dense(Layer):
             self.bias = self.add_weight((self.units,), name="bias")
         self.input_spec = InputSpec(min_ndim=2, axes={-1: input_shape[-1]})
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The output (..., units) for inputs (batch, ..., features)."""
+    def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
+        """Return the output (..., units) for inputs (batch, ..., features)."""
         outputs = jnp.matmul(inputs, self.kernel[...])
         if self.use_bias:
             outputs = outputs + self.bias[...]

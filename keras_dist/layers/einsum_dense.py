@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +15,7 @@ from keras_dist._arguments import check_size
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 _FORMS = re.compile(
     r"(?P<left>\.\.\.)?(?P<inputs>[a-zA-Z]+)(?P<right>\.\.\.)?,(?P<kernel>[a-zA-Z]+)->"
@@ -31,16 +33,9 @@ class EinsumDense(Layer):
             follow from the input. An integer for one dim.
         activation: a name or a function; None for none.
         bias_axes: the letters of the output's dims that the bias has; None for no bias.
-        kernel_initializer: gives the first value of `kernel`, whose dims follow from the equation.
-        bias_initializer: gives the first value of `bias`: the output's dims from the first in `bias_axes` on, with
-            size 1 for those that are not in it.
-        kernel_regularizer: a function of `kernel` that is added to the loss.
-        bias_regularizer: likewise.
-        kernel_constraint: a function of `kernel`, applied after each update.
-        bias_constraint: likewise.
-        kernel_layout: where the dims of `kernel` lie: a `TensorLayout`, or axes; layout rules win over it.
-        bias_layout: likewise.
-        **kwargs: as of `Layer`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel`, whose dims follow from the equation, the same of `bias`: the output's dims from the first in
+            `bias_axes` on, with size 1 for those that are not in it; and the arguments of `Layer`.
 
     Raises:
         ModelError: the equation is of another form, or `output_shape` or `bias_axes` do not fit it.
@@ -56,22 +51,15 @@ class EinsumDense(Layer):
     Source: `keras.layers.EinsumDense`.
     """
 
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+
     def __init__(
         self,
         equation: str,
         output_shape: Any,
-        activation: Any = None,
+        activation: Identifier = None,
         bias_axes: str | None = None,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        *,
-        kernel_layout: Any = None,
-        bias_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.equation = equation
@@ -79,8 +67,6 @@ class EinsumDense(Layer):
         self.partial_output_shape = self._check_output_shape(output_shape)
         self.identify("activation", activations.get, activation)
         self.bias_axes = self._check_bias_axes(bias_axes)
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` and `bias`, as the equation says."""
@@ -94,15 +80,15 @@ class EinsumDense(Layer):
             self.bias = self.add_weight(dims + [1] * (passed_on if side == "right" else 0), name="bias")
         self.input_spec = InputSpec(ndim=len(input_shape))
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The outputs, whose dims follow from the equation."""
+    def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
+        """Return the outputs, whose dims follow from the equation."""
         outputs = jnp.einsum(self.equation, inputs, self.kernel[...])
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return self.activation(outputs)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
-        """The size that each letter stands for, and how many dims the ellipsis stands for."""
+        """Return the size of each letter, and the number of dims of the ellipsis."""
         inputs, _, outputs, side = self._terms
         passed_on = len(input_shape) - len(inputs)
         if passed_on < 0 or (passed_on > 0 and side is None):
@@ -127,7 +113,7 @@ class EinsumDense(Layer):
         return sizes, passed_on
 
     def _kernel_initializer(self) -> Any:
-        """The initializer, which counts as fan-in and fan-out the dims that the equation sums over and the others."""
+        """Return the initializer, whose fan-in are the dims that the equation sums over, and fan-out the others."""
         initializer = self.kernel_initializer
         if not isinstance(initializer, initializers.VarianceScaling) or initializer.input_axes is not None:
             return initializer
@@ -170,7 +156,7 @@ class EinsumDense(Layer):
 
 
 def _check_equation(equation: Any, layer: str) -> tuple[str, str, str, str | None]:
-    """The letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
+    """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
 
     Raises:
         ModelError: the equation is of another form.

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_number, check_size
 from keras_dist._ranges import check_indices
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import EmbeddingsArguments
 
 
 class Embedding(Layer):
-    """A vector for each integer: row `i` of a table.
+    """Look up a vector for each integer: row `i` of a table.
 
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim).
-        embeddings_regularizer: a function of `embeddings` that is added to the loss.
-        embeddings_constraint: a function of `embeddings`, applied after each update.
         mask_zero: whether 0 stands for padding: the output has a mask then.
         weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
+            the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
     Raises:
         ModelError: a size is not a positive integer, or `weights` have another shape.
@@ -37,25 +37,20 @@ class Embedding(Layer):
     Source: `keras.layers.Embedding`.
     """
 
+    weight_initializers: ClassVar = {"embeddings": "uniform"}
+
     def __init__(
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        mask_zero: bool = False,
-        weights: Any = None,
         *,
-        embeddings_layout: Any = None,
-        **kwargs: Any,
+        mask_zero: bool = False,
+        weights: ArrayLike | list[ArrayLike] | None = None,
+        **kwargs: Unpack[EmbeddingsArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.input_dim = check_size("input_dim", input_dim, self.name)
         self.output_dim = check_size("output_dim", output_dim, self.name)
-        self.describe_weight(
-            "embeddings", embeddings_initializer, embeddings_regularizer, embeddings_constraint, embeddings_layout
-        )
         self.mask_zero = mask_zero
         self.supports_masking = bool(mask_zero)
         self.autocast = False  # large integers are no longer themselves in bfloat16
@@ -68,11 +63,11 @@ class Embedding(Layer):
         if not hasattr(self, "embeddings"):
             self.embeddings = self._add_embeddings()
 
-    def call(self, inputs: Any) -> Any:
-        """The vectors (..., output_dim) for integers (...); other numbers are cut to integers.
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the vectors (..., output_dim) for integers (...); other numbers are cut to integers.
 
         Raises:
-            DataError: an integer is none of a row, outside of compiled steps, and in those of `compile(check=True)`.
+            DataError: an integer is no index of a row, outside of compiled steps or in those of `compile(check=True)`.
         """
         check_indices(
             inputs,
@@ -85,7 +80,7 @@ class Embedding(Layer):
         return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Where the integers are not 0, if 0 stands for padding."""
+        """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Any = None) -> Any:
@@ -103,23 +98,25 @@ class Embedding(Layer):
         return lambda shape, dtype, key=None: jnp.asarray(table, dtype)
 
 
+class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
+    """The keyword arguments of `Embedding`."""
+
+    mask_zero: bool
+    weights: ArrayLike | list[ArrayLike] | None
+
+
 class ReversibleEmbedding(Embedding):
-    """An `Embedding` that also goes back, from vectors to a number for each row: `layer(vectors, reverse=True)`.
+    """An `Embedding` that also projects vectors back to a number for each row: `layer(vectors, reverse=True)`.
 
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        tie_weights: whether the way back takes the same table; otherwise `reverse_embeddings`.
-        embeddings_initializer: gives the first value of `embeddings` (input_dim, output_dim), and that of
-            `reverse_embeddings` (output_dim, input_dim).
-        embeddings_regularizer: a function of `embeddings` that is added to the loss.
-        embeddings_constraint: a function of `embeddings`, applied after each update.
-        mask_zero: whether 0 stands for padding: the vectors have a mask then.
-        reverse_dtype: element type of the arithmetic of the way back; by default that of the layer.
-        logit_soft_cap: a positive number that limits what the way back gives: `cap * tanh(x / cap)`; None for no limit.
-        embeddings_layout: where the dims of `embeddings` lie: a `TensorLayout`, or axes; layout rules win over it.
-        reverse_embeddings_layout: likewise.
-        **kwargs: as of `Embedding`.
+        tie_weights: whether the projection back uses the same table, not `reverse_embeddings`.
+        reverse_dtype: element type of the projection back; by default that of the layer.
+        logit_soft_cap: a positive number that limits the projection back: `cap * tanh(x / cap)`; None for no limit.
+        reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
+            value `embeddings_initializer` gives, too.
+        **kwargs: the arguments of `Embedding`.
 
     Raises:
         ModelError: a size or limit is not positive, or `reverse_dtype` is no element type.
@@ -140,34 +137,20 @@ class ReversibleEmbedding(Embedding):
         input_dim: int,
         output_dim: int,
         tie_weights: bool = True,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        mask_zero: bool = False,
-        reverse_dtype: Any = None,
-        logit_soft_cap: float | None = None,
         *,
-        embeddings_layout: Any = None,
+        reverse_dtype: DTypeLike | None = None,
+        logit_soft_cap: float | None = None,
         reverse_embeddings_layout: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ReversibleEmbeddingArguments],
     ) -> None:
-        super().__init__(
-            input_dim,
-            output_dim,
-            embeddings_initializer,
-            embeddings_regularizer,
-            embeddings_constraint,
-            mask_zero,
-            embeddings_layout=embeddings_layout,
-            **kwargs,
-        )
+        super().__init__(input_dim, output_dim, **kwargs)
         self.tie_weights = tie_weights
         self.reverse_dtype = None if reverse_dtype is None else check_dtype(reverse_dtype, self.name)
         self.logit_soft_cap = (
             None if logit_soft_cap is None else check_number("logit_soft_cap", logit_soft_cap, above=0, layer=self.name)
         )
         if not tie_weights:
-            self.describe_weight("reverse_embeddings", embeddings_initializer, layout=reverse_embeddings_layout)
+            self.describe_weight("reverse_embeddings", self.embeddings_initializer, layout=reverse_embeddings_layout)
 
     def build(self, input_shape: Any = None) -> None:
         """Create `embeddings` (input_dim, output_dim), and `reverse_embeddings` (output_dim, input_dim) unless tied."""
@@ -175,8 +158,8 @@ class ReversibleEmbedding(Embedding):
         if not self.tie_weights:
             self.reverse_embeddings = self.add_weight((self.output_dim, self.input_dim), name="reverse_embeddings")
 
-    def call(self, inputs: Any, reverse: bool = False) -> Any:
-        """The vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
+    def call(self, inputs: jax.Array, reverse: bool = False) -> jax.Array:
+        """Return the vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
         if not reverse:
             outputs = super().call(inputs)
             context = call_context.current()
@@ -191,5 +174,5 @@ class ReversibleEmbedding(Embedding):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """None: `call` knows the way, and notes the mask itself."""
+        """Return None: `call` knows the direction, and sets the mask itself."""
         return None

@@ -23,7 +23,7 @@ class NNXLayer(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: `module` is none.
+        ModelError: `module` is not a module.
 
     Example:
         >>> from flax import nnx
@@ -49,7 +49,7 @@ class NNXLayer(Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """What the module gives."""
+        """Return the output of the module."""
         if training:
             self._members.train()
         else:
@@ -57,7 +57,7 @@ class NNXLayer(Layer):
         return self._members(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of a subclass that makes its module itself.
+        """Return the arguments of a subclass that makes its module itself.
 
         Raises:
             ConfigError: the module was an argument: nothing tells how to make it again.
@@ -74,7 +74,7 @@ class NNXLayer(Layer):
 
 
 def as_layer(value: Any) -> Layer:
-    """`value`, if it is a layer; a module wrapped as one.
+    """Return `value`, if it is a layer; a module as an `NNXLayer`.
 
     Raises:
         ModelError: it is neither.

@@ -1,4 +1,4 @@
-"""`InputSpec`: what a layer asks of its inputs."""
+"""`InputSpec`: the rank, sizes and element type that a layer requires of its inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_dist.errors import ModelError, shorten
 
 
 class InputSpec:
-    """What a layer asks of one of its inputs.
+    """The rank, sizes and element type that a layer requires of an input.
 
     Args:
         dtype: its element type.
@@ -51,7 +51,7 @@ class InputSpec:
         self.optional = optional
 
     def problem(self, shape: Sequence[int | None], dtype: Any) -> str:
-        """What was expected instead of such an input; empty when it fits."""
+        """Return what was expected instead of such an input; empty if it fits."""
         rank = len(shape)
         if self.ndim is not None and rank != self.ndim and not (self.allow_last_axis_squeeze and self._squeezes(shape)):
             return f"rank {self.ndim}"

@@ -26,7 +26,7 @@ class Lambda(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: `function` is none, or `arguments` have no names.
+        ModelError: `function` is not a function, or `arguments` is not a dict.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,19 +68,19 @@ class Lambda(Layer):
         return dict(self._bound.keywords)
 
     def call(self, inputs: Any, mask: Any = None, training: bool | None = None) -> Any:
-        """What the function gives."""
+        """Return the output of the function."""
         known = {"mask": mask, "training": training}
         return self._bound(inputs, **{name: known[name] for name in self._filled_in})
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """What `mask` says."""
+        """Return what `mask` is or returns."""
         return None if self.mask is None else self.mask(inputs, previous_mask)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool | None = None
     ) -> Self:
-        """The layer that `get_config` has written down.
+        """Make a layer from a config that `get_config` returned.
 
         Args:
             config: plain values.

@@ -63,6 +63,8 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
     Attributes:
         supports_masking: whether a mask of the input is also one of the output.
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
+        weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
+            `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
 
     Raises:
         ModelError: an argument is not known, or the name cannot be one.
@@ -110,6 +112,7 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
         if type(self).compute_mask is not Layer.compute_mask:
             self.supports_masking = True  # as in Keras; a constructor may say otherwise
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
+        self._describe_weights(kwargs)
         self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
         for name in _ONLY_IN_KERAS:

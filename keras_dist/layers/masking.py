@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_numbers
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class Masking(Layer):
-    """Masks the steps of a sequence all of whose values are `mask_value`, and makes them 0.
+    """Mask the steps of a sequence whose values all equal `mask_value`, and set them to 0.
 
     Args:
         mask_value: a number, or one for each feature.
@@ -23,22 +25,22 @@ class Masking(Layer):
     Source: `keras.layers.Masking`.
     """
 
-    def __init__(self, mask_value: Any = 0.0, **kwargs: Any) -> None:
+    def __init__(self, mask_value: Any = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.mask_value = check_numbers("mask_value", mask_value, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs (batch, steps, ..., features), those of masked steps 0."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs (batch, steps, ..., features), those of masked steps 0."""
         return jnp.where(self.compute_mask(inputs)[..., None], inputs, 0)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Which steps (batch, steps, ...) stay."""
+        """Return which steps (batch, steps, ...) are not masked."""
         return jnp.any(inputs != jnp.asarray(self.mask_value, inputs.dtype), axis=-1)
 
 
 class Identity(Layer):
-    """The inputs, as they are.
+    """Return the inputs.
 
     Args:
         **kwargs: as of `Layer`.
@@ -46,10 +48,10 @@ class Identity(Layer):
     Source: `keras.layers.Identity`.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs."""
         return inputs

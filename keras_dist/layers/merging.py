@@ -1,34 +1,39 @@
-"""One array of several, value by value: `Add`, `Subtract`, `Multiply`, `Average`, `Maximum`, `Minimum`."""
+"""`Add`, `Subtract`, `Multiply`, `Average`, `Maximum`, `Minimum`, `Concatenate`, `Dot`: one array of several."""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import check_axes_exist, check_axis, is_int
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
+
+_LARGEST_FACTOR = 1e7
+"""The largest factor that `Dot` normalizes vectors by."""
 
 
 class Merge(Layer):
-    """The base of layers that make one array of a list of arrays, value by value.
+    """The base of layers that merge a list of arrays value by value.
 
     Arrays with fewer dims get dims of size 1 behind the batch; then dims of size 1 fit any size. The output is masked
     where every input is masked; when an input has no mask, it has none.
 
-    Args:
-        **kwargs: as of `Layer`.
+    Subclasses define `merge`; the arguments are those of `Layer`.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
-        """One array of several, of one batch size."""
+    def call(self, inputs: Sequence[jax.Array], mask: Any = None) -> jax.Array:
+        """Merge arrays of one batch size."""
         check_list(inputs, self.name)
         check_batches(inputs, self.name)
         rank = max(x.ndim for x in inputs)
@@ -39,8 +44,8 @@ class Merge(Layer):
             raise shapes_differ(inputs, "equal dims, or some of size 1", self.name) from None
         return self.merge(arrays, masks)
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """One array of several of one rank.
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Merge arrays of one rank.
 
         Args:
             inputs: arrays.
@@ -49,7 +54,7 @@ class Merge(Layer):
         raise NotImplementedError(f"{type(self).__name__} does not define merge(self, inputs, masks)")
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Where any input is not masked; None when one has no mask."""
+        """Return where any input is not masked; None when one has no mask."""
         masks = previous_mask if isinstance(previous_mask, list | tuple) else [previous_mask]
         if any(mask is None for mask in masks):
             return None
@@ -58,9 +63,6 @@ class Merge(Layer):
 
 class Add(Merge):
     """The sum of a list of arrays.
-
-    Args:
-        **kwargs: as of `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,22 +73,19 @@ class Add(Merge):
     Source: `keras.layers.Add`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """Their sum."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return their sum."""
         return functools.reduce(operator.add, inputs)
 
 
 class Subtract(Merge):
     """The first of two arrays minus the second.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Subtract`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """The first minus the second."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return the first minus the second."""
         check_list(inputs, self.name, 2)
         return inputs[0] - inputs[1]
 
@@ -94,14 +93,11 @@ class Subtract(Merge):
 class Multiply(Merge):
     """The product of a list of arrays. Masked values count as 1; where all are masked, the output is 0.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Multiply`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """Their product."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return their product."""
         factors = [
             x if mask is None else jnp.where(mask[..., None], x, 1) for x, mask in zip(inputs, masks, strict=True)
         ]
@@ -113,94 +109,168 @@ class Multiply(Merge):
 class Average(Merge):
     """The mean of a list of arrays.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Average`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """Their mean."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return their mean."""
         return functools.reduce(operator.add, inputs) / len(inputs)
 
 
 class Maximum(Merge):
     """The largest of each value of a list of arrays. Masked values do not count, unless all are masked.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Maximum`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """Their maximum."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return their maximum."""
         return _extreme(jnp.maximum, inputs, masks)
 
 
 class Minimum(Merge):
     """The smallest of each value of a list of arrays. Masked values do not count, unless all are masked.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Minimum`.
     """
 
-    def merge(self, inputs: list[Any], masks: list[Any]) -> Any:
-        """Their minimum."""
+    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+        """Return their minimum."""
         return _extreme(jnp.minimum, inputs, masks)
 
 
-def add(inputs: Any, **kwargs: Any) -> Any:
-    """`Add(**kwargs)(inputs)`.
+class Concatenate(Layer):
+    """Concatenate a list of arrays.
 
-    Source: `keras.layers.add`.
+    The output is masked where all values along its last dim are; an input without a mask is not masked.
+
+    Args:
+        axis: the dim along which they are concatenated; the others must be equal.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `axis` is not an integer.
+
+    Source: `keras.layers.Concatenate`.
     """
-    return Add(**kwargs)(inputs)
+
+    def __init__(self, axis: int = -1, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        self.axis = check_axis("axis", axis, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: Sequence[jax.Array]) -> jax.Array:
+        """Concatenate the inputs."""
+        check_list(inputs, self.name)
+        (axis,) = check_axes_exist("axis", (self.axis,), inputs[0].shape, self.name)
+        if len({(x.ndim, *x.shape[:axis], *x.shape[axis + 1 :]) for x in inputs}) > 1:
+            raise shapes_differ(inputs, f"equal dims but for dim {axis}", self.name)
+        return jnp.concatenate(inputs, axis)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return where any value along the last dim is not masked; None when no input has a mask."""
+        if previous_mask is None or all(mask is None for mask in previous_mask):
+            return None
+        kept = [
+            jnp.ones(x.shape, bool)
+            if mask is None
+            else jnp.broadcast_to(mask if mask.ndim == x.ndim else mask[..., None], x.shape)
+            for x, mask in zip(inputs, previous_mask, strict=True)
+        ]
+        return jnp.any(jnp.concatenate(kept, self.axis), axis=-1)
 
 
-def subtract(inputs: Any, **kwargs: Any) -> Any:
-    """`Subtract(**kwargs)(inputs)`.
+class Dot(Layer):
+    """The dot product of two arrays over one dim of each, for each example.
 
-    Source: `keras.layers.subtract`.
+    Args:
+        axes: the dim of both, or of each; the batch is dim 0 and cannot be one.
+        normalize: whether both are divided by their norms along these dims first, which gives the cosine.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `axes` are neither one nor two integers, or name the batch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Dot(axes=(1, 2))([jnp.ones((2, 3, 5)), jnp.ones((2, 10, 3))]).shape
+        (2, 5, 10)
+
+    Source: `keras.layers.Dot`.
     """
-    return Subtract(**kwargs)(inputs)
+
+    def __init__(self, axes: int | Sequence[int], normalize: bool = False, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        pair: tuple[Any, ...] = tuple(axes) if isinstance(axes, list | tuple) else (axes, axes)
+        if len(pair) != 2 or any(not is_int(axis) or axis == 0 for axis in pair):
+            raise ModelError(
+                f"`axes` of layer {self.name!r} are not a dim of each of two inputs",
+                given=f"axes={shorten(axes)}",
+                expected="an integer, or two of them, and not 0, which is the batch",
+                fix="for example axes=-1; for inputs without a batch put one before: x[None]",
+            )
+        self.axes = tuple(map(int, pair))
+        self.normalize = normalize
+        self.supports_masking = True
+
+    def call(self, inputs: Sequence[jax.Array]) -> jax.Array:
+        """Return the products: the other dims of the first, then those of the second; at least one, of size 1."""
+        check_list(inputs, self.name, 2)
+        check_batches(inputs, self.name)
+        pairs = zip(self.axes, inputs, strict=True)
+        first, second = (check_axes_exist("axes", (axis,), x.shape, self.name)[0] for axis, x in pairs)
+        x, y = inputs
+        if 0 in (first, second) or x.shape[first] != y.shape[second]:
+            raise shapes_differ(inputs, f"one size in dims {first} and {second}, which are not the batch", self.name)
+        if self.normalize:
+            x, y = _normalized(x, first), _normalized(y, second)
+        dtype = jnp.result_type(x, y)
+        dims = (((first,), (second,)), ((0,), (0,)))
+        products = jax.lax.dot_general(x.astype(dtype), y.astype(dtype), dims)
+        return products if products.ndim > 1 else products[:, None]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return None."""
+        return None
 
 
-def multiply(inputs: Any, **kwargs: Any) -> Any:
-    """`Multiply(**kwargs)(inputs)`.
+def _function(cls: type[Layer]) -> Callable[..., Any]:
+    """Return a function that makes the layer and calls it at once."""
 
-    Source: `keras.layers.multiply`.
+    def merge(inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return cls(**kwargs)(inputs)
+
+    merge.__name__ = merge.__qualname__ = cls.__name__.lower()
+    merge.__doc__ = f"`{cls.__name__}(**kwargs)(inputs)`. Source: `keras.layers.{cls.__name__.lower()}`."
+    return merge
+
+
+add = _function(Add)
+subtract = _function(Subtract)
+multiply = _function(Multiply)
+average = _function(Average)
+maximum = _function(Maximum)
+minimum = _function(Minimum)
+
+
+def concatenate(inputs: Sequence[Any], axis: int = -1, **kwargs: Any) -> Any:
+    """`Concatenate(axis, **kwargs)(inputs)`.
+
+    Source: `keras.layers.concatenate`.
     """
-    return Multiply(**kwargs)(inputs)
+    return Concatenate(axis, **kwargs)(inputs)
 
 
-def average(inputs: Any, **kwargs: Any) -> Any:
-    """`Average(**kwargs)(inputs)`.
+def dot(inputs: Sequence[Any], axes: int | Sequence[int] = -1, **kwargs: Any) -> Any:
+    """`Dot(axes, **kwargs)(inputs)`.
 
-    Source: `keras.layers.average`.
+    Source: `keras.layers.dot`.
     """
-    return Average(**kwargs)(inputs)
+    return Dot(axes, **kwargs)(inputs)
 
 
-def maximum(inputs: Any, **kwargs: Any) -> Any:
-    """`Maximum(**kwargs)(inputs)`.
-
-    Source: `keras.layers.maximum`.
-    """
-    return Maximum(**kwargs)(inputs)
-
-
-def minimum(inputs: Any, **kwargs: Any) -> Any:
-    """`Minimum(**kwargs)(inputs)`.
-
-    Source: `keras.layers.minimum`.
-    """
-    return Minimum(**kwargs)(inputs)
-
-
-def check_list(inputs: Any, layer: str, count: int | None = None) -> None:
+def check_list(inputs: object, layer: str, count: int | None = None) -> None:
     """Check that the inputs of a layer are a list of arrays, of `count` if it is given.
 
     Raises:
@@ -237,12 +307,12 @@ def shapes_differ(inputs: Sequence[Any], expected: str, layer: str) -> ModelErro
 
 
 def _same_rank(arrays: Sequence[Any], rank: int) -> list[Any]:
-    """The arrays, those with fewer dims with some of size 1 behind the batch; None stays None."""
+    """Return the arrays with dims of size 1 behind the batch where they have fewer; None stays None."""
     return [x if x is None else jnp.expand_dims(x, tuple(range(1, 1 + rank - x.ndim))) for x in arrays]
 
 
 def _extreme(choose: Callable[[Any, Any], Any], inputs: list[Any], masks: list[Any]) -> Any:
-    """The one that `choose` prefers of those that are not masked."""
+    """Return what `choose` prefers of those that are not masked."""
     output, kept = inputs[0], masks[0]
     for x, mask in zip(inputs[1:], masks[1:], strict=True):
         if mask is not None:
@@ -252,3 +322,9 @@ def _extreme(choose: Callable[[Any, Any], Any], inputs: list[Any], masks: list[A
         kept = None if kept is None or mask is None else kept | mask
         output = choose(output, x)
     return output
+
+
+def _normalized(x: jax.Array, axis: int) -> jax.Array:
+    """Return `x` divided by its norm along `axis`."""
+    factor = jax.lax.rsqrt(jnp.sum(jnp.square(x), axis, keepdims=True))
+    return x * jnp.minimum(factor, _LARGEST_FACTOR)

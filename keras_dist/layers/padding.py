@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_sizes
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class ZeroPadding(SpatialLayer):
-    """The base of `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs.
+    """The base of `ZeroPadding1D`, `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs.
 
     Args:
-        padding: how many: an integer; one for each spatial dim; or for each a pair, before and after.
+        padding: number of zeros: an integer; one for each spatial dim; or for each a pair, before and after.
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
@@ -32,13 +34,13 @@ class ZeroPadding(SpatialLayer):
         self,
         padding: int | Sequence[Any] = 1,
         data_format: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(data_format, **kwargs)
         self.padding = _check_pairs("padding", padding, self.rank, self.name)
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs with zeros around them."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs with zeros around them."""
         return jnp.pad(inputs, self.for_all_dims(self.padding, (0, 0)))
 
 
@@ -46,7 +48,7 @@ class Cropping(SpatialLayer):
     """The base of `Cropping1D`, `Cropping2D` and `Cropping3D`: inputs without their first and last steps.
 
     Args:
-        cropping: how many are left out: an integer; one for each spatial dim; or for each a pair, before and after.
+        cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
@@ -62,13 +64,13 @@ class Cropping(SpatialLayer):
         self,
         cropping: int | Sequence[Any],
         data_format: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(data_format, **kwargs)
         self.cropping = _check_pairs("cropping", cropping, self.rank, self.name)
 
-    def call(self, inputs: Any) -> Any:
-        """What is left of the inputs."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the inputs without their borders."""
         sizes = [inputs.shape[axis] for axis in self.spatial_axes]
         kept = [
             slice(before, max(before, size - after)) for (before, after), size in zip(self.cropping, sizes, strict=True)
@@ -77,12 +79,7 @@ class Cropping(SpatialLayer):
 
 
 class ZeroPadding1D(ZeroPadding):
-    """Zeros before and after the inputs: (batch, steps, channels) -> (batch, padded steps, channels).
-
-    Args:
-        padding: how many: an integer, or a pair, before and after.
-        data_format: `"channels_last"` for inputs (batch, steps, channels), the default, or `"channels_first"`.
-        **kwargs: as of `Layer`.
+    """Zeros before and after the inputs (batch, steps, channels); see `ZeroPadding`.
 
     Source: `keras.layers.ZeroPadding1D`.
     """
@@ -91,15 +88,14 @@ class ZeroPadding1D(ZeroPadding):
 
 
 class ZeroPadding2D(ZeroPadding):
-    """Zeros around images: (batch, height, width, channels) -> (batch, padded height, padded width, channels).
+    """Zeros before and after the inputs (batch, height, width, channels); see `ZeroPadding`.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax
+    import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
         (2, 29, 32, 1)
-
-    The arguments are those of `ZeroPadding`.
 
     Source: `keras.layers.ZeroPadding2D`.
     """
@@ -108,9 +104,7 @@ class ZeroPadding2D(ZeroPadding):
 
 
 class ZeroPadding3D(ZeroPadding):
-    """Zeros around volumes: (batch, depth, height, width, channels) -> (batch, ..., channels).
-
-    The arguments are those of `ZeroPadding`.
+    """Zeros before and after the inputs (batch, depth, height, width, channels); see `ZeroPadding`.
 
     Source: `keras.layers.ZeroPadding3D`.
     """
@@ -119,11 +113,9 @@ class ZeroPadding3D(ZeroPadding):
 
 
 class Cropping1D(Cropping):
-    """Inputs without their first and last steps: (batch, steps, channels) -> (batch, remaining steps, channels).
+    """Inputs (batch, steps, channels) without their borders; see `Cropping`.
 
-    Args:
-        cropping: how many are left out: an integer, or a pair, before and after.
-        **kwargs: as of `Layer`.
+    There is no `data_format`.
 
     Source: `keras.layers.Cropping1D`.
     """
@@ -135,35 +127,41 @@ class Cropping1D(Cropping):
 
 
 class Cropping2D(Cropping):
-    """Images without their borders: (batch, height, width, channels) -> (batch, ..., channels); by default with them.
-
-    The arguments are those of `Cropping`.
+    """Inputs (batch, height, width, channels) without their borders; see `Cropping`.
 
     Source: `keras.layers.Cropping2D`.
     """
 
     rank = 2
 
-    def __init__(self, cropping: int | Sequence[Any] = 0, data_format: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        cropping: int | Sequence[Any] = 0,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
         super().__init__(cropping, data_format, **kwargs)
 
 
 class Cropping3D(Cropping):
-    """Volumes without their borders: (batch, depth, height, width, channels) -> (batch, ..., channels).
-
-    The arguments are those of `Cropping`.
+    """Inputs (batch, depth, height, width, channels) without their borders; see `Cropping`.
 
     Source: `keras.layers.Cropping3D`.
     """
 
     rank = 3
 
-    def __init__(self, cropping: int | Sequence[Any] = 1, data_format: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        cropping: int | Sequence[Any] = 1,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
         super().__init__(cropping, data_format, **kwargs)
 
 
 def _check_pairs(argument: str, value: Any, rank: int, layer: str) -> tuple[tuple[int, ...], ...]:
-    """`value` as a pair of counts for each spatial dim."""
+    """Return `value` as a pair of counts for each spatial dim."""
     each = value if isinstance(value, Sequence) and rank > 1 else (value,) * rank
     try:
         pairs = tuple(check_sizes(argument, count, 2, layer, least=0) for count in each)

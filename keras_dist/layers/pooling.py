@@ -1,33 +1,36 @@
-"""`MaxPooling1D`, `MaxPooling2D`, `MaxPooling3D`, `AveragePooling1D`, `AveragePooling2D`, `AveragePooling3D`."""
+"""Pooling over windows, over all of a channel (`Global...`), and to a given number of windows (`Adaptive...`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from keras_dist._arguments import check_option, check_sizes
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist._types import ArrayLike
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class Pooling(SpatialLayer):
     """The base of the layers that reduce windows of each channel to one number.
 
-    Attributes:
-        pool_mode: `"max"` or `"average"`.
-
     Args:
         pool_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: how far the window moves; likewise. None for `pool_size`.
+        strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
         padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
             the output has ceil(size / stride) steps.
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         name: as of `Layer`.
         **kwargs: as of `Layer`.
+
+    Attributes:
+        pool_mode: `"max"` or `"average"`.
 
     Raises:
         ModelError: an argument is none of its options or not a size, or the window is larger than the input.
@@ -49,8 +52,8 @@ class Pooling(SpatialLayer):
         self.strides = self.pool_size if strides is None else check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
 
-    def reduce_windows(self, inputs: jax.Array, initial: Any, operation: Callable[[Any, Any], Any]) -> jax.Array:
-        """`operation` over each window; steps beyond the borders are `initial`."""
+    def reduce_windows(self, inputs: jax.Array, initial: ArrayLike, operation: Callable[..., Any]) -> jax.Array:
+        """Apply `operation` over each window; steps beyond the borders are `initial`."""
         window, strides = self.for_all_dims(self.pool_size, 1), self.for_all_dims(self.strides, 1)
         return jax.lax.reduce_window(inputs, initial, operation, window, strides, self.padding.upper())
 
@@ -71,8 +74,8 @@ class MaxPooling(Pooling):
     ) -> None:
         super().__init__(pool_size, strides, padding, data_format, name, **kwargs)
 
-    def call(self, inputs: Any) -> Any:
-        """The largest number of each window."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the largest number of each window."""
         floating = jnp.issubdtype(inputs.dtype, jnp.floating)
         lowest = -jnp.inf if floating else jnp.iinfo(inputs.dtype).min
         return self.check_not_empty(self.reduce_windows(inputs, lowest, jax.lax.max), inputs)
@@ -86,8 +89,8 @@ class AveragePooling(Pooling):
 
     pool_mode = "average"
 
-    def call(self, inputs: Any) -> Any:
-        """The mean of each window, floating."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the mean of each window, floating."""
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(self.compute_dtype)
         sums = self.check_not_empty(self.reduce_windows(inputs, 0.0, jax.lax.add), inputs)
@@ -97,10 +100,104 @@ class AveragePooling(Pooling):
         return sums / self.reduce_windows(jnp.ones(self.for_all_dims(spatial, 1), inputs.dtype), 0.0, jax.lax.add)
 
 
-class MaxPooling1D(MaxPooling):
-    """The largest number of each window: inputs (batch, steps, channels) -> (batch, new steps, channels).
+class GlobalPooling(SpatialLayer):
+    """The base of the layers that reduce each channel to one number.
 
-    The arguments are those of `Pooling`.
+    Args:
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        keepdims: whether the spatial dims stay, as 1.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: there is no such `data_format`.
+    """
+
+    def __init__(
+        self, data_format: str | None = None, keepdims: bool = False, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.keepdims = keepdims
+
+
+class GlobalMaxPooling(GlobalPooling):
+    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`."""
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the largest number of each channel, (batch, channels)."""
+        return jnp.max(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+
+
+class GlobalAveragePooling(GlobalPooling):
+    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`."""
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the mean of each channel, (batch, channels)."""
+        return jnp.mean(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+
+
+class AdaptivePooling(SpatialLayer):
+    """The base of the layers that reduce each channel to a given number of windows, whatever the size of the input.
+
+    Of n windows over a dim of s steps, window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
+
+    Args:
+        output_size: number of windows in each spatial dim; one integer stands for all of them.
+        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, spatial dims).
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `output_size` is not a size, or there is no such `data_format`.
+    """
+
+    def __init__(
+        self, output_size: int | Sequence[int], data_format: str | None = None, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.output_size = check_sizes("output_size", output_size, self.rank, self.name)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return one number for each window, `output_size` of them."""
+        for axis, count in zip(self.spatial_axes, self.output_size, strict=True):
+            size = inputs.shape[axis]
+            windows = np.arange(count)
+            starts, ends = windows * size // count, -(-(windows + 1) * size // count)
+            steps = starts[:, None] + np.arange(max(ends - starts))
+            values = jnp.take(inputs, np.minimum(steps, ends[:, None] - 1), axis=axis, mode="clip")
+            inside = np.expand_dims(steps < ends[:, None], tuple(range(2, values.ndim - axis)))
+            inputs = self.reduce_window(values, inside, axis + 1)
+        return inputs
+
+    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
+        """Reduce the windows along one dim.
+
+        Args:
+            values: the steps of each window along `axis`; shorter windows are filled with their last one.
+            inside: whether a step belongs to its window; broadcasts against `values`.
+            axis: the dim to be reduced.
+        """
+        raise NotImplementedError
+
+
+class AdaptiveMaxPooling(AdaptivePooling):
+    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
+
+    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
+        """Return the largest number of each window."""
+        return jnp.max(values, axis=axis)
+
+
+class AdaptiveAveragePooling(AdaptivePooling):
+    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
+
+    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
+        """Return the mean of each window."""
+        return jnp.mean(values, axis=axis, where=inside)
+
+
+class MaxPooling1D(MaxPooling):
+    """The largest number of each window of inputs (batch, steps, channels); see `Pooling`.
 
     Source: `keras.layers.MaxPooling1D`.
     """
@@ -108,38 +205,8 @@ class MaxPooling1D(MaxPooling):
     rank = 1
 
 
-class MaxPooling2D(MaxPooling):
-    """The largest number of each window: images (batch, height, width, channels) -> (batch, ..., channels).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
-        >>> layers.MaxPooling2D()(jnp.ones((2, 28, 28, 4))).shape
-        (2, 14, 14, 4)
-
-    The arguments are those of `Pooling`.
-
-    Source: `keras.layers.MaxPooling2D`.
-    """
-
-    rank = 2
-
-
-class MaxPooling3D(MaxPooling):
-    """The largest number of each window: volumes (batch, depth, height, width, channels) -> (batch, ..., channels).
-
-    The arguments are those of `Pooling`.
-
-    Source: `keras.layers.MaxPooling3D`.
-    """
-
-    rank = 3
-
-
 class AveragePooling1D(AveragePooling):
-    """The mean of each window: inputs (batch, steps, channels) -> (batch, new steps, channels).
-
-    The arguments are those of `Pooling`.
+    """The mean of each window of inputs (batch, steps, channels); see `Pooling`.
 
     Source: `keras.layers.AveragePooling1D`.
     """
@@ -147,10 +214,23 @@ class AveragePooling1D(AveragePooling):
     rank = 1
 
 
-class AveragePooling2D(AveragePooling):
-    """The mean of each window: images (batch, height, width, channels) -> (batch, new height, new width, channels).
+class MaxPooling2D(MaxPooling):
+    """The largest number of each window of inputs (batch, height, width, channels); see `Pooling`.
 
-    The arguments are those of `Pooling`.
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.MaxPooling2D()(jnp.ones((2, 28, 28, 4))).shape
+        (2, 14, 14, 4)
+
+    Source: `keras.layers.MaxPooling2D`.
+    """
+
+    rank = 2
+
+
+class AveragePooling2D(AveragePooling):
+    """The mean of each window of inputs (batch, height, width, channels); see `Pooling`.
 
     Source: `keras.layers.AveragePooling2D`.
     """
@@ -158,12 +238,174 @@ class AveragePooling2D(AveragePooling):
     rank = 2
 
 
-class AveragePooling3D(AveragePooling):
-    """The mean of each window: volumes (batch, depth, height, width, channels) -> (batch, ..., channels).
+class MaxPooling3D(MaxPooling):
+    """The largest number of each window of inputs (batch, depth, height, width, channels); see `Pooling`.
 
-    The arguments are those of `Pooling`.
+    Source: `keras.layers.MaxPooling3D`.
+    """
+
+    rank = 3
+
+
+class AveragePooling3D(AveragePooling):
+    """The mean of each window of inputs (batch, depth, height, width, channels); see `Pooling`.
 
     Source: `keras.layers.AveragePooling3D`.
+    """
+
+    rank = 3
+
+
+class GlobalMaxPooling1D(GlobalMaxPooling):
+    """The largest number of each channel of inputs (batch, steps, channels); see `GlobalPooling`.
+
+    Source: `keras.layers.GlobalMaxPooling1D`.
+    """
+
+    rank = 1
+
+
+class GlobalAveragePooling1D(GlobalPooling):
+    """The mean of each channel over the steps that are not masked: (batch, steps, channels) -> (batch, channels).
+
+    The arguments are those of `GlobalPooling`.
+
+    Differs from Keras: where all steps are masked the mean is 0, not NaN.
+
+    Source: `keras.layers.GlobalAveragePooling1D`.
+    """
+
+    rank = 1
+    supports_masking = True
+
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Return the mean of each channel, (batch, channels).
+
+        Args:
+            inputs: (batch, steps, channels), or (batch, channels, steps).
+            mask: true for the steps that count, (batch, steps).
+        """
+        axis = self.spatial_axes
+        if mask is None:
+            return jnp.mean(inputs, axis=axis, keepdims=self.keepdims)
+        counts = jnp.expand_dims(mask, self.channel_axis).astype(bool)
+        total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
+        return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """Return None: there are no steps any more."""
+        return None
+
+
+class GlobalMaxPooling2D(GlobalMaxPooling):
+    """The largest number of each channel of inputs (batch, height, width, channels); see `GlobalPooling`.
+
+    Source: `keras.layers.GlobalMaxPooling2D`.
+    """
+
+    rank = 2
+
+
+class GlobalAveragePooling2D(GlobalAveragePooling):
+    """The mean of each channel of inputs (batch, height, width, channels); see `GlobalPooling`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.GlobalAveragePooling2D(keepdims=True)(jnp.ones((2, 7, 7, 4))).shape
+        (2, 1, 1, 4)
+
+    Source: `keras.layers.GlobalAveragePooling2D`.
+    """
+
+    rank = 2
+
+
+class GlobalMaxPooling3D(GlobalMaxPooling):
+    """The largest number of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`.
+
+    Source: `keras.layers.GlobalMaxPooling3D`.
+    """
+
+    rank = 3
+
+
+class GlobalAveragePooling3D(GlobalAveragePooling):
+    """The mean of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`.
+
+    Source: `keras.layers.GlobalAveragePooling3D`.
+    """
+
+    rank = 3
+
+
+class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
+    """The largest number of `output_size` windows of inputs (batch, steps, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Source: `keras.layers.AdaptiveMaxPooling1D`.
+    """
+
+    rank = 1
+
+
+class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
+    """The mean of `output_size` windows of inputs (batch, steps, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Source: `keras.layers.AdaptiveAveragePooling1D`.
+    """
+
+    rank = 1
+
+
+class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
+    """The largest number of `output_size` windows of inputs (batch, height, width, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Source: `keras.layers.AdaptiveMaxPooling2D`.
+    """
+
+    rank = 2
+
+
+class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
+    """The mean of `output_size` windows of inputs (batch, height, width, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.AdaptiveAveragePooling2D((7, 5))(jnp.ones((2, 20, 30, 4))).shape
+        (2, 7, 5, 4)
+
+    Source: `keras.layers.AdaptiveAveragePooling2D`.
+    """
+
+    rank = 2
+
+
+class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
+    """The largest number of `output_size` windows of inputs (batch, depth, height, width, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Source: `keras.layers.AdaptiveMaxPooling3D`.
+    """
+
+    rank = 3
+
+
+class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
+    """The mean of `output_size` windows of inputs (batch, depth, height, width, channels).
+
+    The arguments are those of `AdaptivePooling`.
+
+    Source: `keras.layers.AdaptiveAveragePooling3D`.
     """
 
     rank = 3
@@ -175,3 +417,9 @@ MaxPool3D = MaxPooling3D
 AvgPool1D = AveragePooling1D
 AvgPool2D = AveragePooling2D
 AvgPool3D = AveragePooling3D
+GlobalMaxPool1D = GlobalMaxPooling1D
+GlobalMaxPool2D = GlobalMaxPooling2D
+GlobalMaxPool3D = GlobalMaxPooling3D
+GlobalAvgPool1D = GlobalAveragePooling1D
+GlobalAvgPool2D = GlobalAveragePooling2D
+GlobalAvgPool3D = GlobalAveragePooling3D

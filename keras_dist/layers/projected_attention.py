@@ -1,4 +1,4 @@
-"""What `MultiHeadAttention` and `GroupedQueryAttention` share: projections to heads, masks, scores."""
+"""`ProjectedAttention`: the base of `MultiHeadAttention` and `GroupedQueryAttention`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,21 @@ import jax.numpy as jnp
 from keras_dist import regularizers
 from keras_dist._arguments import check_fraction, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers.dropout import Dropout
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.regularization import Dropout
+from keras_dist.layers.weight_arguments import KernelAndBiasArguments, defaults_of
+
+
+class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
+    """The keyword arguments of every `ProjectedAttention`."""
+
+    sliding_window: int | None
+    flash_attention: bool | None
+    use_gate: bool
+    seed: int | None
+    output_kernel_layout: Any
+    output_bias_layout: Any
 
 
 class ProjectedAttention(Layer):
@@ -37,20 +49,25 @@ class ProjectedAttention(Layer):
         attention_axes: the dims of the input over which attention goes; None for all between batch and features.
 
     Args:
-        dropout: which fraction of the scores is dropped in training.
+        dropout: fraction of the scores that is dropped in training.
         use_bias: whether the projections add a bias.
         sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
-        flash_attention: whether to insist on the fused kernel of cuDNN.
-        use_gate: whether a projection of the query, through a sigmoid, multiplies the result.
+        flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
+        use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
         seed: fixes what is dropped.
-        kernel_initializer: gives the first values of all kernels; further arguments of weights likewise.
-        kernel_layout: where the dims of all kernels but that of the output lie.
-        output_kernel_layout: where the dims of `attention_output/kernel` lie.
-        bias_layout: where the dims of all biases but that of the output lie.
-        output_bias_layout: where the dims of `attention_output/bias` lie.
-        **kwargs: as of `Layer`.
+        activity_regularizer: a function of the output of each projection that is added to the loss.
+        output_kernel_layout: as `kernel_layout`, of `attention_output/kernel`.
+        output_bias_layout: as `bias_layout`, of `attention_output/bias`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` of all kernels: (features, heads, size
+            of a head), that of the output (heads, size of a head, features); `kernel_layout` of all but that of the
+            output; the same of the biases: (heads, size of a head), that of the output (features,); and the arguments
+            of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range.
     """
 
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
     query_heads: int
     shared_heads: int
     key_size: int
@@ -60,26 +77,18 @@ class ProjectedAttention(Layer):
 
     def __init__(
         self,
-        *,
         dropout: float,
         use_bias: bool,
-        sliding_window: int | None,
-        flash_attention: bool | None,
-        use_gate: bool,
-        seed: int | None,
-        kernel_initializer: Any,
-        bias_initializer: Any,
-        kernel_regularizer: Any,
-        bias_regularizer: Any,
-        activity_regularizer: Any,
-        kernel_constraint: Any,
-        bias_constraint: Any,
-        kernel_layout: Any,
-        bias_layout: Any,
-        output_kernel_layout: Any,
-        output_bias_layout: Any,
-        **kwargs: Any,
+        *,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        use_gate: bool = False,
+        seed: int | None = None,
+        output_kernel_layout: Any = None,
+        output_bias_layout: Any = None,
+        **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
+        regularizer = kwargs.pop("activity_regularizer", None)
         super().__init__(**kwargs)
         self.dropout = check_fraction("dropout", dropout, self.name)
         self.use_bias = use_bias
@@ -89,9 +98,7 @@ class ProjectedAttention(Layer):
         self.flash_attention = flash_attention
         self.use_gate = use_gate
         self.seed = seed
-        self.projection_regularizer = regularizers.get(activity_regularizer)
-        self.describe_weight("kernel", kernel_initializer, kernel_regularizer, kernel_constraint, kernel_layout)
-        self.describe_weight("bias", bias_initializer, bias_regularizer, bias_constraint, bias_layout)
+        self.projection_regularizer = regularizers.get(regularizer)
         self.output_kernel_layout = output_kernel_layout
         self.output_bias_layout = output_bias_layout
         self.supports_masking = True
@@ -161,7 +168,7 @@ class ProjectedAttention(Layer):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        """What each position of the query finds in the value.
+        """Return `softmax(query @ key.T) @ value` of the heads, projected.
 
         Args:
             query: (batch, target, features); more dims of positions are allowed where the layer says so.
@@ -169,7 +176,7 @@ class ProjectedAttention(Layer):
             key: (batch, source, features); the value by default.
             query_mask: which positions of the query count (batch, target).
             value_mask: which positions of the value count (batch, source).
-            key_mask: likewise of the key.
+            key_mask: which positions of the key count (batch, source).
             attention_mask: which position may attend to which (batch, target, source), with or without the batch, and
                 with or without a dim for heads after it.
             return_attention_scores: whether to return the scores, too.
@@ -226,7 +233,7 @@ class ProjectedAttention(Layer):
         attention_mask: Any,
         causal: bool,
     ) -> jax.Array | None:
-        """Which position may attend to which: as the scores, with dims of 1 where it is all the same."""
+        """Return which position may attend to which: of the rank of the scores, or None."""
         masks = [] if query_mask is None else [self._of_positions(query_mask, query, axes)[..., :, None]]
         for mask, tensor in ((value_mask, value), (key_mask, value)):
             masks += [] if mask is None else [self._of_positions(mask, tensor, axes)[..., None, :]]
@@ -242,7 +249,7 @@ class ProjectedAttention(Layer):
         return functools.reduce(jnp.logical_and, found) if found else None
 
     def _of_positions(self, mask: Any, tensor: Any, axes: tuple[int, ...]) -> Any:
-        """The mask of an input, if attention goes over its last dim."""
+        """Return the mask of an input, if attention goes over its last dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
             raise self._does_not_fit(
                 f"a mask of shape {mask.shape}",
@@ -251,7 +258,7 @@ class ProjectedAttention(Layer):
         return mask
 
     def _as_scores(self, mask: jax.Array, rank: int, number_of_axes: int) -> jax.Array:
-        """The mask with the rank of the scores: the dims of heads come before those of the positions."""
+        """Return the mask with the rank of the scores: the dims of heads come before those of the positions."""
         positions = 2 * number_of_axes
         if not positions <= mask.ndim <= rank:
             raise self._does_not_fit(f"a mask of shape {mask.shape}", f"scores of rank {rank}")
@@ -264,33 +271,25 @@ class ProjectedAttention(Layer):
         return 1 / math.sqrt(self.key_size)
 
     def _axes(self, rank: int) -> tuple[int, ...]:
-        """The dims of positions, of an input of this rank."""
+        """Return the dims of positions of an input of this rank."""
         return (
             tuple(range(1, rank - 1)) if self.attention_axes is None else tuple(a % rank for a in self.attention_axes)
         )
 
     def _projection(self, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
-        """A layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
+        """Return a layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
         free = inputs[: rank - bound]
+        arguments: dict[str, Any] = {
+            name: getattr(self, name) for weight in self.weight_initializers for name in defaults_of(weight, None)
+        }
+        arguments |= {"activity_regularizer": self.projection_regularizer, "dtype": self.dtype_policy, **options}
         projection = EinsumDense(
             f"{inputs},{inputs[rank - bound :]}{outputs}->{free}{outputs}",
             output_shape=(*[None] * (len(free) - 1), *output_dims),
             bias_axes=outputs if self.use_bias else None,
-            **{
-                "kernel_initializer": self.kernel_initializer,
-                "bias_initializer": self.bias_initializer,
-                "kernel_regularizer": self.kernel_regularizer,
-                "bias_regularizer": self.bias_regularizer,
-                "activity_regularizer": self.projection_regularizer,
-                "kernel_constraint": self.kernel_constraint,
-                "bias_constraint": self.bias_constraint,
-                "kernel_layout": self.kernel_layout,
-                "bias_layout": self.bias_layout,
-                "dtype": self.dtype_policy,
-                **options,
-            },
+            **arguments,
         )
         projection.supports_masking = True  # the masks have their say in the scores
         return projection
@@ -326,7 +325,7 @@ class ProjectedAttention(Layer):
 
 
 def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
-    """Query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
+    """Return query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
     targets = string.ascii_lowercase[:rank]
     fresh = dict(zip(axes, string.ascii_lowercase[rank:], strict=False))
     sources = "".join(fresh.get(dim, letter) for dim, letter in enumerate(targets))
@@ -336,7 +335,7 @@ def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
 
 
 def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
-    """Scores that add up to 1; where everything is masked, to 0."""
+    """Return the softmax of the scores; 0 where everything is masked."""
     if mask is None:
         return jax.nn.softmax(scores, axes)
     lowest = -3e4 if scores.dtype == jnp.float16 else -1e9

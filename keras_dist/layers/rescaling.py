@@ -1,23 +1,25 @@
-"""Inputs to other scales: `Rescaling`, `Normalization`."""
+"""`Rescaling`, and `Normalization` by the mean and variance of data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 _EPSILON = 1e-7
-"""The smallest standard deviation that is divided by."""
+"""The least divisor."""
 
 _CHUNK_BYTES = 2**26
-"""Of an array that is adapted to, so much is converted at a time."""
+"""The part of an array that `adapt` converts at a time."""
 
 
 class Rescaling(Layer):
@@ -25,7 +27,7 @@ class Rescaling(Layer):
 
     Args:
         scale: a number, or one for each channel.
-        offset: likewise.
+        offset: a number, or one for each channel.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -34,28 +36,28 @@ class Rescaling(Layer):
     Source: `keras.layers.Rescaling`.
     """
 
-    def __init__(self, scale: Any, offset: Any = 0.0, **kwargs: Any) -> None:
+    def __init__(self, scale: Any, offset: Any = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.scale = check_numbers("scale", scale, self.name)
         self.offset = check_numbers("offset", offset, self.name)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs at the other scale."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return `inputs * scale + offset`."""
         dtype = self.compute_dtype
         return inputs.astype(dtype) * jnp.asarray(self.scale, dtype) + jnp.asarray(self.offset, dtype)
 
 
 class Normalization(Layer):
-    """`(inputs - mean) / sqrt(variance)`, with a mean and variance that are given, or those of data.
+    """`(inputs - mean) / sqrt(variance)`, with a given mean and variance, or those of data.
 
     Without arguments it has the weights `mean`, `variance` (the dims of `axis`) and `count`, which are not trained:
     mean 0 and variance 1 until `adapt(data)` sets them.
 
     Args:
-        axis: the dims, counted with the batch, that have a mean at each index; None for one mean of all.
+        axis: the dims, counted with the batch, whose indices have a mean each; None for one mean.
         mean: a number, or an array whose dims are the last ones of `axis`; only together with `variance`.
-        variance: likewise.
+        variance: as `mean`.
         invert: whether to go back: `inputs * sqrt(variance) + mean`.
         **kwargs: as of `Layer`.
 
@@ -79,7 +81,7 @@ class Normalization(Layer):
         mean: Any = None,
         variance: Any = None,
         invert: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.axis = () if axis is None or axis in ((), []) else check_axes("axis", axis, self.name)
@@ -99,8 +101,8 @@ class Normalization(Layer):
         else:
             check_broadcasts("mean", np.shape(self.input_mean), shape, self.name)
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs, normalized."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the normalized inputs."""
         inputs = inputs.astype(self.compute_dtype)
         mean, variance = self._statistics(inputs)
         deviation = jnp.maximum(jnp.sqrt(variance), _EPSILON)
@@ -140,7 +142,7 @@ class Normalization(Layer):
             weight.assign(value)
 
     def _statistics(self, inputs: Any) -> list[Any]:
-        """Mean and variance, with a dim of size 1 for each dim of the inputs that has none."""
+        """Return mean and variance, with a dim of size 1 for each dim of the inputs that has none."""
         kept = check_axes_exist("axis", self.axis, inputs.shape, self.name)
         pair = (
             (self.mean[...], self.variance[...]) if self.input_mean is None else (self.input_mean, self.input_variance)
@@ -155,7 +157,7 @@ class Normalization(Layer):
         ]
 
     def _chunks(self, batch: np.ndarray) -> Iterator[np.ndarray]:
-        """Parts of a batch along its first dim, unless that has a mean at each index."""
+        """Yield parts of a batch along its first dim, unless that has a mean at each index."""
         rows = max(1, _CHUNK_BYTES // max(1, 8 * math.prod(batch.shape[1:])))
         whole = 0 in check_axes_exist("axis", self.axis, batch.shape, self.name)
         for start in range(0, len(batch), len(batch) if whole else rows):
@@ -199,7 +201,7 @@ _Moments = tuple[int, Any, Any]
 
 
 def _merged(first: _Moments, second: _Moments) -> _Moments:
-    """The moments of both sets of values together."""
+    """Return the moments of both sets of values together."""
     count = first[0] + second[0]
     if count == 0:
         return first
@@ -210,7 +212,7 @@ def _merged(first: _Moments, second: _Moments) -> _Moments:
 
 
 def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
-    """The batches of `data`.
+    """Yield the batches of `data`.
 
     Raises:
         DataError: there are none.

@@ -1,11 +1,12 @@
-"""Layers that move values to other places: `Flatten`, `Reshape`, `Permute`, `RepeatVector`."""
+"""Layers that change the shape: `Flatten`, `Reshape`, `Permute`, `RepeatVector`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,10 +14,11 @@ from keras_dist._arguments import argument_error, check_option, check_size, is_i
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class Flatten(Layer):
-    """All dims but the batch in one.
+    """Flatten all dims but the batch.
 
     Args:
         data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
@@ -29,21 +31,21 @@ class Flatten(Layer):
     Source: `keras.layers.Flatten`.
     """
 
-    def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         formats = ("channels_last", "channels_first")
         self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
         self.input_spec = InputSpec(min_ndim=1)
 
-    def call(self, inputs: Any) -> Any:
-        """The values (batch, size) of inputs (batch, ...)."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the values (batch, size) of inputs (batch, ...)."""
         if self.data_format == "channels_first" and inputs.ndim > 1:
             inputs = jnp.moveaxis(inputs, 1, -1)
         return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:]))
 
 
 class Reshape(Layer):
-    """Other dims for the same values of each example.
+    """Reshape each example.
 
     Args:
         target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
@@ -55,12 +57,12 @@ class Reshape(Layer):
     Source: `keras.layers.Reshape`.
     """
 
-    def __init__(self, target_shape: Sequence[int | None], **kwargs: Any) -> None:
+    def __init__(self, target_shape: Sequence[int | None], **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.target_shape = self._check_target_shape(target_shape)
 
-    def call(self, inputs: Any) -> Any:
-        """The values (batch, *target_shape) of inputs (batch, ...)."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the values (batch, *target_shape) of inputs (batch, ...)."""
         size, known = math.prod(inputs.shape[1:]), math.prod(dim for dim in self.target_shape if dim != -1)
         follows = size // max(known, 1)
         shape = tuple(follows if dim == -1 else dim for dim in self.target_shape)
@@ -85,10 +87,10 @@ class Reshape(Layer):
 
 
 class Permute(Layer):
-    """The dims of each example in another order.
+    """Transpose the dims of each example.
 
     Args:
-        dims: which dim of the input comes first, second and so on; counted from 1, without the batch.
+        dims: the dims of the input in their new order, counted from 1, without the batch.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -102,7 +104,7 @@ class Permute(Layer):
     Source: `keras.layers.Permute`.
     """
 
-    def __init__(self, dims: Sequence[int], **kwargs: Any) -> None:
+    def __init__(self, dims: Sequence[int], **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         found = tuple(dims) if isinstance(dims, Sequence | np.ndarray) else ()
         if not found or not all(number in found for number in range(1, len(found) + 1)):
@@ -115,16 +117,16 @@ class Permute(Layer):
         self.dims = tuple(int(dim) for dim in found)
         self.input_spec = InputSpec(ndim=len(self.dims) + 1)
 
-    def call(self, inputs: Any) -> Any:
-        """The values, their dims in the other order."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the transposed values."""
         return jnp.transpose(inputs, (0, *self.dims))
 
 
 class RepeatVector(Layer):
-    """Each vector several times, one behind the other.
+    """Repeat each vector.
 
     Args:
-        n: how many times.
+        n: number of repetitions.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -133,12 +135,12 @@ class RepeatVector(Layer):
     Source: `keras.layers.RepeatVector`.
     """
 
-    def __init__(self, n: int, **kwargs: Any) -> None:
+    def __init__(self, n: int, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.n = check_size("n", n, self.name)
         self.input_spec = InputSpec(ndim=2)
 
-    def call(self, inputs: Any) -> Any:
-        """Vectors (batch, n, features) for vectors (batch, features)."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return vectors (batch, n, features) for vectors (batch, features)."""
         batch, features = inputs.shape
         return jnp.broadcast_to(inputs[:, None], (batch, self.n, features))

@@ -1,22 +1,98 @@
-"""`RNN`: any cell as a layer over sequences."""
+"""`RNN`: any cell as a layer over sequences; `StackedRNNCells`; `RecurrentLayer`: the base of `GRU` and the like."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.looped import add_losses, build_before, call_inside
-from keras_dist.layers.recurrent_cell import check_cell, first_states
-from keras_dist.layers.stacked_rnn_cells import StackedRNNCells
+from keras_dist.layers.loop_body import add_losses, build_before, call_inside
+from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
+from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
+from keras_dist.saving.vocabulary import snake_case
+
+
+class StackedRNNCells(Layer):
+    """Several cells as one: each takes the output of the previous one.
+
+    Paths of weights contain the names of the cells; equal names are numbered: `lstm_cell/kernel`,
+    `lstm_cell_1/kernel`.
+
+    Args:
+        cells: the cells, as `RNN` takes them.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: one is not a cell.
+
+    Source: `keras.layers.StackedRNNCells`.
+    """
+
+    def __init__(self, cells: Sequence[Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(cells, list | tuple) or not cells:
+            raise ModelError(
+                f"`cells` of layer {self.name!r} is no list of cells",
+                given=f"cells={shorten(cells)}",
+                expected="a list of at least one cell",
+                fix="for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])",
+            )
+        members: dict[str, Layer] = {}
+        for cell in cells:
+            name, count = check_cell(cell, self.name).name, 0
+            while name in members:
+                count += 1
+                name = f"{cell.name}_{count}"
+            members[name] = cell
+        self._members = members
+        self._names = tuple(members)
+
+    @property
+    def cells(self) -> list[Any]:
+        """The cells."""
+        return [self._members[name] for name in self._names]
+
+    @property
+    def state_size(self) -> list[Any]:
+        """The size of the state, or sizes of the states, of each cell."""
+        return [cell.state_size for cell in self.cells]
+
+    @property
+    def output_size(self) -> int:
+        """Size of the output of the last cell."""
+        return output_size(self.cells[-1])
+
+    def get_initial_state(self, batch_size: int) -> list[Any]:
+        """Return the initial states of each cell."""
+        return [first_states(cell, batch_size) for cell in self.cells]
+
+    def draw_noise(self, input_shape: tuple[int, ...]) -> list[Any]:
+        """Return the `noise` of each cell for one call in training; None for cells without any."""
+        drawn: list[Any] = []
+        for cell in self.cells:
+            drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
+            input_shape = (input_shape[0], output_size(cell))
+        return drawn
+
+    def call(self, inputs: Any, states: Any, training: bool | None = False, noise: Any = None) -> tuple[Any, list[Any]]:
+        """Return the output of the last cell, and the new states of all."""
+        found: list[Any] = []
+        for cell, own, drawn in zip(self.cells, states, noise or [None] * len(self.cells), strict=True):
+            options = {} if drawn is None else {"noise": drawn}
+            inputs, new = cell(inputs, own if isinstance(own, list | tuple) else [own], training=training, **options)
+            found.append(new)
+        return inputs, found
 
 
 class RNN(Layer):
-    """A cell, called on one position of a sequence after the other.
+    """Call a cell on one position of a sequence after the other.
 
     A cell is a layer with an attribute `state_size`, an integer or a list of them, and `call(inputs, states)`, which
     returns the output of the step and the new states. It may have `output_size` (by default that of the first state)
@@ -24,7 +100,7 @@ class RNN(Layer):
     call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns, in
     training, as the argument `noise` of each step.
 
-    Weights are found under the name of the cell: `lstm_cell/kernel`.
+    Paths of weights contain the name of the cell: `lstm_cell/kernel`.
 
     Args:
         cell: a cell, or a list of cells, each of which gets the output of the one before.
@@ -37,7 +113,7 @@ class RNN(Layer):
         **kwargs: as of `Layer`.
 
     Raises:
-        ModelError: `cell` is none, or `stateful` is asked for.
+        ModelError: `cell` is not a cell, or `stateful` is True.
 
     Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
 
@@ -53,7 +129,7 @@ class RNN(Layer):
         stateful: bool = False,
         unroll: bool = False,
         zero_output_for_mask: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         is_list = isinstance(cell, list | tuple)
@@ -94,12 +170,12 @@ class RNN(Layer):
         build_before(self.cell, step, self.get_initial_state(batch))
 
     def get_initial_state(self, batch_size: int) -> list[Any]:
-        """What a sequence begins with: (batch, size) for each state."""
+        """Return the initial states: (batch, size) each."""
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
 
     def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = False) -> Any:
-        """The output of the last step, or of all.
+        """Return the output of the last step, or of all.
 
         Args:
             sequences: (batch, time, features).
@@ -138,12 +214,12 @@ class RNN(Layer):
         return (outputs, *states) if self.return_state else outputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask of the input for the outputs of all steps; states have none."""
+        """Return the mask of the input for the outputs of all steps; states have none."""
         mask = previous_mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
     def _as_states(self, states: Any) -> list[Any]:
-        """States as they go through the loop.
+        """Return the states as the loop carries them.
 
         Raises:
             ModelError: there are more or fewer than the cell has.
@@ -160,12 +236,95 @@ class RNN(Layer):
         return jax.tree.map(lambda state: jnp.asarray(state, self.cell.compute_dtype), states)
 
     def _output_in(self, states: list[Any]) -> Any:
-        """The state that is the output of the step before."""
+        """Return the state that is the output of the previous step."""
         return jax.tree.leaves(states[-1])[0] if isinstance(self.cell, StackedRNNCells) else states[0]
 
 
+class SequenceArguments(TypedDict, total=False):
+    """The keyword arguments of `RNN` beside those of every layer."""
+
+    return_sequences: bool
+    return_state: bool
+    go_backwards: bool
+    stateful: bool
+    unroll: bool
+    zero_output_for_mask: bool
+
+
+class RecurrentLayerArguments(RecurrentArguments, SequenceArguments, total=False):
+    """The keyword arguments of every `RecurrentLayer`."""
+
+
+class RecurrentLayer(RNN):
+    """The base of layers that make their cell themselves.
+
+    The arguments of the cell are arguments of the constructor, and attributes, of the layer.
+
+    Args:
+        *args: the positional arguments of the cell.
+        **kwargs: further arguments of the cell, and those of `RNN`.
+
+    Attributes:
+        cell_class: the class of the cell.
+    """
+
+    cell_class: ClassVar[type[RecurrentCell]]
+    _cell_arguments: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the arguments of the cell in the signature, and as attributes."""
+        super().__init_subclass__(**kwargs)
+        if "cell_class" in vars(cls):
+            arguments = keyword_defaults(cls.cell_class.__init__)
+            if "__init__" in vars(cls):
+                show_keywords(cls.__init__, arguments)
+            cls._cell_arguments = tuple(name for name in arguments if name != "activity_regularizer")
+            for name in ("units", *cls._cell_arguments):
+                setattr(cls, name, property(operator.attrgetter(f"cell.{name}"), doc=f"`{name}` of the cell."))
+
+    def __init__(self, *args: Any, **kwargs: Unpack[RecurrentLayerArguments]) -> None:
+        options: Any = dict(kwargs)
+        of_cell: Any = {name: options.pop(name) for name in self._cell_arguments if name in options}
+        of_both: Any = {name: options[name] for name in ("dtype", "trainable") if name in options}
+        cell_class: Any = self.cell_class
+        cell = cell_class(*args, name=snake_case(cell_class.__name__), **of_cell, **of_both)
+        super().__init__(cell, **options)
+        self.input_spec = InputSpec(ndim=3)
+
+
+def check_cell(cell: Any, layer: str) -> Layer:
+    """Return `cell`, if it can be called as the step of a recurrent layer.
+
+    Raises:
+        ModelError: it is no layer, or does not say how large its states are.
+    """
+    if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
+        check_is_ours(f"`cell` of layer {layer!r}", cell)
+        raise ModelError(
+            f"`cell` of layer {layer!r} cannot be a step",
+            given=f"{shorten(cell)} of type {type(cell).__name__}",
+            expected="a Layer with `state_size` and call(inputs, states), which returns the output and the new states",
+            fix="for example RNN(LSTMCell(32)); self.state_size = units in the __init__ of a cell of your own",
+        )
+    return cell
+
+
+def first_states(cell: Any, batch_size: int) -> Any:
+    """Return the initial states of a cell: those of its `get_initial_state`, else zeros."""
+    if hasattr(cell, "get_initial_state"):
+        return cell.get_initial_state(batch_size=batch_size)
+    zeros = [jnp.zeros((batch_size, size), cell.compute_dtype) for size in jax.tree.leaves(cell.state_size)]
+    return zeros if isinstance(cell.state_size, list | tuple) else zeros[0]
+
+
+def output_size(cell: Any) -> int:
+    """Return the size of the output of a cell; by default that of its first state."""
+    size = getattr(cell, "output_size", None)
+    return jax.tree.leaves(cell.state_size)[0] if size is None else size
+
+
 def _of_steps(mask: Any) -> jax.Array:
-    """A mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
+    """Return a mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
     mask = jnp.asarray(mask, bool)
     return jnp.swapaxes(mask if mask.ndim == 2 else jnp.any(mask, axis=tuple(range(2, mask.ndim))), 0, 1)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_option, check_size, check_sizes
-from keras_dist.layers.spatial import SpatialLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import LayerArguments
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos3", "lanczos5")
 
@@ -18,7 +19,7 @@ class UpSampling(SpatialLayer):
     """The base of the layers that repeat each step.
 
     Args:
-        size: how often, in each spatial dim; one integer stands for all of them.
+        size: number of repetitions in each spatial dim; one integer stands for all of them.
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
@@ -27,26 +28,21 @@ class UpSampling(SpatialLayer):
         ModelError: `size` is not a size, or there is no such `data_format`.
     """
 
-    def __init__(self, size: int | Sequence[int] = 2, data_format: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, size: int | Sequence[int] = 2, data_format: str | None = None, **kwargs: Unpack[LayerArguments]
+    ) -> None:
         super().__init__(data_format, **kwargs)
         self.size = check_sizes("size", size, self.rank, self.name)
 
-    def call(self, inputs: Any) -> Any:
-        """The inputs, each step of them repeated."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Repeat each step of the inputs."""
         for axis, times in zip(self.spatial_axes, self.size, strict=True):
             inputs = jnp.repeat(inputs, times, axis=axis)
         return inputs
 
 
 class UpSampling1D(UpSampling):
-    """Each step repeated: inputs (batch, steps, channels) -> (batch, steps * size, channels).
-
-    Args:
-        size: how often.
-        **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `size` is not a size.
+    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer.
 
     Source: `keras.layers.UpSampling1D`.
     """
@@ -65,7 +61,7 @@ class UpSampling2D(UpSampling):
         size: how many times larger, in height and width; one integer stands for both.
         data_format: `"channels_last"` for inputs (batch, height, width, channels), the default, or `"channels_first"`
             for inputs (batch, channels, height, width).
-        interpolation: `"nearest"` repeats the pixels; `"bilinear"`, `"bicubic"`, `"lanczos3"`, `"lanczos5"`.
+        interpolation: `"nearest"`, which repeats the pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
         **kwargs: as of `Layer`.
 
     Raises:
@@ -87,13 +83,13 @@ class UpSampling2D(UpSampling):
         size: int | Sequence[int] = 2,
         data_format: str | None = None,
         interpolation: str = "nearest",
-        **kwargs: Any,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(size, data_format, **kwargs)
         self.interpolation = check_option("interpolation", interpolation, _INTERPOLATIONS, self.name)
 
-    def call(self, inputs: Any) -> Any:
-        """The larger images."""
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the larger images."""
         if self.interpolation == "nearest":
             return super().call(inputs)
         shape = [size * times for size, times in zip(inputs.shape, self.for_all_dims(self.size, 1), strict=True)]
@@ -101,9 +97,7 @@ class UpSampling2D(UpSampling):
 
 
 class UpSampling3D(UpSampling):
-    """Each step repeated: volumes (batch, depth, height, width, channels) -> (batch, depth * size[0], ..., channels).
-
-    The arguments are those of `UpSampling`.
+    """Each step repeated, of inputs (batch, depth, height, width, channels); see `UpSampling`.
 
     Source: `keras.layers.UpSampling3D`.
     """

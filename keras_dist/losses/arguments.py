@@ -1,34 +1,35 @@
-"""What losses are given: targets and predictions as arrays, with ranks and shapes that fit."""
+"""Targets and predictions as arrays, with ranks and shapes that fit."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._operators import native
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 
 EPSILON = 1e-7
-"""What keeps logarithms and quotients finite, as `keras.config.epsilon()`."""
+"""Keeps logarithms and quotients finite, as `keras.config.epsilon()`."""
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeGuard[jax.Array | np.ndarray]:
     """Whether `value` is an array of jax or numpy."""
     return isinstance(value, jax.Array | np.ndarray | np.generic)
 
 
-def from_numbers(value: Any) -> Any:
-    """A number, or a list of numbers or of such lists, as an array; anything else as it is."""
+def from_numbers(value: PyTree) -> PyTree:
+    """Return a number, or a list of numbers or of such lists, as an array; anything else as it is."""
     if isinstance(value, list | tuple) and value:
         return jnp.asarray(value) if all(isinstance(n, bool | int | float) for n in jax.tree.leaves(value)) else value
     return jnp.asarray(value) if isinstance(value, bool | int | float) else value
 
 
-def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
-    """Both as arrays of jax; integer predictions as float32.
+def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return both as arrays of jax; integer predictions as float32.
 
     Raises:
         ModelError: one is None, a dict or the like.
@@ -47,8 +48,12 @@ def as_arrays(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array
     return y_true, y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
 
 
+@overload
+def align_ranks(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def align_ranks(y_true: PyTree, y_pred: PyTree) -> tuple[PyTree, PyTree]: ...
 def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Both with one number of dims, when they are arrays that differ by a last dim of 1; anything else as it is.
+    """Return both with one number of dims, if they are arrays that differ by a last dim of 1; anything else as it is.
 
     (batch,) beside (batch, 1) gains the dim; of more dims the last is dropped.
 
@@ -63,8 +68,8 @@ def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     return y_true, y_pred
 
 
-def matched(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
-    """Both as arrays of one shape and dtype, that of the predictions; a last dim of 1 may be missing in one.
+def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return both as arrays of one shape and dtype, that of the predictions; a last dim of 1 may be missing in one.
 
     Raises:
         ModelError: the shapes differ otherwise. (Broadcasting (8,) against (8, 1) would compare every pair.)
@@ -80,7 +85,7 @@ def matched(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
     return y_true.astype(y_pred.dtype), y_pred
 
 
-def as_rows(name: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
-    """`matched`, and vectors (batch,) as (batch, 1): a mean over the last dim then leaves a value for each example."""
+def as_rows(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return both as of `matched`, (batch,) as (batch, 1), so that a mean over the last dim leaves the examples."""
     y_true, y_pred = matched(name, y_true, y_pred)
     return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)

@@ -1,19 +1,18 @@
-"""Crossentropies of independent yes-or-no predictions."""
+"""Binary crossentropies: of independent yes-or-no predictions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import EPSILON, matched
 from keras_dist.losses.loss import ElementwiseLoss
 
 
 def binary_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+    y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
     """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred), axis)`.
 
@@ -37,8 +36,8 @@ def binary_crossentropy(
 
 
 def binary_focal_crossentropy(
-    y_true: Any,
-    y_pred: Any,
+    y_true: ArrayLike,
+    y_pred: ArrayLike,
     apply_class_balancing: bool = False,
     alpha: float = 0.25,
     gamma: float = 2.0,
@@ -46,14 +45,14 @@ def binary_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> jax.Array:
-    """`binary_crossentropy`, each prediction weighted by `(1 - p)**gamma` with its probability `p` of being right.
+    """`binary_crossentropy` with each prediction weighted by `(1 - p)**gamma`, `p` the probability of the target.
 
     Args:
         y_true: as of `binary_crossentropy`.
         y_pred: probabilities or logits (batch, ..., n).
         apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
         alpha: the weight of 1.
-        gamma: how little easy predictions count.
+        gamma: focusing exponent: the larger, the less easy predictions count.
         from_logits: whether `y_pred` holds logits.
         label_smoothing: how far targets are moved to 0.5, from 0 to 1.
         axis: the dim the mean is taken over.
@@ -89,16 +88,10 @@ def _smooth(y_true: jax.Array, label_smoothing: float) -> jax.Array:
     return y_true * (1 - label_smoothing) + 0.5 * label_smoothing
 
 
-class BinaryCrossentropy(ElementwiseLoss):
-    """`binary_crossentropy` as a loss.
+class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
+    """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred))` as a `Loss`.
 
-    Args:
-        from_logits: whether predictions are logits.
-        label_smoothing: how far targets are moved to the middle, from 0 to 1.
-        axis: the dim the mean is taken over.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `binary_crossentropy` and `Loss`.
 
     Source: `keras.losses.BinaryCrossentropy`.
     """
@@ -110,33 +103,16 @@ class BinaryCrossentropy(ElementwiseLoss):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str = "binary_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.from_logits = from_logits
-        self.label_smoothing = label_smoothing
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return binary_crossentropy(
-            y_true, y_pred, from_logits=self.from_logits, label_smoothing=self.label_smoothing, axis=self.axis
-        )
+        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
+        super().__init__(reduction, name, dtype, **options)
 
 
-class BinaryFocalCrossentropy(ElementwiseLoss):
-    """`binary_focal_crossentropy` as a loss.
+class BinaryFocalCrossentropy(ElementwiseLoss, function=binary_focal_crossentropy):
+    """`binary_crossentropy` with each prediction weighted by `(1 - p)**gamma`, as a `Loss`.
 
-    Args:
-        apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
-        alpha: the weight of 1.
-        gamma: how little easy predictions count.
-        from_logits: whether predictions are logits.
-        label_smoothing: how far targets are moved to the middle, from 0 to 1.
-        axis: the dim the mean is taken over.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `binary_focal_crossentropy` and `Loss`.
 
     Source: `keras.losses.BinaryFocalCrossentropy`.
     """
@@ -151,25 +127,8 @@ class BinaryFocalCrossentropy(ElementwiseLoss):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str = "binary_focal_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.apply_class_balancing = apply_class_balancing
-        self.alpha = alpha
-        self.gamma = gamma
-        self.from_logits = from_logits
-        self.label_smoothing = label_smoothing
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return binary_focal_crossentropy(
-            y_true,
-            y_pred,
-            apply_class_balancing=self.apply_class_balancing,
-            alpha=self.alpha,
-            gamma=self.gamma,
-            from_logits=self.from_logits,
-            label_smoothing=self.label_smoothing,
-            axis=self.axis,
-        )
+        balancing = {"apply_class_balancing": apply_class_balancing, "alpha": alpha, "gamma": gamma}
+        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
+        super().__init__(reduction, name, dtype, **balancing, **options)

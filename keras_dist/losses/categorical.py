@@ -1,9 +1,8 @@
-"""Crossentropies of one class out of several."""
+"""Categorical crossentropies: of one class out of several."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +10,16 @@ import optax
 
 from keras_dist._arguments import is_int
 from keras_dist._ranges import check_indices
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON, as_arrays, matched
-from keras_dist.losses.loss import LibraryLoss
+from keras_dist.losses.loss import FunctionLoss
 
 
 def categorical_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+    y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
-    """`-sum(y_true * log(p), axis)`.
+    """`-sum(y_true * log(p), axis)` with probabilities `p = y_pred / sum(y_pred, axis)`, or `softmax(y_pred)`.
 
     Args:
         y_true: one-hot rows, or other distributions, of `y_pred`'s shape.
@@ -45,9 +45,9 @@ def categorical_crossentropy(
 
 
 def categorical_focal_crossentropy(
-    y_true: Any,
-    y_pred: Any,
-    alpha: float = 0.25,
+    y_true: ArrayLike,
+    y_pred: ArrayLike,
+    alpha: ArrayLike = 0.25,
     gamma: float = 2.0,
     from_logits: bool = False,
     label_smoothing: float = 0.0,
@@ -59,7 +59,7 @@ def categorical_focal_crossentropy(
         y_true: as of `categorical_crossentropy`.
         y_pred: probabilities or logits (batch, ..., classes).
         alpha: a factor, or one for each class.
-        gamma: how little easy predictions count.
+        gamma: focusing exponent: the larger, the less easy predictions count.
         from_logits: whether `y_pred` holds logits.
         label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.
@@ -82,7 +82,7 @@ def categorical_focal_crossentropy(
 
 
 def sparse_categorical_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
+    y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
 ) -> jax.Array:
     """`-log(p[y_true])`.
 
@@ -115,7 +115,7 @@ def sparse_categorical_crossentropy(
     return -jnp.log(_pick(_probabilities(y_pred, axis), index, axis))
 
 
-def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) -> jax.Array:
+def categorical_generalized_cross_entropy(y_true: ArrayLike, y_pred: ArrayLike, q: float) -> jax.Array:
     """`(1 - p[y_true]**q) / q`: the nearer `q` is to 1, the less wrong labels move it.
 
     `q` near 0 gives crossentropy, 1 mean absolute error.
@@ -145,7 +145,7 @@ _PLAIN = categorical_crossentropy.__name__
 
 
 def _distributions(
-    name: str, y_true: Any, y_pred: Any, label_smoothing: float, axis: int
+    name: str, y_true: ArrayLike, y_pred: ArrayLike, label_smoothing: float, axis: int
 ) -> tuple[jax.Array, jax.Array]:
     y_true, y_pred = as_arrays(name, y_true, y_pred)
     _check_axis(name, axis, y_pred)
@@ -171,7 +171,7 @@ def _distributions(
 
 
 def _class_indices(
-    name: str, y_true: Any, y_pred: Any, axis: int, ignore_class: int | None = None
+    name: str, y_true: ArrayLike, y_pred: ArrayLike, axis: int, ignore_class: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     y_true, y_pred = as_arrays(name, y_true, y_pred)
     _check_axis(name, axis, y_pred)
@@ -197,7 +197,7 @@ def _class_indices(
     return y_true.astype(jnp.int32), y_pred
 
 
-def _check_axis(name: str, axis: Any, y_pred: jax.Array) -> None:
+def _check_axis(name: str, axis: object, y_pred: jax.Array) -> None:
     if not is_int(axis, -y_pred.ndim, y_pred.ndim - 1):
         raise ModelError(
             f"{name}: `axis` is no dim of the predictions",
@@ -222,16 +222,10 @@ def _pick(y_pred: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return jnp.squeeze(jnp.take_along_axis(y_pred, at, axis, mode="fill", fill_value=jnp.nan), axis)
 
 
-class CategoricalCrossentropy(LibraryLoss):
-    """`categorical_crossentropy` as a loss.
+class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
+    """`-sum(y_true * log(p))` of one-hot targets, as a `Loss`.
 
-    Args:
-        from_logits: whether predictions are logits.
-        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
-        axis: the dim of the classes.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `categorical_crossentropy` and `Loss`.
 
     Source: `keras.losses.CategoricalCrossentropy`.
     """
@@ -243,80 +237,44 @@ class CategoricalCrossentropy(LibraryLoss):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str = "categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.from_logits = from_logits
-        self.label_smoothing = label_smoothing
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return categorical_crossentropy(
-            y_true, y_pred, from_logits=self.from_logits, label_smoothing=self.label_smoothing, axis=self.axis
-        )
+        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
+        super().__init__(reduction, name, dtype, **options)
 
 
-class CategoricalFocalCrossentropy(LibraryLoss):
-    """`categorical_focal_crossentropy` as a loss.
+class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_crossentropy):
+    """`-sum(alpha * (1 - p)**gamma * y_true * log(p))` of one-hot targets, as a `Loss`.
 
-    Args:
-        alpha: a factor, or one for each class.
-        gamma: how little easy predictions count.
-        from_logits: whether predictions are logits.
-        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
-        axis: the dim of the classes.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `categorical_focal_crossentropy` and `Loss`.
 
     Source: `keras.losses.CategoricalFocalCrossentropy`.
     """
 
     def __init__(
         self,
-        alpha: float = 0.25,
+        alpha: ArrayLike = 0.25,
         gamma: float = 2.0,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str = "categorical_focal_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.alpha = alpha
-        self.gamma = gamma
-        self.from_logits = from_logits
-        self.label_smoothing = label_smoothing
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return categorical_focal_crossentropy(
-            y_true,
-            y_pred,
-            alpha=self.alpha,
-            gamma=self.gamma,
-            from_logits=self.from_logits,
-            label_smoothing=self.label_smoothing,
-            axis=self.axis,
-        )
+        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
+        super().__init__(reduction, name, dtype, alpha=alpha, gamma=gamma, **options)
 
 
-class SparseCategoricalCrossentropy(LibraryLoss):
-    """`sparse_categorical_crossentropy` as a loss.
+class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_crossentropy):
+    """`-log(p[y_true])` of class indices, as a `Loss`.
 
-    Args:
-        from_logits: whether predictions are logits.
-        ignore_class: the class index that does not count.
-        reduction: as in `Loss`.
-        axis: the dim of the classes.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `sparse_categorical_crossentropy` and `Loss`. Targets equal to `ignore_class` do not count.
 
     Source: `keras.losses.SparseCategoricalCrossentropy`.
     """
+
+    ignore_class: int | None
 
     def __init__(
         self,
@@ -325,31 +283,22 @@ class SparseCategoricalCrossentropy(LibraryLoss):
         reduction: str | None = "sum_over_batch_size",
         axis: int = -1,
         name: str = "sparse_categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.from_logits = from_logits
-        self.ignore_class = ignore_class
-        self.axis = axis
+        options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
+        super().__init__(reduction, name, dtype, **options)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return sparse_categorical_crossentropy(
-            y_true, y_pred, from_logits=self.from_logits, ignore_class=self.ignore_class, axis=self.axis
-        )
-
-    def _counts(self, y_true: Any, values: jax.Array) -> jax.Array | None:
+    def _counts(self, y_true: ArrayLike, values: jax.Array) -> jax.Array | None:
         return None if self.ignore_class is None else jnp.asarray(y_true != self.ignore_class).reshape(values.shape)
 
 
-class CategoricalGeneralizedCrossEntropy(LibraryLoss):
-    """`categorical_generalized_cross_entropy` as a loss.
+class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_generalized_cross_entropy):
+    """`(1 - p[y_true]**q) / q` of class indices, as a `Loss`.
 
-    Args:
-        q: between 0 and 1; the larger, the less wrong labels count.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `categorical_generalized_cross_entropy` and `Loss`.
+
+    Raises:
+        ModelError: `q` is not between 0 and 1.
 
     Source: `keras.losses.CategoricalGeneralizedCrossEntropy`.
     """
@@ -359,10 +308,9 @@ class CategoricalGeneralizedCrossEntropy(LibraryLoss):
         q: float = 0.5,
         reduction: str | None = "sum_over_batch_size",
         name: str = "categorical_generalized_cross_entropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.q = q
+        super().__init__(reduction, name, dtype, q=q)
         if not 0 < q < 1:
             raise ModelError(
                 "CategoricalGeneralizedCrossEntropy: `q` is out of range",
@@ -370,7 +318,3 @@ class CategoricalGeneralizedCrossEntropy(LibraryLoss):
                 expected="a number between 0 and 1, both excluded",
                 fix="for q=0 use SparseCategoricalCrossentropy; leave q out for 0.5",
             )
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return categorical_generalized_cross_entropy(y_true, y_pred, self.q)

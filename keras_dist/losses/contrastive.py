@@ -1,27 +1,29 @@
-"""Embeddings: near for one class, far for others."""
+"""Circle loss: embeddings near those of their class, far from others."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_arrays
-from keras_dist.losses.loss import LibraryLoss
+from keras_dist.losses.loss import FunctionLoss
 
 
 def circle(
-    y_true: Any,
-    y_pred: Any,
-    ref_labels: Any = None,
-    ref_embeddings: Any = None,
+    y_true: ArrayLike,
+    y_pred: ArrayLike,
+    ref_labels: ArrayLike | None = None,
+    ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True,
     gamma: float = 80,
     margin: float = 0.4,
 ) -> jax.Array:
-    """Circle loss of each embedding against references, by default all others of the batch.
+    """`softplus(logsumexp(near) + logsumexp(far))` of each embedding against references, by default all of the batch.
+
+    With `d = max(1 - similarity, 0)`, `near = -gamma * max(margin + d, 0) * (margin - d)` over references of its class,
+    `far = gamma * max(1 + margin - d, 0) * (1 - margin - d)` over the others.
 
     Args:
         y_true: class indices (batch,) or (batch, 1).
@@ -29,8 +31,8 @@ def circle(
         ref_labels: class indices of the references; None for `y_true`.
         ref_embeddings: (references, n) of length 1; None for `y_pred`.
         remove_diagonal: whether the i-th embedding is not compared with the i-th reference, which is itself.
-        gamma: how sharp the loss is.
-        margin: how near is near enough.
+        gamma: scale of the exponents.
+        margin: relaxation, from 0 to 1.
 
     Returns:
         (batch,); 0 where there is no other of the class, or none of another.
@@ -55,7 +57,7 @@ def _log_sum_exp(values: jax.Array, where: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(jnp.where(where, values, -jnp.inf), axis=1)
 
 
-def _labelled(labels_name: str, labels: Any, name: str, embeddings: Any) -> tuple[jax.Array, jax.Array]:
+def _labelled(labels_name: str, labels: ArrayLike, name: str, embeddings: ArrayLike) -> tuple[jax.Array, jax.Array]:
     labels, embeddings = as_arrays("circle", labels, embeddings)
     if embeddings.ndim != 2 or labels.shape not in (embeddings.shape[:1], (embeddings.shape[0], 1)):
         raise ModelError(
@@ -67,18 +69,10 @@ def _labelled(labels_name: str, labels: Any, name: str, embeddings: Any) -> tupl
     return labels.reshape(-1).astype(jnp.int32), embeddings
 
 
-class Circle(LibraryLoss):
-    """`circle` as a loss.
+class Circle(FunctionLoss, function=circle):
+    """Circle loss of each embedding against all others of the batch, as a `Loss`.
 
-    Args:
-        gamma: how sharp the loss is.
-        margin: how near is near enough.
-        remove_diagonal: whether an embedding is not compared with itself.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
-
-    Embeddings whose value is 0 do not count in the mean.
+    Arguments: as of `circle` and `Loss`. Embeddings whose value is 0 do not count in the mean.
 
     Source: `keras.losses.Circle`.
     """
@@ -90,16 +84,9 @@ class Circle(LibraryLoss):
         remove_diagonal: bool = True,
         reduction: str | None = "sum_over_batch_size",
         name: str = "circle",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.gamma = gamma
-        self.margin = margin
-        self.remove_diagonal = remove_diagonal
+        super().__init__(reduction, name, dtype, gamma=gamma, margin=margin, remove_diagonal=remove_diagonal)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return circle(y_true, y_pred, gamma=self.gamma, margin=self.margin, remove_diagonal=self.remove_diagonal)
-
-    def _counts(self, y_true: Any, values: jax.Array) -> jax.Array:
+    def _counts(self, y_true: ArrayLike, values: jax.Array) -> jax.Array:
         return values > 0

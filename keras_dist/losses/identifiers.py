@@ -11,7 +11,7 @@ from keras_dist.errors import ModelError
 from keras_dist.losses.loss import Loss
 from keras_dist.losses.wrapper import LossFunctionWrapper
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary, snake_case
+from keras_dist.saving.vocabulary import Vocabulary
 
 _LOSSES = Vocabulary(
     "loss",
@@ -82,10 +82,8 @@ def as_loss(identifier: Any) -> Loss:
         return found
     if found is None:
         raise _LOSSES.refused(found)
-    exported = _LOSSES.names.values()
-    if any(function is found for function in exported):
-        return next(cls for cls in exported if isinstance(cls, type) and snake_case(cls.__name__) == found.__name__)()
-    return LossFunctionWrapper(in_keras_order(found))
+    own = next((cls for cls in _LOSSES.names.values() if getattr(cls, "function", None) is found), None)
+    return LossFunctionWrapper(in_keras_order(found)) if own is None else own()
 
 
 def serialize(loss: Any) -> dict[str, Any]:

@@ -1,31 +1,33 @@
-"""`Loss`: values for examples, their weights and masks, and one number."""
+"""`Loss`: a value for each example, weighted, masked and reduced; `FunctionLoss`: the loss of a function."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import _ranges
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_rows, from_numbers
 from keras_dist.losses.reduction import check_reduction, check_values, divisor_of, reduce_values
-from keras_dist.saving import Configurable
+from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.vocabulary import snake_case
 
 
 class Loss(Configurable):
-    """How far predictions are from targets. Subclasses define `call`.
+    """Base of all losses: the reduced values of `call`, which subclasses define.
 
     Args:
         name: by default that of the class in snake case.
         reduction: how values become one number: "sum_over_batch_size" or "mean" (over all values that no mask leaves
-            out), "sum", "mean_with_sample_weight" (divided by the sum of weights), "none" or None (not at all).
+            out), "sum", "mean_with_sample_weight" (divided by the sum of weights), "none" or None (not reduced).
         dtype: what targets and predictions are cast to; None for float32.
 
     Attributes:
-        needs_targets: whether it cannot do without `y`.
+        needs_targets: whether targets must be given.
 
     Raises:
         ModelError: there is no such reduction, or the dtype holds no fractions.
@@ -48,9 +50,9 @@ class Loss(Configurable):
     needs_targets: ClassVar[bool] = True
 
     def __init__(
-        self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: Any = None
+        self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
     ) -> None:
-        self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        self.name = name or snake_case(type(self).__name__)
         self.reduction = check_reduction(reduction)
         self._dtype = _float_dtype("float32" if dtype is None else dtype)
 
@@ -59,7 +61,7 @@ class Loss(Configurable):
         """What targets and predictions are cast to."""
         return self._dtype.name
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+    def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         """A value for each example (batch, ...), or a scalar."""
         raise ModelError(
             f"{type(self).__name__} has no values",
@@ -68,14 +70,20 @@ class Loss(Configurable):
             fix="define it, or choose one of keras_dist.losses",
         )
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, mask: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        y_true: PyTree,
+        y_pred: PyTree,
+        sample_weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> jax.Array:
         """The loss of a batch: a scalar, or the weighted values when they are not reduced.
 
         Args:
             y_true: targets, an array or a tree of arrays; lists of numbers are arrays.
-            y_pred: predictions (batch, ...), likewise.
+            y_pred: predictions (batch, ...), an array or a tree of arrays.
             sample_weight: (batch,), any other shape that the values start with, or one that broadcasts to them.
-            mask: which values count, of such a shape; None for all, or those that `y_pred._keras_mask` tells.
+            mask: which values count, of such a shape; None for `y_pred._keras_mask` if there is one, else for all.
 
         Raises:
             ModelError: shapes do not fit, or the loss returns no value for each example.
@@ -84,8 +92,14 @@ class Loss(Configurable):
             values, masks = self._unreduced(y_true, y_pred, mask)
             return reduce_values(values, sample_weight, masks, self.reduction)
 
-    def divisor(self, y_true: Any, y_pred: Any, sample_weight: Any = None, mask: Any = None) -> Any:
-        """What the loss of a batch was divided by: the number of values, or the sum of weights; 1 for a sum.
+    def divisor(
+        self,
+        y_true: PyTree,
+        y_pred: PyTree,
+        sample_weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> ArrayLike:
+        """The divisor of the loss of a batch: the number of values, or the sum of weights; 1 for a sum.
 
         A loss that is one number counts as the mean over the rows of `y_pred`. Arguments are as those of a call.
         """
@@ -96,40 +110,89 @@ class Loss(Configurable):
             return float(len(jax.tree.leaves(y_pred)[0]))
         return divisor_of(values, sample_weight, masks, self.reduction)
 
-    def _unreduced(self, y_true: Any, y_pred: Any, mask: Any) -> tuple[jax.Array, list[Any]]:
-        """The values, and which of them count."""
+    def _unreduced(self, y_true: PyTree, y_pred: PyTree, mask: ArrayLike | None) -> tuple[jax.Array, list[ArrayLike]]:
+        """The values, and masks of those that count."""
         mask = getattr(y_pred, "_keras_mask", None) if mask is None else mask
         y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
         with _ranges.counting(mask):
             values = self._values(y_true, y_pred)
         return values, [m for m in (mask, self._counts(y_true, values)) if m is not None]
 
-    def _cast(self, tree: Any) -> Any:
+    def _cast(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype), tree)
 
-    def _values(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """What `call` returns, checked."""
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
+        """The checked values of `call`."""
         return check_values(self.call(y_true, y_pred), y_true, y_pred)
 
-    def _counts(self, y_true: Any, values: jax.Array) -> jax.Array | None:
-        """Which values count, when the loss itself leaves some out."""
+    def _counts(self, y_true: PyTree, values: jax.Array) -> jax.Array | None:
+        """A mask of the values that count, where the loss itself leaves some out."""
         del y_true, values
 
 
-class LibraryLoss(Loss):
-    """A loss of this package: its function checks shapes, and may reduce any dim, the examples too (`axis=0`)."""
+class FunctionLoss(Loss):
+    """A loss whose values are those of a function of this package, which checks shapes itself.
 
-    def _values(self, y_true: Any, y_pred: Any) -> jax.Array:
+    `class LogCosh(FunctionLoss, function=log_cosh)` is the loss of `log_cosh`, named "log_cosh". For a function with
+    arguments the class defines a constructor that passes them on by name; they become attributes.
+
+    Args:
+        reduction: as in `Loss`.
+        name: by default that of the function.
+        dtype: as in `Loss`.
+        **arguments: of the function.
+
+    Attributes:
+        function: `(y_true, y_pred, **arguments) -> values`.
+    """
+
+    function: ClassVar[Callable[..., jax.Array]]
+
+    def __init_subclass__(cls, function: Callable[..., jax.Array] | None = None, **kwargs: Any) -> None:
+        """Take the function, and its name as the default of `name`."""
+        super().__init_subclass__(**kwargs)
+        if function is None:
+            return
+        cls.function = staticmethod(function)
+        if "__init__" not in vars(cls):
+
+            def __init__(
+                self: FunctionLoss,
+                reduction: str | None = "sum_over_batch_size",
+                name: str | None = function.__name__,
+                dtype: DTypeLike | None = None,
+            ) -> None:
+                FunctionLoss.__init__(self, reduction, name, dtype)
+
+            __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+            cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(
+        self,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(name, reduction, dtype)
+        self._argument_names = tuple(arguments)
+        vars(self).update(arguments)
+
+    def call(self, y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+        """The values of the function: one for each example, or a scalar."""
+        return self.function(y_true, y_pred, **{name: vars(self)[name] for name in self._argument_names})
+
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         return self.call(y_true, y_pred)
 
 
-class ElementwiseLoss(LibraryLoss):
-    """A loss of this package that is a mean over the last dim.
+class ElementwiseLoss(FunctionLoss):
+    """A `FunctionLoss` that is a mean over the last dim.
 
     Differs from Keras: predictions (batch,) count as (batch, 1), so that each has a value of its own and a weight.
     """
 
-    def _values(self, y_true: Any, y_pred: Any) -> jax.Array:
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         return self.call(*as_rows(self.name, y_true, y_pred))
 
 

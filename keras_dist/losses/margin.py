@@ -1,18 +1,17 @@
-"""Margins: hinge losses."""
+"""Hinge losses."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._types import ArrayLike
 from keras_dist.losses.arguments import matched
-from keras_dist.losses.loss import ElementwiseLoss, LibraryLoss
+from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
 
 
-def hinge(y_true: Any, y_pred: Any) -> jax.Array:
+def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean(max(1 - y_true * y_pred, 0), axis=-1)`.
 
     Args:
@@ -31,7 +30,7 @@ def hinge(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)), axis=-1)
 
 
-def squared_hinge(y_true: Any, y_pred: Any) -> jax.Array:
+def squared_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`; arguments as of `hinge`.
 
     Source: `keras.losses.squared_hinge`.
@@ -40,8 +39,8 @@ def squared_hinge(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)) ** 2, axis=-1)
 
 
-def categorical_hinge(y_true: Any, y_pred: Any) -> jax.Array:
-    """`max(neg - pos + 1, 0)` with the score `pos` of the true class and the largest score `neg` of the others, or 0.
+def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`max(neg - pos + 1, 0)` with `pos = sum(y_true * y_pred, axis=-1)`, `neg = max((1 - y_true) * y_pred, axis=-1)`.
 
     Args:
         y_true: one-hot rows (batch, ..., classes).
@@ -61,62 +60,22 @@ def _signs(y_true: jax.Array) -> jax.Array:
     return jnp.where(is_binary, 2 * y_true - 1, y_true)
 
 
-class Hinge(ElementwiseLoss):
-    """`hinge` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class Hinge(ElementwiseLoss, function=hinge):
+    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`.
 
     Source: `keras.losses.Hinge`.
     """
 
-    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str = "hinge", dtype: Any = None) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return hinge(y_true, y_pred)
-
-
-class SquaredHinge(ElementwiseLoss):
-    """`squared_hinge` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class SquaredHinge(ElementwiseLoss, function=squared_hinge):
+    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`.
 
     Source: `keras.losses.SquaredHinge`.
     """
 
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "squared_hinge", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return squared_hinge(y_true, y_pred)
-
-
-class CategoricalHinge(LibraryLoss):
-    """`categorical_hinge` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class CategoricalHinge(FunctionLoss, function=categorical_hinge):
+    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`.
 
     Source: `keras.losses.CategoricalHinge`.
     """
-
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "categorical_hinge", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return categorical_hinge(y_true, y_pred)

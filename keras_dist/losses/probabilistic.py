@@ -1,18 +1,17 @@
-"""Distances between distributions and of counts from rates."""
+"""Losses of probabilities and rates: Kullback-Leibler divergence, Poisson."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._types import ArrayLike
 from keras_dist.losses.arguments import EPSILON, matched
-from keras_dist.losses.loss import ElementwiseLoss, LibraryLoss
+from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
 
 
-def kl_divergence(y_true: Any, y_pred: Any) -> jax.Array:
+def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`sum(y_true * log(y_true / y_pred), axis=-1)`, probabilities clipped to [1e-7, 1].
 
     Args:
@@ -31,7 +30,7 @@ def kl_divergence(y_true: Any, y_pred: Any) -> jax.Array:
     return optax.losses.kl_divergence(jnp.log(y_pred), y_true)
 
 
-def poisson(y_true: Any, y_pred: Any) -> jax.Array:
+def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean(y_pred - y_true * log(y_pred), axis=-1)`.
 
     Args:
@@ -50,41 +49,15 @@ def poisson(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(y_pred - y_true * jnp.log(y_pred + EPSILON), axis=-1)
 
 
-class KLDivergence(LibraryLoss):
-    """`kl_divergence` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class KLDivergence(FunctionLoss, function=kl_divergence):
+    """`sum(y_true * log(y_true / y_pred))` as a `Loss`.
 
     Source: `keras.losses.KLDivergence`.
     """
 
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "kl_divergence", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return kl_divergence(y_true, y_pred)
-
-
-class Poisson(ElementwiseLoss):
-    """`poisson` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class Poisson(ElementwiseLoss, function=poisson):
+    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`.
 
     Source: `keras.losses.Poisson`.
     """
-
-    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str = "poisson", dtype: Any = None) -> None:
-        super().__init__(name, reduction, dtype)
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return poisson(y_true, y_pred)

@@ -1,18 +1,17 @@
-"""Distances between numbers: squared, absolute, relative, logarithmic errors, Huber, log-cosh, cosine."""
+"""Losses of predicted numbers: squared, absolute, relative and logarithmic errors, Huber, log-cosh, cosine."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import EPSILON, matched
-from keras_dist.losses.loss import ElementwiseLoss, LibraryLoss
+from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
 
 
-def mean_squared_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean((y_true - y_pred)**2, axis=-1)`.
 
     Args:
@@ -31,7 +30,7 @@ def mean_squared_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(optax.squared_error(y_pred, y_true), axis=-1)
 
 
-def mean_absolute_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_absolute_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean(abs(y_true - y_pred), axis=-1)`; shapes as of `mean_squared_error`.
 
     Source: `keras.losses.mean_absolute_error`.
@@ -40,7 +39,7 @@ def mean_absolute_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.abs(y_true - y_pred), axis=-1)
 
 
-def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`100 * mean(abs((y_true - y_pred) / y_true), axis=-1)` [%]; shapes as of `mean_squared_error`.
 
     Targets nearer to 0 than 1e-7 count as 1e-7.
@@ -51,10 +50,10 @@ def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> jax.Array:
     return 100.0 * jnp.mean(jnp.abs((y_true - y_pred) / jnp.maximum(jnp.abs(y_true), EPSILON)), axis=-1)
 
 
-def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`; shapes as of `mean_squared_error`.
 
-    Numbers below 0 count as 0.
+    Numbers below 1e-7 count as 1e-7.
 
     Source: `keras.losses.mean_squared_logarithmic_error`.
     """
@@ -63,13 +62,13 @@ def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(optax.squared_error(*logarithms), axis=-1)
 
 
-def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> jax.Array:
-    """Half the squared error up to `delta`, from there on linear; the mean over the last dim.
+def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array:
+    """`mean(e**2 / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2), axis=-1)` with `e = y_true - y_pred`.
 
     Args:
         y_true: targets, as of `mean_squared_error`.
         y_pred: predictions (batch, ..., n).
-        delta: the error where the parabola goes over into a line.
+        delta: the error from which on the loss is linear.
 
     Source: `keras.losses.huber`.
     """
@@ -77,7 +76,7 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> jax.Array:
     return jnp.mean(optax.huber_loss(y_pred, y_true, delta=delta), axis=-1)
 
 
-def log_cosh(y_true: Any, y_pred: Any) -> jax.Array:
+def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """`mean(log(cosh(y_pred - y_true)), axis=-1)`; shapes as of `mean_squared_error`.
 
     Source: `keras.losses.log_cosh`.
@@ -86,13 +85,13 @@ def log_cosh(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(optax.log_cosh(y_pred, y_true), axis=-1)
 
 
-def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
-    """Minus the cosine of the angle between vectors: -1 for the same direction, 0 when one is zero.
+def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
+    """`-sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))`; 0 where a vector is zero.
 
     Args:
         y_true: targets, as of `mean_squared_error`.
         y_pred: predictions (batch, ...).
-        axis: the dim along which vectors lie.
+        axis: the dim of the vectors.
 
     Source: `keras.losses.cosine_similarity`.
     """
@@ -100,104 +99,38 @@ def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
     return -optax.cosine_similarity(y_pred, y_true, epsilon=EPSILON**2, axis=axis)
 
 
-class MeanSquaredError(ElementwiseLoss):
-    """`mean_squared_error` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class MeanSquaredError(ElementwiseLoss, function=mean_squared_error):
+    """`mean((y_true - y_pred)**2)` as a `Loss`.
 
     Source: `keras.losses.MeanSquaredError`.
     """
 
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "mean_squared_error", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return mean_squared_error(y_true, y_pred)
-
-
-class MeanAbsoluteError(ElementwiseLoss):
-    """`mean_absolute_error` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class MeanAbsoluteError(ElementwiseLoss, function=mean_absolute_error):
+    """`mean(abs(y_true - y_pred))` as a `Loss`.
 
     Source: `keras.losses.MeanAbsoluteError`.
     """
 
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "mean_absolute_error", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return mean_absolute_error(y_true, y_pred)
-
-
-class MeanAbsolutePercentageError(ElementwiseLoss):
-    """`mean_absolute_percentage_error` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class MeanAbsolutePercentageError(ElementwiseLoss, function=mean_absolute_percentage_error):
+    """`100 * mean(abs((y_true - y_pred) / y_true))` [%] as a `Loss`.
 
     Source: `keras.losses.MeanAbsolutePercentageError`.
     """
 
-    def __init__(
-        self,
-        reduction: str | None = "sum_over_batch_size",
-        name: str = "mean_absolute_percentage_error",
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return mean_absolute_percentage_error(y_true, y_pred)
-
-
-class MeanSquaredLogarithmicError(ElementwiseLoss):
-    """`mean_squared_logarithmic_error` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class MeanSquaredLogarithmicError(ElementwiseLoss, function=mean_squared_logarithmic_error):
+    """`mean((log(1 + y_true) - log(1 + y_pred))**2)` as a `Loss`.
 
     Source: `keras.losses.MeanSquaredLogarithmicError`.
     """
 
-    def __init__(
-        self,
-        reduction: str | None = "sum_over_batch_size",
-        name: str = "mean_squared_logarithmic_error",
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return mean_squared_logarithmic_error(y_true, y_pred)
+class Huber(ElementwiseLoss, function=huber):
+    """`mean(e**2 / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2))` with `e = y_true - y_pred`, as a `Loss`.
 
-
-class Huber(ElementwiseLoss):
-    """`huber` as a loss.
-
-    Args:
-        delta: the error where the parabola goes over into a line.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `huber` and `Loss`.
 
     Source: `keras.losses.Huber`.
     """
@@ -207,45 +140,22 @@ class Huber(ElementwiseLoss):
         delta: float = 1.0,
         reduction: str | None = "sum_over_batch_size",
         name: str = "huber_loss",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.delta = delta
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return huber(y_true, y_pred, delta=self.delta)
+        super().__init__(reduction, name, dtype, delta=delta)
 
 
-class LogCosh(ElementwiseLoss):
-    """`log_cosh` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class LogCosh(ElementwiseLoss, function=log_cosh):
+    """`mean(log(cosh(y_pred - y_true)))` as a `Loss`.
 
     Source: `keras.losses.LogCosh`.
     """
 
-    def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str = "log_cosh", dtype: Any = None
-    ) -> None:
-        super().__init__(name, reduction, dtype)
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return log_cosh(y_true, y_pred)
+class CosineSimilarity(FunctionLoss, function=cosine_similarity):
+    """`-sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))` as a `Loss`.
 
-
-class CosineSimilarity(LibraryLoss):
-    """`cosine_similarity` as a loss.
-
-    Args:
-        axis: the dim along which vectors lie.
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+    Arguments: as of `cosine_similarity` and `Loss`.
 
     Source: `keras.losses.CosineSimilarity`.
     """
@@ -255,11 +165,6 @@ class CosineSimilarity(LibraryLoss):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str = "cosine_similarity",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return cosine_similarity(y_true, y_pred, axis=self.axis)
+        super().__init__(reduction, name, dtype, axis=axis)

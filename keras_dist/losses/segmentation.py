@@ -1,18 +1,18 @@
-"""Overlaps of regions: Dice and Tversky."""
+"""Losses of overlapping regions: Dice and Tversky."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import EPSILON, matched
-from keras_dist.losses.loss import LibraryLoss
+from keras_dist.losses.loss import FunctionLoss
 
 
-def dice(y_true: Any, y_pred: Any, axis: int | Sequence[int] | None = None) -> jax.Array:
+def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None = None) -> jax.Array:
     """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))`.
 
     Args:
@@ -35,17 +35,17 @@ def dice(y_true: Any, y_pred: Any, axis: int | Sequence[int] | None = None) -> j
 
 
 def tversky(
-    y_true: Any, y_pred: Any, alpha: float = 0.5, beta: float = 0.5, axis: int | Sequence[int] | None = None
+    y_true: ArrayLike, y_pred: ArrayLike, alpha: float = 0.5, beta: float = 0.5, axis: int | Sequence[int] | None = None
 ) -> jax.Array:
-    """`1 - both / (both + alpha * sum(y_true * (1 - y_pred)) + beta * sum(y_pred * (1 - y_true)))`.
+    """`1 - both / (both + alpha * missed + beta * wrong)`.
 
-    `both` is `sum(y_true * y_pred)`.
+    `both = sum(y_true * y_pred)`, `missed = sum(y_true * (1 - y_pred))`, `wrong = sum(y_pred * (1 - y_true))`.
 
     Args:
         y_true: as of `dice`.
         y_pred: probabilities (batch, ...).
-        alpha: weight of what was missed. (The text in Keras has it for false positives; its numbers are these.)
-        beta: weight of what was found and is not there.
+        alpha: weight of false negatives (as in the numbers of Keras; its text says false positives).
+        beta: weight of false positives.
         axis: the dims of a region; None for all, which gives a scalar.
 
     Returns:
@@ -67,14 +67,10 @@ def _dims(axis: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
     return axis if axis is None or isinstance(axis, int) else tuple(axis)
 
 
-class Dice(LibraryLoss):
-    """`dice` as a loss.
+class Dice(FunctionLoss, function=dice):
+    """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))` as a `Loss`.
 
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        axis: the dims of a region; None for all, which leaves no value to weight.
-        dtype: as in `Loss`.
+    Arguments: as of `dice` and `Loss`. Without `axis` there is no value to weight.
 
     Source: `keras.losses.Dice`.
     """
@@ -84,26 +80,15 @@ class Dice(LibraryLoss):
         reduction: str | None = "sum_over_batch_size",
         name: str = "dice",
         axis: int | Sequence[int] | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return dice(y_true, y_pred, axis=self.axis)
+        super().__init__(reduction, name, dtype, axis=axis)
 
 
-class Tversky(LibraryLoss):
-    """`tversky` as a loss.
+class Tversky(FunctionLoss, function=tversky):
+    """`1 - both / (both + alpha * missed + beta * wrong)` as a `Loss`.
 
-    Args:
-        alpha: weight of what was missed.
-        beta: weight of what was found and is not there.
-        reduction: as in `Loss`.
-        name: of the loss.
-        axis: the dims of a region; None for all, which leaves no value to weight.
-        dtype: as in `Loss`.
+    Arguments: as of `tversky` and `Loss`. Without `axis` there is no value to weight.
 
     Source: `keras.losses.Tversky`.
     """
@@ -115,13 +100,6 @@ class Tversky(LibraryLoss):
         reduction: str | None = "sum_over_batch_size",
         name: str = "tversky",
         axis: int | Sequence[int] | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
-        super().__init__(name, reduction, dtype)
-        self.alpha = alpha
-        self.beta = beta
-        self.axis = axis
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return tversky(y_true, y_pred, alpha=self.alpha, beta=self.beta, axis=self.axis)
+        super().__init__(reduction, name, dtype, alpha=alpha, beta=beta, axis=axis)

@@ -1,21 +1,20 @@
-"""Sequences without alignment: CTC."""
+"""Connectionist temporal classification (CTC): a loss of sequences without alignment."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from keras_dist._ranges import check_indices
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import as_arrays
-from keras_dist.losses.loss import LibraryLoss
+from keras_dist.losses.loss import FunctionLoss
 
 
-def ctc(y_true: Any, y_pred: Any) -> jax.Array:
-    """Minus the logarithm of the probability of a sequence, whatever its alignment.
+def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`-log(probability of y_true under y_pred)`, summed over all alignments.
 
     Args:
         y_true: class indices (batch, length), with 0 after the end of each sequence.
@@ -50,20 +49,8 @@ def ctc(y_true: Any, y_pred: Any) -> jax.Array:
     return optax.ctc_loss(y_pred, steps, y_true.astype(jnp.int32), paddings.astype(y_pred.dtype))
 
 
-class CTC(LibraryLoss):
-    """`ctc` as a loss.
-
-    Args:
-        reduction: as in `Loss`.
-        name: of the loss.
-        dtype: as in `Loss`.
+class CTC(FunctionLoss, function=ctc):
+    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`.
 
     Source: `keras.losses.CTC`.
     """
-
-    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str = "ctc", dtype: Any = None) -> None:
-        super().__init__(name, reduction, dtype)
-
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        """A value for each example."""
-        return ctc(y_true, y_pred)

@@ -1,28 +1,27 @@
-"""How often predictions are right."""
+"""Accuracies: the share of right predictions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import saving
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import align_ranks, as_arrays
-from keras_dist.metrics.reduction import MeanMetricWrapper
+from keras_dist.metrics.reduction import FunctionMetric
 
 
-def accuracy(y_true: Any, y_pred: Any) -> jax.Array:
-    """Whether predictions equal targets, as 0.0 and 1.0, one for each value."""
+def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`y_true == y_pred`, as 0.0 and 1.0, for each value."""
     y_true, y_pred = align_ranks(*as_arrays("accuracy", y_true, y_pred))
     _check_shapes("accuracy", y_true.shape, y_pred.shape)
     return (y_true == y_pred).astype(jnp.float32)
 
 
 @saving.register_keras_serializable("keras_dist")
-def accuracy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
-    """What `metrics=["accuracy"]` means: binary for one score an example, sparse for class indices, else categorical.
+def accuracy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """Binary accuracy for one score an example, sparse for class indices, else categorical: `metrics=["accuracy"]`.
 
     Args:
         y_true: class indices (batch, ...) or (batch, ..., 1), one-hot rows (batch, ..., classes), or, for one output, 0
@@ -32,20 +31,21 @@ def accuracy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
     Source: `keras.src.trainers.compile_utils.get_metric`.
     """
     y_true, y_pred = as_arrays("accuracy", y_true, y_pred)
-    return {"binary": binary_accuracy, "sparse": sparse_categorical_accuracy, "categorical": categorical_accuracy}[
-        kind_by_shapes(y_true, y_pred)
-    ](y_true, y_pred)
+    kind = kind_by_shapes(y_true, y_pred)
+    if kind == "binary":
+        return binary_accuracy(y_true, y_pred)
+    return (sparse_categorical_accuracy if kind == "sparse" else categorical_accuracy)(y_true, y_pred)
 
 
-def kind_by_shapes(y_true: Any, y_pred: Any) -> str:
-    """`"binary"`, `"sparse"` or `"categorical"`: what targets and scores of these shapes are."""
+def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
+    """Return `"binary"`, `"sparse"` or `"categorical"`, whichever targets and scores of these shapes are."""
     if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
         return "binary"
     return "sparse" if y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1 else "categorical"
 
 
-def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> jax.Array:
-    """Whether `y_pred > threshold` is `y_true`, as 0.0 and 1.0, one for each value.
+def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5) -> jax.Array:
+    """`(y_pred > threshold) == y_true`, as 0.0 and 1.0, for each value.
 
     Source: `keras.metrics.binary_accuracy`.
     """
@@ -54,8 +54,8 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> jax.Arr
     return ((y_pred > threshold).astype(y_true.dtype) == y_true).astype(jnp.float32)
 
 
-def categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
-    """Whether the largest score is where the one-hot row has its 1, as 0.0 and 1.0, for each row.
+def categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`argmax(y_pred) == argmax(y_true)`, as 0.0 and 1.0, for each row.
 
     Source: `keras.metrics.categorical_accuracy`.
     """
@@ -64,8 +64,8 @@ def categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     return (jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
 
 
-def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
-    """Whether the largest score is that of the class `y_true`, as 0.0 and 1.0, for each class index.
+def sparse_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """`argmax(y_pred) == y_true`, as 0.0 and 1.0, for each class index.
 
     Source: `keras.metrics.sparse_categorical_accuracy`.
     """
@@ -74,8 +74,8 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     return (jnp.argmax(y_pred, axis=-1) == y_true).astype(jnp.float32)
 
 
-def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Array:
-    """Whether the class of the one-hot row is among the `k` largest scores, as 0.0 and 1.0, for each row.
+def top_k_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike, k: int = 5) -> jax.Array:
+    """`argmax(y_true) in top_k(y_pred, k)`, as 0.0 and 1.0, for each row.
 
     Source: `keras.metrics.top_k_categorical_accuracy`.
     """
@@ -84,13 +84,15 @@ def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Arra
     return _in_top_k(jnp.argmax(y_true, axis=-1), y_pred, k)
 
 
-def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5, from_sorted_ids: bool = False) -> jax.Array:
-    """Whether the class `y_true` is among the `k` largest scores, as 0.0 and 1.0, for each class index.
+def sparse_top_k_categorical_accuracy(
+    y_true: ArrayLike, y_pred: ArrayLike, k: int = 5, from_sorted_ids: bool = False
+) -> jax.Array:
+    """`y_true in top_k(y_pred, k)`, as 0.0 and 1.0, for each class index.
 
     Args:
         y_true: class indices (batch, ...) or (batch, ..., 1).
         y_pred: scores (batch, ..., classes), or, with `from_sorted_ids`, classes from the best downwards.
-        k: how many may be as large.
+        k: how many of the largest scores count.
         from_sorted_ids: whether `y_pred` holds classes.
 
     Source: `keras.metrics.sparse_top_k_categorical_accuracy`.
@@ -102,98 +104,89 @@ def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5, from
     return _in_top_k(y_true.astype(jnp.int32), y_pred, k)
 
 
-class Accuracy(MeanMetricWrapper):
-    """How often predictions equal targets.
+class Accuracy(FunctionMetric, function=accuracy, direction="up"):
+    """Mean of `y_true == y_pred`.
 
     `metrics=["accuracy"]` is another: binary, sparse or categorical accuracy, by the shapes.
 
     Source: `keras.metrics.Accuracy`.
     """
 
-    _direction = "up"
 
-    def __init__(self, name: str | None = "accuracy", dtype: Any = None) -> None:
-        super().__init__(accuracy, name, dtype)
-
-
-class BinaryAccuracy(MeanMetricWrapper):
-    """How often `y_pred > threshold` is `y_true`.
+class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
+    """Mean of `(y_pred > threshold) == y_true`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         threshold: 0.5 for probabilities, 0 for logits.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.BinaryAccuracy`.
     """
 
-    _direction = "up"
+    def __init__(
+        self,
+        name: str | None = "binary_accuracy",
+        dtype: DTypeLike | None = None,
+        threshold: float = 0.5,
+        mesh: object = None,
+    ) -> None:
+        super().__init__(name, dtype, mesh, threshold=threshold)
 
-    def __init__(self, name: str | None = "binary_accuracy", dtype: Any = None, threshold: float = 0.5) -> None:
-        super().__init__(binary_accuracy, name, dtype, threshold=threshold)
 
-
-class CategoricalAccuracy(MeanMetricWrapper):
-    """How often the largest score is that of the one-hot target.
+class CategoricalAccuracy(FunctionMetric, function=categorical_accuracy, direction="up"):
+    """Mean of `argmax(y_pred) == argmax(y_true)`, for one-hot targets.
 
     Source: `keras.metrics.CategoricalAccuracy`.
     """
 
-    _direction = "up"
 
-    def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(categorical_accuracy, name, dtype)
-
-
-class SparseCategoricalAccuracy(MeanMetricWrapper):
-    """How often the largest score is that of the class index.
+class SparseCategoricalAccuracy(FunctionMetric, function=sparse_categorical_accuracy, direction="up"):
+    """Mean of `argmax(y_pred) == y_true`, for class indices.
 
     Source: `keras.metrics.SparseCategoricalAccuracy`.
     """
 
-    _direction = "up"
 
-    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(sparse_categorical_accuracy, name, dtype)
+class TopKCategoricalAccuracy(FunctionMetric, function=top_k_categorical_accuracy, direction="up"):
+    """Mean of `argmax(y_true) in top_k(y_pred, k)`, for one-hot targets.
 
-
-class TopKCategoricalAccuracy(MeanMetricWrapper):
-    """How often the one-hot target is among the `k` largest scores.
+    Args:
+        k: how many of the largest scores count.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.TopKCategoricalAccuracy`.
     """
 
-    _direction = "up"
+    def __init__(
+        self,
+        k: int = 5,
+        name: str | None = "top_k_categorical_accuracy",
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
+    ) -> None:
+        super().__init__(name, dtype, mesh, k=k)
 
-    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None) -> None:
-        super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
-        self.k = k
 
-
-class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
-    """How often the class index is among the `k` largest scores.
+class SparseTopKCategoricalAccuracy(FunctionMetric, function=sparse_top_k_categorical_accuracy, direction="up"):
+    """Mean of `y_true in top_k(y_pred, k)`, for class indices.
 
     Args:
-        k: how many may be as large.
-        name: what it is logged as.
-        dtype: of the totals.
-        from_sorted_ids: whether predictions are classes, from the best downwards, instead of scores.
+        k: how many of the largest scores count.
+        from_sorted_ids: whether predictions are classes from the best downwards, instead of scores.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.SparseTopKCategoricalAccuracy`.
     """
-
-    _direction = "up"
 
     def __init__(
         self,
         k: int = 5,
         name: str | None = "sparse_top_k_categorical_accuracy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_sorted_ids: bool = False,
+        mesh: object = None,
     ) -> None:
-        super().__init__(sparse_top_k_categorical_accuracy, name, dtype, k=k, from_sorted_ids=from_sorted_ids)
-        self.k = k
-        self.from_sorted_ids = from_sorted_ids
+        super().__init__(name, dtype, mesh, k=k, from_sorted_ids=from_sorted_ids)
 
 
 def _in_top_k(classes: jax.Array, scores: jax.Array, k: int) -> jax.Array:

@@ -1,15 +1,15 @@
-"""`AUC`: the area under a curve of two rates over all thresholds."""
+"""`AUC`: the area under the curve of two rates over all thresholds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_int, check_option
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON
 from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread
@@ -17,15 +17,14 @@ from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
 
-class AUC(Metric):
-    """The area under the ROC, precision-recall or precision-recall-gain curve, as a sum over thresholds.
+class AUC(Metric, direction="up"):
+    """Area under the ROC, precision-recall or precision-recall-gain curve, as a sum over thresholds.
 
     Args:
         num_thresholds: how many points the curve has.
         curve: `"ROC"`, `"PR"` or `"PRGAIN"`.
         summation_method: how the curve runs between points: `"interpolation"`, `"minoring"` or `"majoring"`.
-        name: what it is logged as.
-        dtype: of the counts.
+        name, dtype, mesh: as of `Metric`.
         thresholds: in place of evenly spaced ones; points below 0 and above 1 are added.
         multi_label: whether predictions are (batch, labels), and the result is the mean over labels.
         num_labels: how many labels there are; by default known with the first batch.
@@ -38,22 +37,21 @@ class AUC(Metric):
     Source: `keras.metrics.AUC`.
     """
 
-    _direction = "up"
-
     def __init__(
         self,
         num_thresholds: int = 200,
         curve: str = "ROC",
         summation_method: str = "interpolation",
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         thresholds: Sequence[float] | None = None,
         multi_label: bool = False,
         num_labels: int | None = None,
-        label_weights: Any = None,
+        label_weights: ArrayLike | None = None,
         from_logits: bool = False,
+        mesh: object = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.curve = check_option("curve", curve, ("PRGAIN", "PR", "ROC"))
         methods = ("majoring", "minoring", "interpolation")
         self.summation_method = check_option("summation_method", summation_method, methods)
@@ -76,7 +74,7 @@ class AUC(Metric):
         if num_labels or not multi_label:
             self._build(num_labels)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch.
 
         Args:
@@ -102,8 +100,8 @@ class AUC(Metric):
         for variable, values in zip(self.variables, counts, strict=True):
             variable.assign_add(values)
 
-    def result(self) -> Any:
-        """The area so far; 0 of nothing."""
+    def result(self) -> jax.Array:
+        """Return the area so far; 0.0 without values."""
         if not self.variables:
             return jnp.zeros(())
         counts = Counts(*(jnp.asarray(variable.value) for variable in self.variables))
@@ -111,10 +109,7 @@ class AUC(Metric):
             areas = _interpolated_precision_recall(counts)
         else:
             x, y = _CURVES[self.curve](counts)
-            heights = {"interpolation": (y[:-1] + y[1:]) / 2}.get(self.summation_method)
-            if heights is None:
-                heights = (jnp.minimum if self.summation_method == "minoring" else jnp.maximum)(y[:-1], y[1:])
-            areas = (x[:-1] - x[1:]) * heights
+            areas = (x[:-1] - x[1:]) * _HEIGHTS[self.summation_method](y[:-1], y[1:])
         area = jnp.sum(areas, axis=0)
         if self.multi_label and self.label_weights is not None:
             return divide_no_nan(jnp.sum(area * self.label_weights), jnp.sum(self.label_weights))
@@ -126,17 +121,8 @@ class AUC(Metric):
             setattr(self, name, self.add_variable(shape, name=name))
 
 
-def _roc(counts: Counts) -> tuple[Any, Any]:
-    false_rate = divide_no_nan(counts.false_positives, counts.false_positives + counts.true_negatives)
-    return false_rate, _recall(counts)
-
-
-def _precision_recall(counts: Counts) -> tuple[Any, Any]:
-    return _recall(counts), divide_no_nan(counts.true_positives, counts.true_positives + counts.false_positives)
-
-
-def _precision_recall_gain(counts: Counts) -> tuple[Any, Any]:
-    """Precision and recall on a scale where always saying yes is 0 and being right is 1.
+def _precision_recall_gain(counts: Counts) -> tuple[jax.Array, jax.Array]:
+    """Recall gain `1 - odds * FN / TP` and precision gain `1 - odds * FP / TP`, where `odds = P / N`.
 
     Source: Flach and Kull, Precision-Recall-Gain Curves, NeurIPS 2015.
     """
@@ -147,8 +133,8 @@ def _precision_recall_gain(counts: Counts) -> tuple[Any, Any]:
     return jnp.maximum(recall, 0), precision
 
 
-def _interpolated_precision_recall(counts: Counts) -> Any:
-    """The area between each threshold and the next, where true positives are interpolated and not precision.
+def _interpolated_precision_recall(counts: Counts) -> jax.Array:
+    """Areas between thresholds, with true positives interpolated instead of precision.
 
     Source: Davis and Goadrich, The Relationship Between Precision-Recall and ROC Curves, ICML 2006.
     """
@@ -161,8 +147,16 @@ def _interpolated_precision_recall(counts: Counts) -> Any:
     return divide_no_nan(slope * (gained + intercept * jnp.log(ratio)), true[1:] + counts.false_negatives[1:])
 
 
-def _recall(counts: Counts) -> Any:
-    return divide_no_nan(counts.true_positives, counts.true_positives + counts.false_negatives)
+_CURVES: dict[str, Callable[[Counts], tuple[jax.Array, jax.Array]]] = {
+    "ROC": lambda counts: (counts.rate("fall-out"), counts.rate("recall")),
+    "PR": lambda counts: (counts.rate("recall"), counts.rate("precision")),
+    "PRGAIN": _precision_recall_gain,
+}
+"""The x and y of each curve, at each threshold."""
 
-
-_CURVES = {"ROC": _roc, "PR": _precision_recall, "PRGAIN": _precision_recall_gain}
+_HEIGHTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "interpolation": lambda left, right: (left + right) / 2,
+    "minoring": jnp.minimum,
+    "majoring": jnp.maximum,
+}
+"""The height between two points, for each summation method."""

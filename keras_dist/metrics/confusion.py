@@ -1,4 +1,4 @@
-"""True and false positives and negatives, at one or many thresholds."""
+"""Metrics of true and false positives and negatives, at one or many thresholds: counts, precision, recall."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.arguments import EPSILON, align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
 _NEVER = -1e10
-"""A score below every threshold; as a threshold, one that every score exceeds."""
+"""As a score, below every threshold; as a threshold, below every score."""
+
+
+RATES = {
+    "precision": ("true_positives", "false_positives"),
+    "recall": ("true_positives", "false_negatives"),
+    "specificity": ("true_negatives", "false_positives"),
+    "fall-out": ("false_positives", "true_negatives"),
+}
+"""The counts `a` and `b` of each rate `a / (a + b)`."""
 
 
 class Counts(NamedTuple):
@@ -26,37 +36,42 @@ class Counts(NamedTuple):
     true_negatives: jax.Array
     false_negatives: jax.Array
 
+    def rate(self, name: str) -> jax.Array:
+        """`a / (a + b)` of the counts that `RATES` names; 0 where both are 0."""
+        part, others = (getattr(self, count) for count in RATES[name])
+        return divide_no_nan(part, part + others)
+
 
 class ConfusionMetric(Metric):
     """A metric whose variables are some of the four counts at some thresholds.
 
     Args:
         thresholds: above which a score is positive.
-        names: of the counts it needs.
-        name: what it is logged as.
-        dtype: of the counts.
-        top_k: which scores of a row are positive at most.
+        counts: names of the counts it needs.
+        name, dtype, mesh: as of `Metric`.
+        top_k: only the `top_k` largest scores of a row may be positive.
         class_id: the only class that counts.
     """
 
     def __init__(
         self,
         thresholds: Sequence[float],
-        names: Sequence[str],
+        counts: Sequence[str],
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
         *,
         top_k: int | None = None,
         class_id: int | None = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.thresholds = list(thresholds)
         self.top_k = top_k
         self.class_id = class_id
-        for count in names:
+        for count in counts:
             setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch.
 
         Args:
@@ -64,162 +79,125 @@ class ConfusionMetric(Metric):
             y_pred: scores (batch, ...).
             sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
         """
-        counts = count(
-            *selected(type(self).__name__, y_true, y_pred, self.top_k, self.class_id), self.thresholds, sample_weight
-        )
+        targets, scores = selected(type(self).__name__, y_true, y_pred, self.top_k, self.class_id)
+        counts = count(targets, scores, self.thresholds, sample_weight)
         for variable in self.variables:
             variable.assign_add(getattr(counts, variable.name))
 
-    def _scalar_of_one(self, values: Any) -> Any:
+    def _scalar_of_one(self, values: Any) -> jax.Array:
         return values[0] if len(self.thresholds) == 1 else jnp.asarray(values)
 
 
-class _Condition(ConfusionMetric):
+class _Count(ConfusionMetric):
     """One of the four counts."""
 
     _count: str
 
     def __init__(
-        self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: Any = None
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(parse_thresholds(thresholds), [self._count], name, dtype)
+        super().__init__(parse_thresholds(thresholds), [self._count], name, dtype, mesh)
         self.init_thresholds = thresholds
 
-    def result(self) -> Any:
-        """The sum of weights so far: a scalar, or one for each threshold."""
+    def result(self) -> jax.Array:
+        """Return the sum of weights so far: a scalar, or one for each threshold."""
         return self._scalar_of_one(self.variables[0].value)
 
 
-class TruePositives(_Condition):
-    """How many examples are 1 and score above the threshold, or the sum of their weights.
+class TruePositives(_Count, direction="up"):
+    """Number of examples with `y_true == 1` and `y_pred > threshold`, or the sum of their weights.
 
     Args:
-        thresholds: a number from 0 to 1 or several; 0.5 by default.
-        name: what it is logged as.
-        dtype: of the count.
+        thresholds: a number from 0 to 1 or several; 0.5 by default, 0 for logits.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.TruePositives`.
     """
 
     _count = "true_positives"
-    _direction = "up"
 
 
-class FalsePositives(_Condition):
-    """How many examples are 0 and score above the threshold, or the sum of their weights.
-
-    Args:
-        thresholds: a number from 0 to 1 or several; 0.5 by default.
-        name: what it is logged as.
-        dtype: of the count.
+class FalsePositives(_Count, direction="down"):
+    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`.
 
     Source: `keras.metrics.FalsePositives`.
     """
 
     _count = "false_positives"
-    _direction = "down"
 
 
-class TrueNegatives(_Condition):
-    """How many examples are 0 and score no higher than the threshold, or the sum of their weights.
-
-    Args:
-        thresholds: a number from 0 to 1 or several; 0.5 by default.
-        name: what it is logged as.
-        dtype: of the count.
+class TrueNegatives(_Count, direction="up"):
+    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`.
 
     Source: `keras.metrics.TrueNegatives`.
     """
 
     _count = "true_negatives"
-    _direction = "up"
 
 
-class FalseNegatives(_Condition):
-    """How many examples are 1 and score no higher than the threshold, or the sum of their weights.
-
-    Args:
-        thresholds: a number from 0 to 1 or several; 0.5 by default.
-        name: what it is logged as.
-        dtype: of the count.
+class FalseNegatives(_Count, direction="down"):
+    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`.
 
     Source: `keras.metrics.FalseNegatives`.
     """
 
     _count = "false_negatives"
-    _direction = "down"
 
 
-class Precision(ConfusionMetric):
-    """Which share of what scores above the threshold is 1.
+class _Rate(ConfusionMetric, direction="up"):
+    """One of the rates."""
+
+    _rate: str
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
+    ) -> None:
+        parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
+        super().__init__(parsed, RATES[self._rate], name, dtype, mesh, top_k=top_k, class_id=class_id)
+        self.init_thresholds = thresholds
+
+    def result(self) -> jax.Array:
+        """Return the rate so far: a scalar, or one for each threshold."""
+        part, others = (variable.value for variable in self.variables)
+        return self._scalar_of_one(divide_no_nan(part, part + others))
+
+
+class Precision(_Rate):
+    """Precision, `TP / (TP + FP)`.
 
     Args:
         thresholds: a number from 0 to 1 or several; 0.5 by default, none with `top_k`. 0 for logits.
-        top_k: only the `k` largest scores of a row count as positive.
+        top_k: only the `top_k` largest scores of a row count as positive.
         class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.Precision`.
     """
 
-    _direction = "up"
-
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        names = ("true_positives", "false_positives")
-        parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
-        super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
-        self.init_thresholds = thresholds
-
-    def result(self) -> Any:
-        """The precision so far: a scalar, or one for each threshold."""
-        true, false = (variable.value for variable in self.variables)
-        return self._scalar_of_one(divide_no_nan(true, true + false))
+    _rate = "precision"
 
 
-class Recall(ConfusionMetric):
-    """Which share of what is 1 scores above the threshold.
-
-    Args:
-        thresholds: a number from 0 to 1 or several; 0.5 by default, none with `top_k`. 0 for logits.
-        top_k: only the `k` largest scores of a row count as positive.
-        class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
+class Recall(_Rate):
+    """Recall, `TP / (TP + FN)`; arguments as of `Precision`.
 
     Source: `keras.metrics.Recall`.
     """
 
-    _direction = "up"
-
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        names = ("true_positives", "false_negatives")
-        parsed = parse_thresholds(thresholds, 0.5 if top_k is None else _NEVER)
-        super().__init__(parsed, names, name, dtype, top_k=top_k, class_id=class_id)
-        self.init_thresholds = thresholds
-
-    def result(self) -> Any:
-        """The recall so far: a scalar, or one for each threshold."""
-        true, missed = (variable.value for variable in self.variables)
-        return self._scalar_of_one(divide_no_nan(true, true + missed))
+    _rate = "recall"
 
 
 def parse_thresholds(thresholds: float | Sequence[float] | None, default: float = 0.5) -> list[float]:
-    """The thresholds as a list.
+    """Return the thresholds as a list.
 
     Raises:
         ModelError: one is no number from 0 to 1.
@@ -242,11 +220,11 @@ def count(
     y_true: jax.Array,
     y_pred: jax.Array,
     thresholds: Sequence[float],
-    sample_weight: Any = None,
+    sample_weight: ArrayLike | None = None,
     *,
     multi_label: bool = False,
 ) -> Counts:
-    """The four counts at every threshold.
+    """Return the four counts at every threshold.
 
     Thresholds that divide [0, 1] evenly are counted in one pass, by the bucket each score falls into.
 
@@ -273,8 +251,8 @@ def count(
     return counts if multi_label else Counts(*(values[:, 0] for values in counts))
 
 
-def spread(sample_weight: Any, values: jax.Array) -> jax.Array:
-    """A weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it.
+def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
+    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it.
 
     Raises:
         ModelError: they have another shape.
@@ -294,9 +272,9 @@ def spread(sample_weight: Any, values: jax.Array) -> jax.Array:
 
 
 def selected(
-    name: str, y_true: Any, y_pred: Any, top_k: int | None = None, class_id: int | None = None
+    name: str, y_true: ArrayLike, y_pred: ArrayLike, top_k: int | None = None, class_id: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Targets and scores of one shape: of one class, and with what is not among the `top_k` below every threshold.
+    """Return targets and scores of one shape: of `class_id` only, with scores outside the `top_k` below all thresholds.
 
     Raises:
         ModelError: the shapes differ, or there are no classes to choose one of.
@@ -342,14 +320,14 @@ def _is_even(thresholds: Sequence[float]) -> bool:
 
 
 def _buckets(scores: jax.Array, thresholds: Sequence[float]) -> jax.Array:
-    """The last threshold that each score exceeds; -1 where it exceeds none."""
+    """Return the index of the last threshold below each score; -1 where there is none."""
     bucket = jnp.ceil(jnp.clip(scores, 0, 1) * (len(thresholds) - 1)) - 1
     starts_below_zero = thresholds[0] < 0
     return (jnp.maximum(bucket, 0) if starts_below_zero else bucket).astype(jnp.int32)
 
 
 def _sum_above(weights: jax.Array, bucket: jax.Array, buckets: int) -> jax.Array:
-    """For each bucket and column the sum of weights in it and those above: (buckets, columns)."""
+    """Return the sums of weights in each bucket and those above: (buckets, columns)."""
     columns = jnp.arange(weights.shape[-1])
     # an index of -1 is in no bucket; `at` would take it for the last
     inside = jnp.where(bucket < 0, buckets, bucket)
@@ -358,6 +336,6 @@ def _sum_above(weights: jax.Array, bucket: jax.Array, buckets: int) -> jax.Array
 
 
 def even_thresholds(num_thresholds: int, margin: float = 0.0) -> list[float]:
-    """From `-margin` to `1 + margin`, and evenly between 0 and 1."""
+    """Return thresholds from `-margin` to `1 + margin`, evenly spaced between 0 and 1."""
     inner = [i / (num_thresholds - 1) for i in range(1, num_thresholds - 1)]
     return [-margin, *inner, 1 + margin]

@@ -1,18 +1,17 @@
-"""How far predictions rise and fall with targets."""
+"""Correlations of predictions with targets: Pearson, concordance."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import EPSILON, matched
-from keras_dist.metrics.reduction import MeanMetricWrapper
+from keras_dist.metrics.reduction import FunctionMetric
 
 
-def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
-    """The correlation of target and prediction along `axis`, from -1 to 1.
+def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
+    """`cov(y_true, y_pred) / (std(y_true) * std(y_pred))` along `axis`, from -1 to 1.
 
     Source: `keras.metrics.pearson_correlation`.
     """
@@ -20,8 +19,8 @@ def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
     return jnp.mean(y_true * y_pred, axis=axis)
 
 
-def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
-    """Their agreement along `axis`: correlation that also falls with differences of mean and scale, from -1 to 1.
+def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
+    """`2 * cov(y_true, y_pred) / (var(y_true) + var(y_pred) + (mean(y_true) - mean(y_pred))**2)`, from -1 to 1.
 
     Source: `keras.metrics.concordance_correlation`.
     """
@@ -33,38 +32,44 @@ def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Arr
     return 2 * covariance / (spread + distance + EPSILON)
 
 
-class PearsonCorrelation(MeanMetricWrapper):
-    """The mean over examples of the correlation between target and prediction.
+class PearsonCorrelation(FunctionMetric, function=pearson_correlation, direction="up"):
+    """Mean of `cov(y_true, y_pred) / (std(y_true) * std(y_pred))` along `axis`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         axis: the dim along which values are correlated.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.PearsonCorrelation`.
     """
 
-    _direction = "up"
+    def __init__(
+        self,
+        name: str | None = "pearson_correlation",
+        dtype: DTypeLike | None = None,
+        axis: int = -1,
+        mesh: object = None,
+    ) -> None:
+        super().__init__(name, dtype, mesh, axis=axis)
 
-    def __init__(self, name: str | None = "pearson_correlation", dtype: Any = None, axis: int = -1) -> None:
-        super().__init__(pearson_correlation, name, dtype, axis=axis)
 
-
-class ConcordanceCorrelation(MeanMetricWrapper):
-    """The mean over examples of the concordance between target and prediction.
+class ConcordanceCorrelation(FunctionMetric, function=concordance_correlation, direction="up"):
+    """Mean of `2 * cov(y_true, y_pred) / (var(y_true) + var(y_pred) + (mean(y_true) - mean(y_pred))**2)` along `axis`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         axis: the dim along which values are compared.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.ConcordanceCorrelation`.
     """
 
-    _direction = "up"
-
-    def __init__(self, name: str | None = "concordance_correlation", dtype: Any = None, axis: int = -1) -> None:
-        super().__init__(concordance_correlation, name, dtype, axis=axis)
+    def __init__(
+        self,
+        name: str | None = "concordance_correlation",
+        dtype: DTypeLike | None = None,
+        axis: int = -1,
+        mesh: object = None,
+    ) -> None:
+        super().__init__(name, dtype, mesh, axis=axis)
 
 
 def _standardized(values: jax.Array, axis: int) -> jax.Array:

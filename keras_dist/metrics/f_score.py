@@ -1,13 +1,12 @@
-"""F scores: precision and recall in one number."""
+"""F scores: weighted harmonic means of precision and recall."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON, as_arrays
 from keras_dist.metrics.metric import Metric
@@ -15,16 +14,15 @@ from keras_dist.metrics.metric import Metric
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
 
 
-class FBetaScore(Metric):
-    """The harmonic mean of precision and recall, where recall counts `beta` times as much.
+class FBetaScore(Metric, direction="up"):
+    """`(1 + beta**2) * precision * recall / (beta**2 * precision + recall)`.
 
     Args:
-        average: over the classes: None for a value for each, `"micro"` (of all decisions together), `"macro"` (the
-            plain mean) or `"weighted"` (by how often a class is true).
+        average: None for a value for each class, `"micro"` (of all predictions together), `"macro"` (mean over the
+            classes) or `"weighted"` (by how often a class is true).
         beta: the weight of recall.
         threshold: above which a score is positive; by default the largest of each row is.
-        name: what it is logged as.
-        dtype: of the counts.
+        name, dtype, mesh: as of `Metric`.
 
     Raises:
         ModelError: an argument is none of its options, or out of range.
@@ -32,24 +30,23 @@ class FBetaScore(Metric):
     Source: `keras.metrics.FBetaScore`.
     """
 
-    _direction = "up"
-
     def __init__(
         self,
         average: str | None = None,
         beta: float = 1.0,
         threshold: float | None = None,
         name: str | None = "fbeta_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.average = check_option("average", average, (None, "micro", "weighted", "macro"))
-        self.axis = None if average == "micro" else 0
+        self.axis = None if self.average == "micro" else 0
         self.beta = check_number("beta", beta, above=0)
         self.threshold = None if threshold is None else check_number("threshold", threshold, above=0, high=1)
         self._built = False
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch of targets 0 and 1 and of scores (batch, classes), with weights (batch,)."""
         y_true, y_pred = as_arrays(type(self).__name__, y_true, y_pred)
         if y_pred.ndim != 2 or y_true.shape != y_pred.shape:
@@ -70,12 +67,11 @@ class FBetaScore(Metric):
             is_positive = y_pred > self.threshold
         true, positive = y_true.astype(self.dtype), is_positive.astype(self.dtype)
         weight = 1 if sample_weight is None else self._weights(sample_weight, len(y_pred))
-        axis = None if self.average == "micro" else 0
         found = (positive * true, positive * (1 - true), (1 - positive) * true, true)
         for variable, values in zip(self.variables, found, strict=True):
-            variable.assign_add(jnp.sum(values * weight, axis=axis))
+            variable.assign_add(jnp.sum(values * weight, axis=self.axis))
 
-    def _weights(self, sample_weight: Any, rows: int) -> jax.Array:
+    def _weights(self, sample_weight: ArrayLike, rows: int) -> jax.Array:
         weight = jnp.asarray(sample_weight, self.dtype)
         if weight.shape not in ((), (1,), (rows,), (rows, 1)):
             raise ModelError(
@@ -86,8 +82,8 @@ class FBetaScore(Metric):
             )
         return weight.reshape(-1, 1)
 
-    def result(self) -> Any:
-        """The score so far: a scalar, or one for each class; 0 of nothing."""
+    def result(self) -> jax.Array:
+        """Return the score so far: a scalar, or one for each class; 0.0 without values."""
         if not self._built:
             return jnp.zeros(())
         true, false, missed, weights = (jnp.asarray(variable.value) for variable in self.variables)
@@ -100,16 +96,7 @@ class FBetaScore(Metric):
 
 
 class F1Score(FBetaScore):
-    """The harmonic mean of precision and recall.
-
-    Args:
-        average: over the classes, as in `FBetaScore`.
-        threshold: above which a score is positive; by default the largest of each row is.
-        name: what it is logged as.
-        dtype: of the counts.
-
-    Raises:
-        ModelError: an argument is none of its options, or out of range.
+    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`.
 
     Source: `keras.metrics.F1Score`.
     """
@@ -119,6 +106,7 @@ class F1Score(FBetaScore):
         average: str | None = None,
         threshold: float | None = None,
         name: str | None = "f1_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(average=average, beta=1.0, threshold=threshold, name=name, dtype=dtype)
+        super().__init__(average, 1.0, threshold, name, dtype, mesh)

@@ -1,34 +1,34 @@
-"""Intersection over union: how far predicted and true regions overlap."""
+"""Intersection over union (IoU) of predicted and true classes."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import EPSILON
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 
 
-class IoU(Metric):
-    """The mean over some classes of `true positives / (true positives + false positives + false negatives)`.
+class IoU(Metric, direction="up"):
+    """Mean over some classes of `TP / (TP + FP + FN)`.
 
     Classes that neither occur nor are predicted do not count.
 
     Args:
         num_classes: how many classes there are.
         target_class_ids: the classes that count.
-        name: what it is logged as.
-        dtype: of the counts; int32 by default, which drops fractions of weights.
+        name, mesh: as of `Metric`.
+        dtype: dtype of the counts; int32 by default, which drops fractions of weights.
         ignore_class: targets of this class do not count.
         sparse_y_true: whether targets are class indices instead of one-hot rows.
         sparse_y_pred: whether predictions are class indices instead of scores.
-        axis: the dim of the classes, where there are any.
+        axis: the dim of the classes in one-hot rows and scores.
 
     Raises:
         ModelError: a class is out of range.
@@ -36,20 +36,19 @@ class IoU(Metric):
     Source: `keras.metrics.IoU`.
     """
 
-    _direction = "up"
-
     def __init__(
         self,
         num_classes: int,
         target_class_ids: Sequence[int],
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         ignore_class: int | None = None,
         sparse_y_true: bool = True,
         sparse_y_pred: bool = True,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype or "int32")
+        super().__init__(name=name, dtype=dtype or "int32", mesh=mesh)
         if not all(0 <= target < num_classes for target in target_class_ids):
             raise ModelError(
                 "`target_class_ids` holds a class that does not exist",
@@ -66,7 +65,7 @@ class IoU(Metric):
         shape = (num_classes, num_classes)
         self.total_cm = self.add_variable(shape, dtype=self.dtype, name="total_confusion_matrix")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch of class indices, or of one-hot rows and scores; classes out of range do not count.
 
         Weights have a shape that the predictions begin with, or are one flat array with a weight for each.
@@ -86,10 +85,11 @@ class IoU(Metric):
         if self.ignore_class is not None:
             counts &= true != self.ignore_class
         weight = jnp.where(counts, weight.reshape(-1), 0)
-        self.total_cm.assign(self._added(jnp.where(counts, true, 0), jnp.where(counts, found, 0), weight))
+        cells = jnp.where(counts, true, 0), jnp.where(counts, found, 0)
+        self.total_cm.assign(jnp.asarray(self.total_cm.value).at[cells].add(weight))
 
-    def result(self) -> Any:
-        """The mean so far; 0 of nothing."""
+    def result(self) -> jax.Array:
+        """Return the mean so far; 0.0 without values."""
         matrix = jnp.asarray(self.total_cm.value)
         targets = jnp.asarray(self.target_class_ids)
         true = jnp.diag(matrix)
@@ -98,10 +98,7 @@ class IoU(Metric):
         overlap = jnp.where(occurs, true[targets].astype(jnp.float32) / (union + EPSILON), 0.0)
         return jnp.sum(overlap) / (jnp.sum(occurs) + EPSILON)
 
-    def _added(self, true: Any, found: Any, weight: Any) -> Any:
-        return jnp.asarray(self.total_cm.value).at[true, found].add(weight)
-
-    def _weights(self, sample_weight: Any, found: jax.Array) -> jax.Array:
+    def _weights(self, sample_weight: ArrayLike | None, found: jax.Array) -> jax.Array:
         """A weight for each prediction."""
         ones = jnp.ones(found.shape, self.dtype)
         if sample_weight is None:
@@ -117,13 +114,12 @@ class IoU(Metric):
 
 
 class BinaryIoU(IoU):
-    """The overlap of scores that reach a threshold with targets 1, and of the others with targets 0.
+    """Mean of `TP / (TP + FP + FN)` of the classes `y_pred < threshold` and `y_pred >= threshold`.
 
     Args:
         target_class_ids: (0, 1) for the mean over both, (1,) for the foreground alone.
         threshold: from which a score counts as 1.
-        name: what it is logged as.
-        dtype: of the counts.
+        name, dtype, mesh: as of `IoU`.
 
     Source: `keras.metrics.BinaryIoU`.
     """
@@ -133,27 +129,19 @@ class BinaryIoU(IoU):
         target_class_ids: Sequence[int] = (0, 1),
         threshold: float = 0.5,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(2, target_class_ids, name, dtype)
+        super().__init__(2, target_class_ids, name, dtype, mesh=mesh)
         self.threshold = threshold
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch of targets 0 and 1 and of scores."""
         super().update_state(y_true, jnp.asarray(y_pred, jnp.float32) >= self.threshold, sample_weight)
 
 
 class MeanIoU(IoU):
-    """The mean overlap over all classes.
-
-    Args:
-        num_classes: how many classes there are.
-        name: what it is logged as.
-        dtype: of the counts.
-        ignore_class: targets of this class do not count.
-        sparse_y_true: whether targets are class indices instead of one-hot rows.
-        sparse_y_pred: whether predictions are class indices instead of scores.
-        axis: the dim of the classes, where there are any.
+    """Mean of `TP / (TP + FP + FN)` over all classes; arguments as of `IoU`.
 
     Source: `keras.metrics.MeanIoU`.
     """
@@ -162,26 +150,19 @@ class MeanIoU(IoU):
         self,
         num_classes: int,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         ignore_class: int | None = None,
         sparse_y_true: bool = True,
         sparse_y_pred: bool = True,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
-        super().__init__(num_classes, range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+        classes = range(num_classes)
+        super().__init__(num_classes, classes, name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis, mesh)
 
 
 class OneHotIoU(IoU):
-    """The mean overlap over some classes, for one-hot targets.
-
-    Args:
-        num_classes: how many classes there are.
-        target_class_ids: the classes that count.
-        name: what it is logged as.
-        dtype: of the counts.
-        ignore_class: targets of this class do not count.
-        sparse_y_pred: whether predictions are class indices instead of scores.
-        axis: the dim of the classes.
+    """Mean over some classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`.
 
     Source: `keras.metrics.OneHotIoU`.
     """
@@ -191,24 +172,17 @@ class OneHotIoU(IoU):
         num_classes: int,
         target_class_ids: Sequence[int],
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         ignore_class: int | None = None,
         sparse_y_pred: bool = False,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
-        super().__init__(num_classes, target_class_ids, name, dtype, ignore_class, False, sparse_y_pred, axis)
+        super().__init__(num_classes, target_class_ids, name, dtype, ignore_class, False, sparse_y_pred, axis, mesh)
 
 
 class OneHotMeanIoU(MeanIoU):
-    """The mean overlap over all classes, for one-hot targets.
-
-    Args:
-        num_classes: how many classes there are.
-        name: what it is logged as.
-        dtype: of the counts.
-        ignore_class: targets of this class do not count.
-        sparse_y_pred: whether predictions are class indices instead of scores.
-        axis: the dim of the classes.
+    """Mean over all classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`.
 
     Source: `keras.metrics.OneHotMeanIoU`.
     """
@@ -217,9 +191,10 @@ class OneHotMeanIoU(MeanIoU):
         self,
         num_classes: int,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         ignore_class: int | None = None,
         sparse_y_pred: bool = False,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
-        super().__init__(num_classes, name, dtype, ignore_class, False, sparse_y_pred, axis)
+        super().__init__(num_classes, name, dtype, ignore_class, False, sparse_y_pred, axis, mesh)

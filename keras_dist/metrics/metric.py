@@ -1,9 +1,8 @@
-"""`Metric`: state that grows with every batch, and a result that is read from it."""
+"""`Metric`: state that grows with every batch, and a result that is computed from it."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -13,40 +12,27 @@ import numpy as np
 
 from keras_dist._operators import value_of
 from keras_dist._signatures import takes
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.variable import MetricVariable, replaced
-from keras_dist.saving import Configurable, not_initialised
+from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 
 
-class _TakesMesh(type):
-    """Constructors take `mesh=` and drop it.
-
-    Metrics of `tf.keras` on DTensor must know their mesh. Here the state travels through the compiled steps of a model,
-    on the model's mesh, so that there is nothing to choose.
-    """
-
-    def __call__(cls, *args: Any, mesh: Any = None, **kwargs: Any) -> Any:
-        del mesh
-        return super().__call__(*args, **kwargs)
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        return inspect.Signature(parameters)
-
-
-class Metric(Configurable, metaclass=_TakesMesh):
-    """State that grows with every batch, and a result that is read from it.
+class Metric(Configurable):
+    """Base of all metrics: state that grows with every batch, and a result that is computed from it.
 
     A subclass makes its variables in `__init__` with `add_variable` (or in the first `update_state`, when shapes are
     known only then), assigns to them in `update_state`, and computes a scalar, an array or a dict of these in `result`.
 
     Args:
-        dtype: of the computations; float32 by default.
+        dtype: dtype of the computations; float32 by default.
         name: what the result is logged as; by default the name of the class as `snake_case`.
+        mesh: unused, for code that was written for DTensor: the state lives on the mesh of the model.
+
+    A subclass says what is better for `mode="auto"` of callbacks: `class Largest(Metric, direction="up")`.
 
     Example:
         >>> import numpy as np
@@ -66,12 +52,19 @@ class Metric(Configurable, metaclass=_TakesMesh):
     """
 
     needs_targets: ClassVar[bool] = True
-    """Whether it cannot do without `y`."""
+    """Whether targets must be given."""
 
     _direction: str | None = None
-    """`"up"` when more is better, `"down"` when less is; None when nobody can say."""
+    """`"up"` when more is better, `"down"` when less is; None when that is not known."""
 
-    def __init__(self, dtype: Any = None, name: str | None = None) -> None:
+    def __init_subclass__(cls, direction: str | None = None, **kwargs: Any) -> None:
+        """Note which direction is better."""
+        super().__init_subclass__(**kwargs)
+        cls._direction = direction or cls._direction
+
+    def __init__(self, dtype: DTypeLike | None = None, name: str | None = None, mesh: object = None) -> None:
+        if self._arguments.get("mesh") is mesh:  # and not an argument of a subclass
+            self._arguments.pop("mesh", None)
         if not isinstance(name, str | None):
             raise ModelError(
                 "`name` is no name",
@@ -85,7 +78,7 @@ class Metric(Configurable, metaclass=_TakesMesh):
 
     @property
     def dtype(self) -> str:
-        """Of the computations."""
+        """Name of the dtype of the computations."""
         return self._dtype
 
     @property
@@ -98,12 +91,12 @@ class Metric(Configurable, metaclass=_TakesMesh):
     def add_variable(
         self,
         shape: Sequence[int],
-        initializer: Any = "zeros",
-        dtype: Any = None,
+        initializer: str | ArrayLike | Callable[..., Any] = "zeros",
+        dtype: DTypeLike | None = None,
         aggregation: str = "sum",
         name: str | None = None,
     ) -> MetricVariable:
-        """A new variable of the state.
+        """Add a variable to the state and return it.
 
         Args:
             shape: its shape, fixed from now on.
@@ -136,36 +129,42 @@ class Metric(Configurable, metaclass=_TakesMesh):
         return variable
 
     def add_weight(
-        self, shape: Sequence[int] = (), initializer: Any = None, dtype: Any = None, name: str | None = None
+        self,
+        shape: Sequence[int] = (),
+        initializer: str | ArrayLike | Callable[..., Any] | None = None,
+        dtype: DTypeLike | None = None,
+        name: str | None = None,
     ) -> MetricVariable:
-        """A new variable of the state, a scalar of zeros by default; see `add_variable`."""
+        """Add a variable to the state, by default a scalar of zeros; see `add_variable`."""
         return self.add_variable(shape, "zeros" if initializer is None else initializer, dtype, name=name)
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Take a batch into the state; for metrics of models `(y_true, y_pred, sample_weight=None)`."""
+        """Add a batch to the state; metrics of models take `(y_true, y_pred, sample_weight=None)`."""
         raise NotImplementedError(f"{type(self).__name__}.update_state")
 
-    def weighs(self, y_true: Any, y_pred: Any) -> bool:
+    def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
         """Whether `update_state` takes a weight for each prediction in these."""
         return takes(self.update_state, y_true, y_pred, None)
 
-    def result(self) -> Any:
-        """The value so far: a scalar, an array, or a dict of these by name."""
+    def result(self) -> PyTree:
+        """Return the value so far: a scalar, an array, or a dict of these by name."""
         raise NotImplementedError(f"{type(self).__name__}.result")
 
     def reset_state(self) -> None:
-        """Forget all batches: every variable becomes zero."""
+        """Set every variable to zero."""
         for variable in self.variables:
             variable.assign(0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`result` after `update_state` with these arguments."""
+        """Call `update_state` with these arguments, and return `result`."""
         self._check_initialised()
         self.update_state(*args, **kwargs)
         return self.result()
 
-    def stateless_update_state(self, metric_variables: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """The values of `variables` after `update_state`, had they been `metric_variables`. Changes nothing.
+    def stateless_update_state(
+        self, metric_variables: Sequence[ArrayLike], *args: Any, **kwargs: Any
+    ) -> list[jax.Array]:
+        """Return the values of `variables` after `update_state` from `metric_variables`; a pure function.
 
         Raises:
             ModelError: there are more or fewer values than variables.
@@ -174,8 +173,8 @@ class Metric(Configurable, metaclass=_TakesMesh):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 
-    def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
-        """`result`, had the variables these values.
+    def stateless_result(self, metric_variables: Sequence[ArrayLike]) -> PyTree:
+        """Return `result` for these values of the variables; a pure function.
 
         Raises:
             ModelError: there are more or fewer values than variables.
@@ -183,21 +182,21 @@ class Metric(Configurable, metaclass=_TakesMesh):
         with replaced(self.variables, self._checked(metric_variables)):
             return jax.tree.map(value_of, self.result())
 
-    def stateless_reset_state(self) -> list[Any]:
-        """The values of `variables` after `reset_state`. Changes nothing."""
+    def stateless_reset_state(self) -> list[jax.Array]:
+        """Return the values of `variables` after `reset_state`; a pure function."""
         with replaced((), ()):
             self.reset_state()
             return [variable.value for variable in self.variables]
 
     def hold(self, metric_variables: Sequence[jax.Array]) -> None:
-        """Give the variables these values. They are fetched from the devices when they are read."""
+        """Give the variables these values, which are fetched from the devices when they are read."""
         for variable, value in zip(self.variables, metric_variables, strict=True):
             variable.hold(value)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
 
-    def _checked(self, values: Sequence[Any]) -> list[Any]:
+    def _checked(self, values: Sequence[ArrayLike]) -> list[jax.Array]:
         variables = self.variables
         if len(values) != len(variables):
             raise ModelError(

@@ -1,44 +1,50 @@
-"""The best one rate can be where another is high enough: sensitivity at specificity and the like."""
+"""Metrics at an operating point: the best of one rate where another is high enough."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_fraction, check_int
+from keras_dist._types import DTypeLike
 from keras_dist.metrics.confusion import ConfusionMetric, Counts, even_thresholds
-from keras_dist.metrics.reduction import divide_no_nan
 
 
-class _AtOperatingPoint(ConfusionMetric):
-    """The largest value of one rate at the thresholds where another is at least `value`; 0 where it never is."""
+class _AtOperatingPoint(ConfusionMetric, direction="up"):
+    """The largest value of the rate `_best` at the thresholds where the rate `_where` is at least `value`; else 0."""
 
-    _direction = "up"
+    _best: str
+    _where: str
 
-    def __init__(self, value: float, num_thresholds: int, class_id: int | None, name: str | None, dtype: Any) -> None:
-        num_thresholds = check_int("num_thresholds", num_thresholds, 1)
+    def __init__(
+        self,
+        argument: str,
+        value: float,
+        num_thresholds: int,
+        class_id: int | None,
+        name: str | None,
+        dtype: DTypeLike | None,
+        mesh: object,
+    ) -> None:
+        self.value = check_fraction(argument, value)
+        self.num_thresholds = check_int("num_thresholds", num_thresholds, 1)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
-        super().__init__(thresholds, Counts._fields, name, dtype, class_id=class_id)
-        self.value = value
-        self.num_thresholds = num_thresholds
+        super().__init__(thresholds, Counts._fields, name, dtype, mesh, class_id=class_id)
 
-    def _best(self, rate: Any, where: Any) -> Any:
-        return jnp.max(jnp.where(where >= self.value, rate, 0), initial=0)
-
-    def _counts(self) -> Counts:
-        return Counts(*(variable.value for variable in self.variables))
+    def result(self) -> jax.Array:
+        """Return the best value so far."""
+        counts = Counts(*(variable.value for variable in self.variables))
+        return jnp.max(jnp.where(counts.rate(self._where) >= self.value, counts.rate(self._best), 0), initial=0)
 
 
 class SensitivityAtSpecificity(_AtOperatingPoint):
-    """The best sensitivity `tp / (tp + fn)` where specificity `tn / (tn + fp)` is high enough.
+    """Best sensitivity `TP / (TP + FN)` where specificity `TN / (TN + FP)` is at least `specificity`.
 
     Args:
-        specificity: the least specificity, from 0 to 1.
+        specificity: from 0 to 1.
         num_thresholds: how many thresholds are tried.
         class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
+        name, dtype, mesh: as of `Metric`.
 
     Raises:
         ModelError: an argument is out of range.
@@ -46,37 +52,29 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
     Source: `keras.metrics.SensitivityAtSpecificity`.
     """
 
+    _best, _where = "recall", "specificity"
+
     def __init__(
         self,
         specificity: float,
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(check_fraction("specificity", specificity), num_thresholds, class_id, name, dtype)
-
-    def result(self) -> Any:
-        """The sensitivity so far."""
-        counts = self._counts()
-        return self._best(_sensitivity(counts), where=_specificity(counts))
+        super().__init__("specificity", specificity, num_thresholds, class_id, name, dtype, mesh)
 
 
 class SpecificityAtSensitivity(_AtOperatingPoint):
-    """The best specificity `tn / (tn + fp)` where sensitivity `tp / (tp + fn)` is high enough.
+    """Best specificity `TN / (TN + FP)` where sensitivity `TP / (TP + FN)` is at least `sensitivity`.
 
-    Args:
-        sensitivity: the least sensitivity, from 0 to 1.
-        num_thresholds: how many thresholds are tried.
-        class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
-
-    Raises:
-        ModelError: an argument is out of range.
+    Other arguments and errors: as of `SensitivityAtSpecificity`.
 
     Source: `keras.metrics.SpecificityAtSensitivity`.
     """
+
+    _best, _where = "specificity", "recall"
 
     def __init__(
         self,
@@ -84,31 +82,21 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(check_fraction("sensitivity", sensitivity), num_thresholds, class_id, name, dtype)
-
-    def result(self) -> Any:
-        """The specificity so far."""
-        counts = self._counts()
-        return self._best(_specificity(counts), where=_sensitivity(counts))
+        super().__init__("sensitivity", sensitivity, num_thresholds, class_id, name, dtype, mesh)
 
 
 class PrecisionAtRecall(_AtOperatingPoint):
-    """The best precision `tp / (tp + fp)` where recall `tp / (tp + fn)` is high enough.
+    """Best precision `TP / (TP + FP)` where recall `TP / (TP + FN)` is at least `recall`.
 
-    Args:
-        recall: the least recall, from 0 to 1.
-        num_thresholds: how many thresholds are tried.
-        class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
-
-    Raises:
-        ModelError: an argument is out of range.
+    Other arguments and errors: as of `SensitivityAtSpecificity`.
 
     Source: `keras.metrics.PrecisionAtRecall`.
     """
+
+    _best, _where = "precision", "recall"
 
     def __init__(
         self,
@@ -116,31 +104,21 @@ class PrecisionAtRecall(_AtOperatingPoint):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(check_fraction("recall", recall), num_thresholds, class_id, name, dtype)
-
-    def result(self) -> Any:
-        """The precision so far."""
-        counts = self._counts()
-        return self._best(_precision(counts), where=_sensitivity(counts))
+        super().__init__("recall", recall, num_thresholds, class_id, name, dtype, mesh)
 
 
 class RecallAtPrecision(_AtOperatingPoint):
-    """The best recall `tp / (tp + fn)` where precision `tp / (tp + fp)` is high enough.
+    """Best recall `TP / (TP + FN)` where precision `TP / (TP + FP)` is at least `precision`.
 
-    Args:
-        precision: the least precision, from 0 to 1.
-        num_thresholds: how many thresholds are tried.
-        class_id: only this class counts.
-        name: what it is logged as.
-        dtype: of the counts.
-
-    Raises:
-        ModelError: an argument is out of range.
+    Other arguments and errors: as of `SensitivityAtSpecificity`.
 
     Source: `keras.metrics.RecallAtPrecision`.
     """
+
+    _best, _where = "recall", "precision"
 
     def __init__(
         self,
@@ -148,23 +126,7 @@ class RecallAtPrecision(_AtOperatingPoint):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(check_fraction("precision", precision), num_thresholds, class_id, name, dtype)
-
-    def result(self) -> Any:
-        """The recall so far."""
-        counts = self._counts()
-        return self._best(_sensitivity(counts), where=_precision(counts))
-
-
-def _sensitivity(counts: Counts) -> Any:
-    return divide_no_nan(counts.true_positives, counts.true_positives + counts.false_negatives)
-
-
-def _specificity(counts: Counts) -> Any:
-    return divide_no_nan(counts.true_negatives, counts.true_negatives + counts.false_positives)
-
-
-def _precision(counts: Counts) -> Any:
-    return divide_no_nan(counts.true_positives, counts.true_positives + counts.false_positives)
+        super().__init__("precision", precision, num_thresholds, class_id, name, dtype, mesh)

@@ -1,11 +1,11 @@
-"""`Perplexity`: how many classes a language model is undecided between."""
+"""`Perplexity` of language models."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.categorical import sparse_categorical_crossentropy
 from keras_dist.metrics.confusion import spread
@@ -13,34 +13,32 @@ from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
 
-class Perplexity(Metric):
-    """The exponential of the mean crossentropy over all tokens.
+class Perplexity(Metric, direction="down"):
+    """`exp(mean(-log(y_pred[y_true])))` over all tokens.
 
     Args:
         from_logits: whether predictions are logits.
         mask_token_id: tokens with this target do not count.
-        dtype: of the totals.
-        name: what it is logged as.
+        dtype, name, mesh: as of `Metric`.
 
     Source: `keras_hub.metrics.Perplexity`.
     """
-
-    _direction = "down"
 
     def __init__(
         self,
         from_logits: bool = False,
         mask_token_id: int | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         name: str | None = "perplexity",
+        mesh: object = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.from_logits = from_logits
         self.mask_token_id = mask_token_id
         self.aggregate_crossentropy = self.add_variable((), dtype=self.dtype, name="aggregate_crossentropy")
         self.number_of_samples = self.add_variable((), dtype=self.dtype, name="number_of_samples")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch of tokens (batch, length) and of probabilities or logits (batch, length, vocabulary)."""
         y_true, y_pred = as_arrays("Perplexity", y_true, y_pred)
         values = sparse_categorical_crossentropy(
@@ -52,8 +50,8 @@ class Perplexity(Metric):
         self.aggregate_crossentropy.assign_add(jnp.sum(values * weight))
         self.number_of_samples.assign_add(jnp.sum(weight))
 
-    def result(self) -> Any:
-        """The perplexity so far; 0 of nothing."""
+    def result(self) -> jax.Array:
+        """Return the perplexity so far; 0.0 without values."""
         count = self.number_of_samples.value
         mean = divide_no_nan(self.aggregate_crossentropy.value, count)
         return jnp.where(count == 0, 0.0, jnp.exp(mean))

@@ -1,4 +1,4 @@
-"""Metrics that keep state where compiled steps do not see it."""
+"""The check that metrics keep no state in plain attributes, which compiled steps do not see."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_dist.metrics.metric import Metric
 
 @contextlib.contextmanager
 def no_plain_state(metric: Metric) -> Iterator[None]:
-    """Inside, an update of `metric` is traced that is not its first.
+    """Check that an update of `metric`, which is traced inside and not the first, changes no plain attribute.
 
-    An update runs in Python once for each compiled step, not for each batch: what it leaves in plain attributes, as
-    `self.count += 1` does, would be counted once. The first update may note shapes and make variables.
+    An update runs in Python once for each compiled step, not for each batch: `self.count += 1` would count once. The
+    first update may note shapes and make variables.
 
     Raises:
         ModelError: an attribute has changed.
@@ -38,7 +38,7 @@ def no_plain_state(metric: Metric) -> Iterator[None]:
 
 
 def _attributes(metric: Metric) -> dict[str, Any]:
-    """The attributes of a metric; containers as they are now."""
+    """Return the attributes of a metric, with copies of containers."""
     return {name: _snapshot(value) for name, value in vars(metric).items() if not isinstance(value, Metric)}
 
 

@@ -1,25 +1,24 @@
-"""How well probabilities fit."""
+"""Mean losses of probabilities and rates: crossentropies, Kullback-Leibler divergence, Poisson."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import saving
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
 from keras_dist.losses.probabilistic import kl_divergence, poisson
 from keras_dist.metrics.accuracy import kind_by_shapes
 from keras_dist.metrics.confusion import spread
-from keras_dist.metrics.reduction import MeanMetricWrapper
+from keras_dist.metrics.reduction import FunctionMetric
 
 
 @saving.register_keras_serializable("keras_dist")
-def crossentropy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
-    """What `metrics=["crossentropy"]` means: binary, sparse or categorical, as for "accuracy"."""
+def crossentropy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
+    """Binary, sparse or categorical crossentropy, by the shapes: `metrics=["crossentropy"]`."""
     y_true, y_pred = as_arrays("crossentropy", y_true, y_pred)
     return {
         "binary": binary_crossentropy,
@@ -28,110 +27,94 @@ def crossentropy_by_shapes(y_true: Any, y_pred: Any) -> jax.Array:
     }[kind_by_shapes(y_true, y_pred)](y_true, y_pred)
 
 
-class KLDivergence(MeanMetricWrapper):
-    """The mean of the sum over classes of `y_true * log(y_true / y_pred)`.
+class KLDivergence(FunctionMetric, function=kl_divergence, direction="down"):
+    """Mean of `sum(y_true * log(y_true / y_pred), axis=-1)`.
 
     Source: `keras.metrics.KLDivergence`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "kl_divergence", dtype: Any = None) -> None:
-        super().__init__(kl_divergence, name, dtype)
-
-
-class Poisson(MeanMetricWrapper):
-    """The mean of `y_pred - y_true * log(y_pred)`.
+class Poisson(FunctionMetric, function=poisson, direction="down"):
+    """Mean of `y_pred - y_true * log(y_pred)`.
 
     Source: `keras.metrics.Poisson`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "poisson", dtype: Any = None) -> None:
-        super().__init__(poisson, name, dtype)
-
-
-class BinaryCrossentropy(MeanMetricWrapper):
-    """The mean crossentropy of targets 0 and 1.
+class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction="down"):
+    """Mean of `-(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred))`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         from_logits: whether predictions are logits.
-        label_smoothing: the fraction that is taken from the label and spread over both.
+        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.BinaryCrossentropy`.
     """
 
-    _direction = "down"
-
     def __init__(
         self,
         name: str | None = "binary_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         label_smoothing: float = 0,
+        mesh: object = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing}
-        super().__init__(binary_crossentropy, name, dtype, **options)
+        super().__init__(name, dtype, mesh, from_logits=from_logits, label_smoothing=label_smoothing)
 
 
-class CategoricalCrossentropy(MeanMetricWrapper):
-    """The mean crossentropy of one-hot targets.
+class CategoricalCrossentropy(FunctionMetric, function=categorical_crossentropy, direction="down"):
+    """Mean of `-sum(y_true * log(y_pred), axis)` for one-hot targets.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         from_logits: whether predictions are logits.
-        label_smoothing: the fraction that is taken from the label and spread over all.
-        axis: the dim of classes.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
+        axis: the dim of the classes.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.CategoricalCrossentropy`.
     """
 
-    _direction = "down"
-
     def __init__(
         self,
         name: str | None = "categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         label_smoothing: float = 0,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
         options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(categorical_crossentropy, name, dtype, **options)
+        super().__init__(name, dtype, mesh, **options)
 
 
-class SparseCategoricalCrossentropy(MeanMetricWrapper):
-    """The mean crossentropy of class indices.
+class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_crossentropy, direction="down"):
+    """Mean of `-log(y_pred[y_true])` for class indices.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
         from_logits: whether predictions are logits.
-        ignore_class: an index whose examples count as 0; with weights they do not count.
-        axis: the dim of classes.
+        ignore_class: a class index whose values count as 0; with weights they do not count.
+        axis: the dim of the classes.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.SparseCategoricalCrossentropy`.
     """
 
-    _direction = "down"
+    ignore_class: int | None
 
     def __init__(
         self,
         name: str | None = "sparse_categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         ignore_class: int | None = None,
         axis: int = -1,
+        mesh: object = None,
     ) -> None:
         options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
-        super().__init__(sparse_categorical_crossentropy, name, dtype, **options)
-        self.ignore_class = ignore_class
+        super().__init__(name, dtype, mesh, **options)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch."""
         if self.ignore_class is not None and sample_weight is not None:
             counts = jnp.asarray(y_true) != self.ignore_class

@@ -1,27 +1,26 @@
-"""`R2Score`: how much of the variance is explained."""
+"""`R2Score`: the coefficient of determination."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_int, check_option
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.arguments import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 
 
-class R2Score(Metric):
-    """The coefficient of determination: 1 is perfect, 0 no better than the mean of the targets.
+class R2Score(Metric, direction="up"):
+    """`1 - sum((y_true - y_pred)**2) / sum((y_true - mean(y_true))**2)`.
 
     Args:
-        class_aggregation: over the outputs: `"uniform_average"`, `"variance_weighted_average"`, or None for a value for
-            each.
-        num_regressors: of the adjusted score; 0 for the plain one.
-        name: what it is logged as.
-        dtype: of the totals.
+        class_aggregation: `"uniform_average"` or `"variance_weighted_average"` over outputs; None for one value each.
+        num_regressors: number of inputs, for the adjusted score; 0 for the plain one.
+        name, dtype, mesh: as of `Metric`.
 
     Raises:
         ModelError: an argument is none of its options.
@@ -29,23 +28,22 @@ class R2Score(Metric):
     Source: `keras.metrics.R2Score`.
     """
 
-    _direction = "up"
-
     def __init__(
         self,
         class_aggregation: str | None = "uniform_average",
         num_regressors: int = 0,
         name: str | None = "r2_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
+        mesh: object = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         options = (None, "uniform_average", "variance_weighted_average")
         self.class_aggregation = check_option("class_aggregation", class_aggregation, options)
         self.num_regressors = check_int("num_regressors", num_regressors, 0)
         self.num_samples = self.add_variable((), name="num_samples")
         self._built = False
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch of targets and predictions (batch, outputs), with weights (batch,) or (batch, outputs)."""
         y_true, y_pred = align_ranks(*as_arrays("R2Score", y_true, y_pred))
         if y_true.ndim != 2 or y_true.shape != y_pred.shape:
@@ -71,8 +69,8 @@ class R2Score(Metric):
         self.count.assign_add(jnp.sum(weight, axis=0))
         self.num_samples.assign_add(y_true.size)
 
-    def result(self) -> Any:
-        """The score so far; NaN of nothing."""
+    def result(self) -> jax.Array:
+        """Return the score so far; NaN without values."""
         if not self._built:
             return jnp.asarray(jnp.nan)
         total = self.squared_sum - self.sum * (self.sum / self.count)
@@ -84,7 +82,7 @@ class R2Score(Metric):
             scores = jnp.sum(total * scores) / jnp.sum(total)
         return self._adjusted(scores) if self.num_regressors else scores
 
-    def _adjusted(self, score: Any) -> Any:
+    def _adjusted(self, score: jax.Array) -> jax.Array:
         spare = self.num_samples.value - self.num_regressors - 1
         if spare > 0:
             return 1 - (1 - score) * (self.num_samples.value - 1) / spare

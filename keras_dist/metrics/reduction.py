@@ -1,100 +1,100 @@
-"""`Mean` and `Sum` of values, and the mean of what a function of `(y_true, y_pred)` gives."""
+"""`Sum` and `Mean` of values, and means of the values of functions of `(y_true, y_pred)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import _ranges
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.losses import align_ranks
+from keras_dist.losses.arguments import align_ranks
 from keras_dist.metrics.metric import Metric
 
 
 class Sum(Metric):
-    """The sum of values, each times its weight.
+    """`sum(values * weights)`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the total.
+        name, dtype, mesh: as of `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
 
     Source: `keras.metrics.Sum`.
     """
 
-    def __init__(self, name: str | None = "sum", dtype: Any = None) -> None:
-        super().__init__(name=name, dtype=dtype)
+    def __init__(self, name: str | None = "sum", dtype: DTypeLike | None = None, mesh: object = None) -> None:
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.total = self.add_variable((), "zeros", self.dtype, name="total")
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add values (batch, ...), with a weight for each example or each value."""
         values, _ = weighted_by_example(values, sample_weight, jnp.sum, self.dtype)
         self.total.assign_add(jnp.sum(values))
 
-    def result(self) -> Any:
-        """The sum so far."""
+    def result(self) -> jax.Array:
+        """Return the sum so far."""
         return jnp.asarray(self.total)
 
 
 class Mean(Metric):
-    """The weighted mean of values: the sum of values times weights over the sum of weights; 0.0 of nothing.
+    """`sum(values * weights) / sum(weights)`; 0.0 without values.
 
     Every example counts alike, however many values it has. Totals are float32: adding a batch rounds by at most one
     part in 2**24, so that counts are exact up to 2**24 batches of one size that is a power of two.
 
     Args:
-        name: what it is logged as.
-        dtype: of total and count.
+        name, dtype, mesh: as of `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
 
     Source: `keras.metrics.Mean`.
     """
 
-    def __init__(self, name: str | None = "mean", dtype: Any = None) -> None:
-        super().__init__(name=name, dtype=dtype)
+    def __init__(self, name: str | None = "mean", dtype: DTypeLike | None = None, mesh: object = None) -> None:
+        super().__init__(name=name, dtype=dtype, mesh=mesh)
         self.total = self.add_variable((), "zeros", self.dtype, name="total")
         self.count = self.add_variable((), "zeros", self.dtype, name="count")
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add values (batch, ...), with a weight for each example or each value."""
         values, weight = weighted_by_example(values, sample_weight, jnp.mean, self.dtype)
         self.total.assign_add(jnp.sum(values))
         self.count.assign_add(jnp.size(values) if weight is None else jnp.sum(weight))
 
-    def result(self) -> Any:
-        """The mean so far."""
+    def result(self) -> jax.Array:
+        """Return the mean so far."""
         return divide_no_nan(self.total.value, self.count.value)
 
 
 class MeanMetricWrapper(Mean):
-    """The mean of what a function gives.
+    """Mean of `fn(y_true, y_pred, **kwargs)`.
 
     Args:
-        fn: `fn(y_true, y_pred, **kwargs)` that returns a value for each example, or the mean over a batch, which then
-            counts as often as the batch has rows.
+        fn: returns a value for each example, or the mean over a batch, which counts as often as the batch has rows.
         name: what it is logged as; by default `mean_metric_wrapper`.
-        dtype: of total and count.
-        **kwargs: for `fn`.
+        dtype: dtype of the totals.
+        **kwargs: arguments of `fn`.
 
     Source: `keras.metrics.MeanMetricWrapper`. There a scalar counts once, and the result depends on the batch sizes.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, fn: Callable[..., ArrayLike], name: str | None = None, dtype: DTypeLike | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(name=name, dtype=dtype)
         self._fn = fn
         self._fn_kwargs = kwargs
 
     @property
     def needs_targets(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it cannot do without `y`: functions of users may."""
+        """Whether targets must be given: functions of users may do without."""
         return getattr(self._fn, "__module__", "").startswith("keras_dist.")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add a batch."""
         with _ranges.counting(sample_weight):
             values = self._fn(y_true, y_pred, **self._fn_kwargs)
@@ -112,7 +112,7 @@ class MeanMetricWrapper(Mean):
             sample_weight = self._masked(sample_weight, getattr(y_pred, "_keras_mask", None))
         super().update_state(values, sample_weight)
 
-    def _masked(self, sample_weight: Any, mask: Any) -> Any:
+    def _masked(self, sample_weight: ArrayLike | None, mask: ArrayLike | None) -> ArrayLike | None:
         """Weights that are 0 where an eager layer has masked the predictions."""
         if mask is None:
             return sample_weight
@@ -120,22 +120,67 @@ class MeanMetricWrapper(Mean):
         weight = jnp.asarray(1 if sample_weight is None else sample_weight, self.dtype)
         return weight.reshape(weight.shape + (1,) * (counts.ndim - weight.ndim)) * counts
 
-    def weighs(self, y_true: Any, y_pred: Any) -> bool:
-        """Whether the function gives more than one number, which each example would share."""
+    def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
+        """Whether the function returns more than one number for a batch."""
         with _ranges.counting(False):
             return super().weighs(y_true, y_pred) and jnp.ndim(self._fn(y_true, y_pred, **self._fn_kwargs)) > 0
 
 
+class FunctionMetric(MeanMetricWrapper):
+    """Mean of a function of this package.
+
+    `class LogCosh(FunctionMetric, function=log_cosh)` is the mean of `log_cosh`, logged as "log_cosh". For a function
+    with arguments the class defines a constructor that passes them on by name; they become attributes.
+
+    Args:
+        name: what it is logged as; by default the name of the function.
+        dtype, mesh: as of `Metric`.
+        **arguments: of the function.
+
+    Attributes:
+        function: `(y_true, y_pred, **arguments) -> values`.
+    """
+
+    function: ClassVar[Callable[..., ArrayLike]]
+
+    def __init_subclass__(cls, function: Callable[..., ArrayLike] | None = None, **kwargs: Any) -> None:
+        """Take the function, and its name as the default of `name`."""
+        super().__init_subclass__(**kwargs)
+        if function is None:
+            return
+        cls.function = staticmethod(function)
+        if "__init__" not in vars(cls):
+
+            def __init__(
+                self: FunctionMetric,
+                name: str | None = function.__name__,
+                dtype: DTypeLike | None = None,
+                mesh: object = None,
+            ) -> None:
+                FunctionMetric.__init__(self, name, dtype, mesh)
+
+            __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+            cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(
+        self, name: str | None = None, dtype: DTypeLike | None = None, mesh: object = None, **arguments: Any
+    ) -> None:
+        Mean.__init__(self, name, dtype, mesh)
+        self._fn = self.function
+        self._fn_kwargs = arguments
+        vars(self).update(arguments)
+
+
 def weighted_by_example(
-    values: Any, sample_weight: Any, reduce: Callable[..., jax.Array], dtype: Any
+    values: ArrayLike, sample_weight: ArrayLike | None, reduce: Callable[..., jax.Array], dtype: DTypeLike
 ) -> tuple[jax.Array, jax.Array | None]:
-    """One value for each example, times its weight, and the weights.
+    """Return one value for each example, times its weight, and the weights.
 
     Args:
         values: (batch, ...).
         sample_weight: of a shape that `values` begins with, or None.
         reduce: `jnp.mean` or `jnp.sum`, over all dims but the first.
-        dtype: of what comes back.
+        dtype: dtype of both.
 
     Source: `keras.src.metrics.reduction_metrics.reduce_to_samplewise_values`.
     """
@@ -149,7 +194,7 @@ def weighted_by_example(
     return reduce(values, axis=tuple(range(1, values.ndim))), weight
 
 
-def divide_no_nan(numerator: Any, denominator: Any) -> jax.Array:
-    """The quotient; 0 where the denominator is 0."""
+def divide_no_nan(numerator: ArrayLike, denominator: ArrayLike) -> jax.Array:
+    """`numerator / denominator`; 0 where the denominator is 0."""
     is_zero = jnp.equal(denominator, 0)
     return jnp.where(is_zero, 0.0, jnp.divide(numerator, jnp.where(is_zero, 1, denominator)))

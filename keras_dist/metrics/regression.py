@@ -1,12 +1,11 @@
-"""Errors of predicted numbers."""
+"""Mean errors of predicted numbers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.losses.arguments import matched
 from keras_dist.losses.regression import (
     log_cosh,
@@ -15,110 +14,91 @@ from keras_dist.losses.regression import (
     mean_squared_error,
     mean_squared_logarithmic_error,
 )
-from keras_dist.metrics.reduction import Mean, MeanMetricWrapper
+from keras_dist.metrics.reduction import FunctionMetric, Mean
 
 
-def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
-    """The cosine of the angle between target and prediction, for each example: 1 where they have one direction."""
+def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
+    """`sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))`, with the sign of the metric."""
     y_true, y_pred = matched("cosine_similarity", y_true, y_pred)
     return jnp.sum(_normalized(y_true, axis) * _normalized(y_pred, axis), axis=axis)
 
 
-class MeanSquaredError(MeanMetricWrapper):
-    """The mean of `(y_pred - y_true)**2`.
+class MeanSquaredError(FunctionMetric, function=mean_squared_error, direction="down"):
+    """Mean of `(y_pred - y_true)**2`.
 
     Source: `keras.metrics.MeanSquaredError`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None) -> None:
-        super().__init__(mean_squared_error, name, dtype)
-
-
-class MeanAbsoluteError(MeanMetricWrapper):
-    """The mean of `|y_pred - y_true|`.
+class MeanAbsoluteError(FunctionMetric, function=mean_absolute_error, direction="down"):
+    """Mean of `abs(y_pred - y_true)`.
 
     Source: `keras.metrics.MeanAbsoluteError`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None) -> None:
-        super().__init__(mean_absolute_error, name, dtype)
-
-
-class MeanAbsolutePercentageError(MeanMetricWrapper):
-    """The mean of `100 * |y_pred - y_true| / |y_true|` [%].
+class MeanAbsolutePercentageError(FunctionMetric, function=mean_absolute_percentage_error, direction="down"):
+    """Mean of `100 * abs(y_pred - y_true) / abs(y_true)` [%].
 
     Source: `keras.metrics.MeanAbsolutePercentageError`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None) -> None:
-        super().__init__(mean_absolute_percentage_error, name, dtype)
-
-
-class MeanSquaredLogarithmicError(MeanMetricWrapper):
-    """The mean of `(log(1 + y_pred) - log(1 + y_true))**2`.
+class MeanSquaredLogarithmicError(FunctionMetric, function=mean_squared_logarithmic_error, direction="down"):
+    """Mean of `(log(1 + y_pred) - log(1 + y_true))**2`.
 
     Source: `keras.metrics.MeanSquaredLogarithmicError`.
     """
 
-    _direction = "down"
 
-    def __init__(self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None) -> None:
-        super().__init__(mean_squared_logarithmic_error, name, dtype)
-
-
-class LogCoshError(MeanMetricWrapper):
-    """The mean of `log(cosh(y_pred - y_true))`.
+class LogCoshError(FunctionMetric, function=log_cosh, direction="down"):
+    """Mean of `log(cosh(y_pred - y_true))`.
 
     Source: `keras.metrics.LogCoshError`.
     """
 
-    _direction = "down"
-
-    def __init__(self, name: str | None = "logcosh", dtype: Any = None) -> None:
-        super().__init__(log_cosh, name, dtype)
+    def __init__(self, name: str | None = "logcosh", dtype: DTypeLike | None = None, mesh: object = None) -> None:
+        super().__init__(name, dtype, mesh)
 
 
-class CosineSimilarity(MeanMetricWrapper):
-    """The mean cosine of the angle between targets and predictions.
+class CosineSimilarity(FunctionMetric, function=cosine_similarity, direction="up"):
+    """Mean of `sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))`.
 
     Args:
-        name: what it is logged as.
-        dtype: of the totals.
-        axis: the dim that holds the vectors.
+        axis: the dim of the vectors.
+        name, dtype, mesh: as of `Metric`.
 
     Source: `keras.metrics.CosineSimilarity`.
     """
 
-    _direction = "up"
+    def __init__(
+        self,
+        name: str | None = "cosine_similarity",
+        dtype: DTypeLike | None = None,
+        axis: int = -1,
+        mesh: object = None,
+    ) -> None:
+        super().__init__(name, dtype, mesh, axis=axis)
 
-    def __init__(self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1) -> None:
-        super().__init__(cosine_similarity, name, dtype, axis=axis)
 
-
-class RootMeanSquaredError(Mean):
-    """The square root of the mean of `(y_pred - y_true)**2`, over all examples at once.
+class RootMeanSquaredError(Mean, direction="down"):
+    """`sqrt(mean((y_pred - y_true)**2))` over all examples at once.
 
     Source: `keras.metrics.RootMeanSquaredError`.
     """
 
-    _direction = "down"
+    def __init__(
+        self, name: str | None = "root_mean_squared_error", dtype: DTypeLike | None = None, mesh: object = None
+    ) -> None:
+        super().__init__(name, dtype, mesh)
 
-    def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None) -> None:
-        super().__init__(name, dtype)
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add a batch."""
         y_true, y_pred = matched("root_mean_squared_error", y_true, y_pred)
         super().update_state(jnp.square((y_pred - y_true).astype(self.dtype)), sample_weight)
 
-    def result(self) -> Any:
-        """The root so far."""
+    def result(self) -> jax.Array:
+        """Return the root so far."""
         return jnp.sqrt(super().result())
 
 

@@ -153,7 +153,17 @@ def test_names_are_those_of_the_class_and_not_numbered():
 def test_a_mesh_as_of_dtensor_is_accepted_and_ignored():
     metric = metrics.SparseCategoricalAccuracy(mesh=object())
     assert metric.get_config() == metrics.SparseCategoricalAccuracy().get_config()
-    assert Range(mesh=object()).name == "range"
+    assert Range(mesh=object()).get_config() == Range().get_config()
+
+
+def test_a_metric_with_an_argument_mesh_of_its_own_gets_it():
+    class OnMesh(metrics.Mean):
+        def __init__(self, mesh, **kwargs):
+            super().__init__(**kwargs)
+            self.mesh = mesh
+
+    metric = OnMesh(mesh="points", name="it")
+    assert metric.mesh == "points" and metric.get_config() == {"mesh": "points", "name": "it"}
 
 
 @pytest.mark.parametrize(

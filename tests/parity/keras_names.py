@@ -105,6 +105,9 @@ from a patched number of processes, so that the base class has none; and our
     "distribution.LayoutMap": "rules without effect warn",
     "distribution.ModelParallel": "rules without effect raise under `strict=True`; sharding metadata are rules, too",
     "initializers.VarianceScaling": "one of `input_axes` and `output_axes` alone is refused",
+    "keras.layers": """\
+The arguments of weights (`kernel_initializer`, `bias_regularizer` and so on), and those that stand behind them in
+Keras, are taken by keyword.""",
     "keras.optimizers": """\
 What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,
 `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
@@ -287,7 +290,7 @@ def _told(name: str, theirs: Any) -> tuple[str, str]:
     if mine is None:
         return "no", said(INSTEAD, name)
     arguments = differences(mine, theirs) if callable(theirs) else {}
-    if name.startswith(("Optimizer", "optimizers.")):
+    if name.startswith(("Optimizer", "optimizers.", "layers.")):
         arguments = {argument: word for argument, word in arguments.items() if word != BY_KEYWORD}
     return f"`kd.{name}`", "; ".join(filter(None, [_in_words(arguments), said(NOTES, name)]))
 

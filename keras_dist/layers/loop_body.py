@@ -1,4 +1,4 @@
-"""Layers that are called in a loop: `jax.lax.scan` and `jax.vmap` trace their body on its own."""
+"""Calls of layers in the body of a loop, which `jax.lax.scan` and `jax.vmap` trace separately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_before(layer: Any, *inputs: Any) -> None:
 
 
 def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
-    """The output of a layer inside of a loop, and the losses that the call added, which the loop must return.
+    """Call a layer inside of a loop; return its output and the losses it added, which the loop must return.
 
     Raises:
         ModelError: the layer draws random numbers or sets a statistic.
@@ -40,7 +40,7 @@ def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) ->
 
 
 def add_losses(losses: list[jax.Array]) -> None:
-    """Add the losses that a loop returned, of all its turns, to those of the call that is running."""
+    """Add the losses that a loop returned to those of the current call."""
     context = call_context.current()
     if context is not None:
         context.losses.extend(jnp.sum(loss) for loss in losses)

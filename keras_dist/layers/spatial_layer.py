@@ -13,7 +13,7 @@ from keras_dist.layers.layer import Layer
 
 
 class SpatialLayer(Layer):
-    """The base of layers over one, two or three spatial dims, between or behind the batch and the channels.
+    """The base of layers over one, two or three spatial dims, between or after batch and channels.
 
     Args:
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
@@ -42,21 +42,21 @@ class SpatialLayer(Layer):
 
     @property
     def channel_axis(self) -> int:
-        """Which dim holds the channels."""
+        """The dim of the channels."""
         return self.rank + 1 if self.channels_last else 1
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
-        """Which dims are spatial."""
+        """The spatial dims."""
         first = 1 if self.channels_last else 2
         return tuple(range(first, first + self.rank))
 
     def for_all_dims(self, spatial: Any, other: Any) -> tuple[Any, ...]:
-        """`spatial`, which has one value for each spatial dim, with `other` for the batch and the channels."""
+        """Return `spatial`, one value for each spatial dim, with `other` for the batch and the channels."""
         return (other, *spatial, other) if self.channels_last else (other, other, *spatial)
 
     def check_not_empty(self, outputs: jax.Array, inputs: jax.Array) -> jax.Array:
-        """`outputs`, if something is left of the inputs.
+        """Return `outputs`, if it is not empty.
 
         Raises:
             ModelError: a dim has become 0.

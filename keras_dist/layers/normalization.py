@@ -1,0 +1,253 @@
+"""`LayerNormalization`, `GroupNormalization`, `RMSNormalization`, `UnitNormalization`: each example by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_axes, check_axes_exist, check_axis, check_number, check_size
+from keras_dist.errors import ModelError
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArguments
+
+_LARGEST_FACTOR = 1e12
+"""The factor of zeros in `UnitNormalization`."""
+
+
+class ScaledNormalization(Layer):
+    """The base of normalizations with weights: `(inputs - mean) / sqrt(variance + epsilon) * gamma + beta`.
+
+    Args:
+        epsilon: added to the variance.
+        center: whether `beta` is added.
+        scale: whether `gamma` multiplies.
+        **kwargs: the arguments of the weights `gamma` and `beta`, and those of `Layer`.
+
+    Raises:
+        ModelError: `epsilon` is negative.
+    """
+
+    weight_initializers: ClassVar = {"beta": "zeros", "gamma": "ones"}
+
+    def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: Unpack[GammaAndBetaArguments]) -> None:
+        super().__init__(**kwargs)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
+        self.center = center
+        self.scale = scale
+        self.supports_masking = True
+
+    def add_gamma_and_beta(self, shape: Sequence[int]) -> None:
+        """Create `gamma` and `beta` of this shape, those of them that the layer has."""
+        if self.scale:
+            self.gamma = self.add_weight(shape, autocast=False, name="gamma")
+        if self.center:
+            self.beta = self.add_weight(shape, autocast=False, name="beta")
+
+    def normalize(self, values: jax.Array, axes: Sequence[int], shape: Sequence[int]) -> jax.Array:
+        """Normalize values over the dims `axes`; `gamma` and `beta` are reshaped to `shape`."""
+        factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + self.epsilon)
+        mean = jnp.mean(values, axes, keepdims=True)
+        if self.scale:
+            factor = factor * self.gamma[...].astype(values.dtype).reshape(shape)
+        summand = -mean * factor
+        if self.center:
+            summand = summand + self.beta[...].astype(values.dtype).reshape(shape)
+        return values * factor + summand
+
+
+def wide(inputs: jax.Array) -> jax.Array:
+    """Return the inputs in at least float32: squares of half precision overflow."""
+    return inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+
+
+def _sizes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+    """Return the shape with 1 in place of all dims but `axes`."""
+    return [size if dim in axes else 1 for dim, size in enumerate(shape)]
+
+
+class LayerNormalization(ScaledNormalization):
+    """Normalize each example to mean 0 and variance 1 over the dims `axis`.
+
+    Args:
+        axis: the dim, or dims, of the mean, of `gamma` and of `beta`.
+        epsilon: added to the variance.
+        center: whether `beta` is added.
+        scale: whether `gamma` multiplies.
+        rms_scaling: only False: deprecated in Keras, which divides by the deviation, not by the root mean square.
+        **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`, of
+            the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range.
+
+    Source: `keras.layers.LayerNormalization`.
+    """
+
+    def __init__(
+        self,
+        axis: int | Sequence[int] = -1,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        *,
+        rms_scaling: bool = False,
+        **kwargs: Unpack[GammaAndBetaArguments],
+    ) -> None:
+        super().__init__(epsilon, center, scale, **kwargs)
+        if rms_scaling:
+            raise ModelError(
+                f"`rms_scaling` of layer {self.name!r} is deprecated in Keras",
+                given="rms_scaling=True",
+                expected="rms_scaling=False",
+                fix="use RMSNormalization, which divides by the root mean square",
+            )
+        self.axis = check_axes("axis", axis, self.name)
+        self.autocast = False
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `gamma` and `beta`, of the sizes of the dims `axis`."""
+        axes = check_axes_exist("axis", self.axis, input_shape, self.name)
+        self.add_gamma_and_beta([input_shape[axis] for axis in axes])
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the normalized inputs."""
+        axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
+        return self.normalize(wide(inputs), axes, _sizes(inputs.shape, axes)).astype(self.compute_dtype)
+
+
+class GroupNormalization(ScaledNormalization):
+    """Normalize each group of channels of an example to mean 0 and variance 1 over all its dims.
+
+    Args:
+        groups: number of groups of neighbouring channels; -1 for one channel in each.
+        axis: the dim of the channels.
+        epsilon: added to the variance.
+        center: whether `beta` is added.
+        scale: whether `gamma` multiplies.
+        **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
+            (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range, or the groups do not divide the channels.
+
+    Source: `keras.layers.GroupNormalization`.
+    """
+
+    def __init__(
+        self,
+        groups: int = 32,
+        axis: int = -1,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        **kwargs: Unpack[GammaAndBetaArguments],
+    ) -> None:
+        super().__init__(epsilon, center, scale, **kwargs)
+        self.groups = groups if groups == -1 else check_size("groups", groups, self.name)
+        self.axis = check_axis("axis", axis, self.name)
+        if self.axis == 0:
+            raise ModelError(
+                f"`axis` of layer {self.name!r} is the dim of the batch",
+                given="axis=0",
+                expected="the dim of the channels",
+                fix="for example axis=-1",
+            )
+        self.autocast = False
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `gamma` (channels,) and `beta` (channels,)."""
+        (axis,) = check_axes_exist("axis", (self.axis,), input_shape, self.name)
+        channels = input_shape[axis]
+        if self.groups == -1:
+            self.groups = channels
+        if channels % self.groups:
+            raise ModelError(
+                f"`groups` of layer {self.name!r} do not divide its channels",
+                given=f"groups={self.groups} for {channels} channels: dim {axis} of {tuple(input_shape)}",
+                expected=f"a divisor of {channels}",
+                fix="change groups, or axis; groups=-1 puts each channel into a group of its own",
+            )
+        self.add_gamma_and_beta((channels,))
+        self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: channels})
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the normalized inputs."""
+        axis = self.axis % inputs.ndim
+        grouped = (self.groups, inputs.shape[axis] // self.groups)
+        values = wide(inputs).reshape(*inputs.shape[:axis], *grouped, *inputs.shape[axis + 1 :])
+        shape = (*(1,) * axis, *grouped, *(1,) * (inputs.ndim - axis - 1))
+        axes = tuple(dim for dim in range(1, values.ndim) if dim != axis)
+        return self.normalize(values, axes, shape).reshape(inputs.shape).astype(self.compute_dtype)
+
+
+class RMSNormalization(Layer):
+    """Divide each example by its root mean square, and multiply it by the weight `scale`.
+
+    As in Keras the mask of the input is not passed on.
+
+    Args:
+        axis: the dim, or dims, of the mean and of `scale`.
+        epsilon: added to the mean square.
+        scale_layout: where the dims of `scale`, of the sizes of the dims `axis`, lie: a `TensorLayout`, or axes; layout
+            rules win over it.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: an argument is out of its range.
+
+    Source: `keras.layers.RMSNormalization`.
+    """
+
+    def __init__(
+        self,
+        axis: int | Sequence[int] = -1,
+        epsilon: float = 1e-6,
+        *,
+        scale_layout: Any = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(**kwargs)
+        self.axis = check_axes("axis", axis, self.name)
+        self.epsilon = check_number("epsilon", epsilon, 0, layer=self.name)
+        self.describe_weight("scale", "ones", layout=scale_layout)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `scale`, of the sizes of the dims `axis`."""
+        axes = check_axes_exist("axis", self.axis, input_shape, self.name)
+        self.scale = self.add_weight(tuple(input_shape[axis] for axis in axes), name="scale")
+
+    def call(self, x: jax.Array) -> jax.Array:
+        """Return the normalized inputs."""
+        values = wide(x)
+        axes = check_axes_exist("axis", self.axis, x.shape, self.name)
+        factor = jax.lax.rsqrt(jnp.mean(jnp.square(values), axes, keepdims=True) + self.epsilon)
+        return (values * factor * self.scale[...].astype(values.dtype).reshape(_sizes(x.shape, axes))).astype(x.dtype)
+
+
+class UnitNormalization(Layer):
+    """Divide each example by its L2 norm over the dims `axis`.
+
+    Args:
+        axis: the dim, or dims, of the norm.
+        **kwargs: as of `Layer`.
+
+    Raises:
+        ModelError: `axis` names no dims.
+
+    Source: `keras.layers.UnitNormalization`.
+    """
+
+    def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        self.axis = check_axes("axis", axis, self.name)
+        self.supports_masking = True
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the normalized inputs."""
+        axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
+        squares = jnp.sum(jnp.square(inputs), axes, keepdims=True)
+        return inputs * jnp.minimum(jax.lax.rsqrt(squares), _LARGEST_FACTOR)

@@ -1,0 +1,130 @@
+"""The arguments of constructors that describe weights: initializer, regularizer, constraint and layout of each.
+
+A layer names its weights and their default initializers once, in `weight_initializers`. Its constructor takes their
+arguments as `**kwargs: Unpack[...]` of one of the typed dicts below; `Layer` checks and stores them, and
+`inspect.signature` and `get_config` know them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypedDict
+
+from keras_dist._types import Shape
+
+Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
+"""The name of an object, its config, or the object itself."""
+
+_PARTS = ("initializer", "regularizer", "constraint", "layout")
+
+
+class LayerArguments(TypedDict, total=False):
+    """The keyword arguments of every layer; see `Layer`."""
+
+    activity_regularizer: Identifier
+    trainable: bool
+    dtype: Any
+    autocast: bool
+    name: str | None
+    input_shape: Shape
+
+
+class BiasArguments(LayerArguments, total=False):
+    """The arguments of the weight `bias`, and those of every layer."""
+
+    bias_initializer: Identifier
+    bias_regularizer: Identifier
+    bias_constraint: Identifier
+    bias_layout: Any
+
+
+class KernelAndBiasArguments(BiasArguments, total=False):
+    """The arguments of the weights `kernel` and `bias`, and those of every layer."""
+
+    kernel_initializer: Identifier
+    kernel_regularizer: Identifier
+    kernel_constraint: Identifier
+    kernel_layout: Any
+
+
+class DepthwiseArguments(BiasArguments, total=False):
+    """The arguments of a depthwise kernel and of `bias`, and those of every layer."""
+
+    depthwise_initializer: Identifier
+    depthwise_regularizer: Identifier
+    depthwise_constraint: Identifier
+    depthwise_layout: Any
+
+
+class SeparableArguments(DepthwiseArguments, total=False):
+    """The arguments of a depthwise and a pointwise kernel and of `bias`, and those of every layer."""
+
+    pointwise_initializer: Identifier
+    pointwise_regularizer: Identifier
+    pointwise_constraint: Identifier
+    pointwise_layout: Any
+
+
+class GammaAndBetaArguments(LayerArguments, total=False):
+    """The arguments of the weights `gamma` and `beta`, and those of every layer."""
+
+    beta_initializer: Identifier
+    gamma_initializer: Identifier
+    beta_regularizer: Identifier
+    gamma_regularizer: Identifier
+    beta_constraint: Identifier
+    gamma_constraint: Identifier
+    beta_layout: Any
+    gamma_layout: Any
+
+
+class AlphaArguments(LayerArguments, total=False):
+    """The arguments of the weight `alpha`, and those of every layer."""
+
+    alpha_initializer: Identifier
+    alpha_regularizer: Identifier
+    alpha_constraint: Identifier
+    alpha_layout: Any
+
+
+class EmbeddingsArguments(LayerArguments, total=False):
+    """The arguments of the weight `embeddings`, and those of every layer."""
+
+    embeddings_initializer: Identifier
+    embeddings_regularizer: Identifier
+    embeddings_constraint: Identifier
+    embeddings_layout: Any
+
+
+def defaults_of(weight: str, initializer: Identifier) -> dict[str, Identifier]:
+    """Return the arguments that describe a weight, with their defaults."""
+    return {f"{weight}_{part}": initializer if part == "initializer" else None for part in _PARTS}
+
+
+def hands_on_keywords(constructor: Callable[..., None]) -> bool:
+    """Return whether the `**kwargs` of a constructor are typed by `Unpack`.
+
+    It takes every argument with a default of the constructor above then. One that gives some of these itself leaves its
+    `**kwargs` untyped.
+    """
+    *_, last = inspect.signature(constructor).parameters.values()
+    return last.kind is last.VAR_KEYWORD and "Unpack[" in str(last.annotation)
+
+
+def keyword_defaults(constructor: Callable[..., None]) -> dict[str, Any]:
+    """Return the parameters of a constructor that have a default."""
+    parameters = inspect.signature(constructor).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+def show_keywords(constructor: Any, defaults: Mapping[str, Any]) -> None:
+    """Let `inspect.signature` show keyword arguments that the `**kwargs` of a constructor stand for."""
+    signature = inspect.signature(constructor)
+    *named, kwargs = signature.parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in defaults.items()
+        if name not in signature.parameters
+    ]
+    constructor.__signature__ = signature.replace(parameters=[*named, *added, kwargs])
