@@ -242,7 +242,7 @@ class Sequential(Model):
         names = {id(layer): name for name, layer in members.items()}
         for layer in starts:
             layer.output.name = layer.name
-            del members[names[id(layer)]]
+            del members[names.pop(id(layer))]
         held = {name: vars(self._members)[name] for name in self._chain.names}
         if [*held.items()] == [*members.items()][: len(held)]:
             for name in [*members][len(held) :]:  # to set all anew would take time for each
