@@ -32,42 +32,16 @@ from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
-from keras_dist.training.compile_metrics import ModelMetrics
-from keras_dist.training.compiled import StepOptions
+from keras_dist.training.choices import Choices
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
-from keras_dist.training.recipe import Recipe
-from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, ModuleCall, TrainStep
+from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
 
 _MOST_PROGRAMS = 32
 """How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Choices:
-    """What `compile` was given, checked as far as it can be without weights.
-
-    Attributes:
-        optimizer: what `compile` was given.
-        objective: loss and metrics; None when the train step needs none.
-        train_step: the user's own step, or None for gradient descent on the loss.
-        arguments: of `compile`, as they were given.
-        measures: the metric objects, which tell what was measured last.
-        options: how the steps run.
-        remat: what the way back computes again; None for nothing.
-    """
-
-    optimizer: Any
-    objective: Objective | None
-    train_step: TrainStep | None
-    arguments: Mapping[str, Any]
-    measures: ModelMetrics
-    options: StepOptions
-    remat: Remat | None = None
 
 
 class Session:
@@ -87,7 +61,7 @@ class Session:
         distribution: where data lives.
         seed: fixes initial values, Dropout and the order of rows.
         trainer: the compiled steps and the loop over them.
-        recipe: what `compile` chose; None before.
+        choices: what `compile` was given; None before.
         trainability: what the layers say about training; None for foreign modules.
         stated: what each layer said of itself when `compile` looked last.
         added_losses: what layers added to the loss in the last call, by their paths.
@@ -106,7 +80,7 @@ class Session:
     ) -> None:
         self.cell = cell
         self.seed = seed
-        self.recipe: Recipe | None = None
+        self.choices: Choices | None = None
         self.fits = 0
         self.trainability: Trainability | None = None
         self.stated: tuple[bool, ...] = ()
@@ -114,7 +88,6 @@ class Session:
         self._call = call
         self._compute_loss = compute_loss
         self._names = names or {}
-        self._remat: Remat | None = None
         self._optimizer_states: list[ModelState] = []
         self._handles: dict[str, ModelVariable] = {}
         self._programs: dict[Any, Callable[..., Any]] = {}  # of `call`, those used last at the end
@@ -125,10 +98,10 @@ class Session:
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        graph, loss = self.cell.graph, self._compute_loss
-        self.forward = Forward(graph, self._call, distribution, self.seed, loss, self._remat)
+        graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
+        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat)
         self._programs.clear()
-        self.trainer = Trainer(self.cell, self.forward, self.recipe)
+        self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
@@ -146,11 +119,10 @@ class Session:
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         self.release_optimizers()
-        if self.recipe is None or not _are_same(self.recipe.optimizers, optimizers):
+        if self.choices is None or not _are_same(self.choices.optimizers, optimizers):
             self.cell.add_slots(optimizers)
-        self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
+        self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
-        self._remat = choices.remat
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
@@ -163,7 +135,7 @@ class Session:
 
     def release_optimizers(self) -> None:
         """Let the optimizers go, before they are others or their state is dropped."""
-        for optimizer in self.recipe.optimizers.values() if self.recipe is not None else ():
+        for optimizer in self.choices.optimizers.values() if self.choices is not None else ():
             optimizer.transformation.detach()
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -192,7 +164,7 @@ class Session:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
         distribution = distribution.snapshot()
-        self.cell.move(distribution, self.recipe.optimizers if self.recipe is not None else {})
+        self.cell.move(distribution, self.choices.optimizers if self.choices is not None else {})
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -390,15 +362,15 @@ class Session:
         values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
-    def compiled(self, method: str) -> Recipe:
-        """What `compile` chose.
+    def compiled(self, method: str) -> Choices:
+        """What `compile` was given.
 
         Raises:
             ModelError: it was not called.
         """
-        if self.recipe is None:
+        if self.choices is None:
             raise not_compiled(method)
-        return self.recipe
+        return self.choices
 
     def objective(self, method: str) -> Objective:
         """The loss and metrics that `compile` chose.
@@ -429,6 +401,11 @@ class Session:
                 expected="a model that is not training",
                 fix=f"end the training with model.stop_training = True, and call {method} after it",
             )
+
+    def next_shuffle_key(self) -> tuple[int, ...]:
+        """What fixes the order of rows of the next `fit` without a seed."""
+        self.fits += 1
+        return self.seed, self.fits - 1
 
     def warn_of_trainable(self) -> None:
         """Warn, if layers say other things about training than when `compile` looked."""
