@@ -59,7 +59,6 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
         sharding: of the global array.
         portion: where the rows are in the global batch.
         dim: that of the rows; 1 in a stack.
-
     """
     positions = portion.positions if array.shape[dim] == len(portion.positions) else np.empty(0, np.intp)
 

@@ -32,7 +32,6 @@ def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: s
 
     Returns:
         A `RowSource` or a `StreamSource`.
-
     """
     kind = _kind_of(x)
     if kind is None:

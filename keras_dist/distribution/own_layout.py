@@ -43,7 +43,6 @@ class OwnLayout:
         Args:
             mesh: the devices.
             axis_names: axes by the names in sharding metadata; these come before what the model says of the names.
-
         """
         layout = self.layout
         if layout is None:

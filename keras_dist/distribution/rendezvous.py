@@ -72,7 +72,6 @@ class Rendezvous:
 
         Returns:
             The values of all processes, by their indices, as they come from JSON.
-
         """
         if self.processes == 1:
             return [action()]

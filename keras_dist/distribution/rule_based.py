@@ -97,7 +97,6 @@ class RuleBased(Distribution):
 
         In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
         itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
-
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
