@@ -13,7 +13,7 @@ from keras_dist.data.conversion import check_batch_size
 from keras_dist.data.recognition import Source, is_data_set, source_of
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.training.compiled import StepOptions
+from keras_dist.training.choices import StepOptions
 
 
 def batching(
