@@ -30,7 +30,7 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.layers.variable import checked_value
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
-from keras_dist.models.variable import ModelVariable, SlotVariable
+from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
 from keras_dist.training.choices import Choices
 from keras_dist.training.objective import Objective
@@ -39,6 +39,9 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
+
+_MOST_PROGRAMS = 32
+"""How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
 
 
 class Session:
@@ -87,7 +90,8 @@ class Session:
         self._names = names or {}
         self._optimizer_states: list[ModelState] = []
         self._handles: dict[str, ModelVariable] = {}
-        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[Any, Callable[..., Any]] = {}  # of `call`, those used last at the end
+        self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
         self._settle(distribution)
 
@@ -139,16 +143,11 @@ class Session:
         self._optimizer_states.clear()
         rows, state = self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
-        steps = SlotVariable(rows[numbers.step], self.cell, None)
+        handles = jax.tree.map(lambda index: ModelVariable(rows[index], self.cell, _never, index=index), numbers)
         for name, optimizer in optimizers.items():
-            first = min(jax.tree.leaves(numbers.slots[name]), default=0)
-            handles = jax.tree.map(
-                lambda number, name=name, first=first: SlotVariable(rows[number], self.cell, name, number - first),
-                numbers.slots[name],
-            )
             updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
             optimizer.transformation.know_variables(updated)
-            self._optimizer_states.append(ModelState(handles, steps, self.cell))
+            self._optimizer_states.append(ModelState(handles.slots[name], handles.step, self.cell))
             optimizer.transformation.attach(self._optimizer_states[-1])
 
     def use_seed(self, seed: int) -> None:
@@ -186,10 +185,12 @@ class Session:
 
         stated = None if self.trainability is None else self.trainability.stated()
         is_checked = not any(map(_jax.is_traced, leaves))
-        key = (training, treedef, others, stated, is_checked)
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = jax.jit(_ranges.checked(run) if is_checked else run)
+        key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
+        program = self._programs.pop(key, None) or jax.jit(_ranges.checked(run) if is_checked else run)
+        self._programs[key] = program  # the last one used comes last
+        if len(self._programs) > _MOST_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+            self._warn_of_programs()
         with self.cell.lock:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
@@ -204,6 +205,15 @@ class Session:
         self.added_losses = losses
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
+
+    def _warn_of_programs(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model was called with {_MOST_PROGRAMS + 1} different values of arguments that are no arrays, and "
+                "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
+                stacklevel=4,
+            )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
         """Take over what a call has changed: in training statistics and random streams, else the streams alone."""
@@ -456,6 +466,16 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
                 "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
             )
         raise
+
+
+def _never(path: str) -> bool:
+    """Whether gradients train an optimizer's own arrays."""
+    return False
+
+
+def _as_key(value: Any) -> tuple[type, Any]:
+    """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
+    return type(value), repr(value) if isinstance(value, float | complex | np.inexact) else value
 
 
 def not_compiled(method: str) -> ModelError:
