@@ -1,10 +1,12 @@
 """Integers that must lie in a range: those of 64 bits in the 32 that JAX has, indices in what they are indices of."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +37,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
     if kept.itemsize == 8 or not array.size:
         return
     limits = np.iinfo(kept)
-    found = _outside(array, limits) if isinstance(array, np.ndarray) else array.outside(limits)
+    found = array.outside(limits) if hasattr(array, "outside") else _outside(array, limits)
     if found is not None:
         row, value = found
         raise DataError(
@@ -88,7 +90,7 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
 
 
 @contextlib.contextmanager
-def counting(counts: Any) -> Iterator[None]:
+def counting(counts: Any) -> Generator[None]:
     """Inside, indices need not be right where these weights are 0 or False; None for a weight everywhere."""
     token = _counted.set(counts)
     try:

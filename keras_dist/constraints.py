@@ -1,5 +1,7 @@
 """Constraints: what weights are brought back to after each step."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -114,7 +114,8 @@ def get(identifier: Any) -> DTypePolicy:
     Source: `keras.dtype_policies.get`.
     """
     if isinstance(identifier, Mapping):
-        identifier = identifier.get("config", {}).get("name", identifier)
+        config = cast("Mapping[str, Any]", identifier)
+        identifier = config.get("config", {}).get("name", config)
     if hasattr(identifier, "compute_dtype"):  # also a policy of Keras
         identifier = identifier.name
     return dtype_policy() if identifier is None else DTypePolicy(identifier)
@@ -153,12 +154,13 @@ def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
         return optimizer
     if not isinstance(optimizer, Mapping):
         return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    optimizers = [entry[0] if isinstance(entry, tuple) else entry for entry in optimizer.values()]
+    several = cast("Mapping[str, Any]", optimizer)
+    optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
     if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
         raise ModelError(
             "several optimizers cannot find out one scale of the loss",
-            given=f'the optimizers {list(optimizer)} under "mixed_float16"',
+            given=f'the optimizers {list(several)} under "mixed_float16"',
             expected="one optimizer, or the same loss_scale_factor in all of them",
             fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
         )
-    return optimizer
+    return several

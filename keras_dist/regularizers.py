@@ -1,5 +1,7 @@
 """Regularizers: penalties on weights and outputs, which are added to the loss."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

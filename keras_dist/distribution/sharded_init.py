@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from keras_dist import _environment, _jax
 from keras_dist.distribution.mesh import DeviceMesh
 
 _SMALL_BYTES = 1 << 20
+_MANY_CONSTANTS = 16
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1 LLVM vectorises small shards otherwise than whole arrays, and initial values differ in the last bit
 from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
@@ -37,19 +40,22 @@ class CompiledInit:
         self._nbytes = [row.nbytes_per_device for row in plan.rows]
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
-        self._births: list[_Birth] = []
-        options = _compiler_options(plan.mesh)
         alike, others = _alike(slices_of(closed), shardings)
+        lowered: list[jax.stages.Lowered] = []
+        runs: list[list[tuple[list[int], tuple[Any, ...]]]] = []
         for members in alike:
             index, first = next(iter(members.items()))
             jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
-            program = jitted.lower(_numbers(first), *flat_args).compile(compiler_options=options)
-            self._births += [_Birth(program, [i], (_numbers(member),)) for i, member in members.items()]
+            lowered.append(jitted.lower(_numbers(first), *flat_args))
+            runs.append([([i], (_numbers(member),)) for i, member in members.items()])
         for positions in _groups([self._nbytes[i] for i in others]):
             group = [others[position] for position in positions]
             jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
-            self._births.append(_Birth(jitted.lower(*flat_args).compile(compiler_options=options), group))
-        self.programs = tuple({id(birth.program): birth.program for birth in self._births}.values())
+            lowered.append(jitted.lower(*flat_args))
+            runs.append([(group, ())])
+        self.programs = tuple(_jax.compile_together(lowered, _compiler_options(plan.mesh)))
+        births = zip(self.programs, runs, strict=True)
+        self._births = [_Birth(program, *run) for program, its in births for run in its]
 
     def __call__(self, *args: Any) -> Any:
         """Return the initial values, each array with the layout of the plan."""
@@ -82,8 +88,14 @@ def _alike(slices: Sequence[Slice | None], shardings: Sequence[Any]) -> tuple[li
     for index, part in enumerate(slices):
         if part is not None:
             found.setdefault((part.form, shardings[index]), {})[index] = part
-    others += [index for members in found.values() if len(members) == 1 for index in members]
-    return [members for members in found.values() if len(members) > 1], sorted(others)
+    alike = [members for members in found.values() if len(members) >= _least(members)]
+    others += [index for members in found.values() if len(members) < _least(members) for index in members]
+    return alike, sorted(others)
+
+
+def _least(members: dict[int, Slice]) -> int:
+    """How many slices are worth a program of their own: two that draw random bits, or several that do not."""
+    return 2 if next(iter(members.values())).numbers else _MANY_CONSTANTS
 
 
 def _numbers(part: Slice) -> np.ndarray:

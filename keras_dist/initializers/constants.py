@@ -1,5 +1,7 @@
 """Initializers that draw nothing."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """Base classes of initializers, and initializers of functions and arrays of users."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import inspect
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 from keras_dist._signatures import takes
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.random.seeds import check_seed, next_key
+from keras_dist.random.seeds import check_seed, next_key, wrap_key
 from keras_dist.saving.configurable import Configurable
 
 _KEYS = ("key", "rng", "rng_key", "prng_key")
@@ -73,10 +75,10 @@ class RandomInitializer(Initializer):
             ModelError: `key` is no PRNG key.
         """
         if self.seed is not None:
-            return jax.random.wrap_key_data(jnp.array([self.seed, 0], jnp.uint32), impl="threefry2x32")
+            return wrap_key(jnp.array([self.seed, 0], jnp.uint32))
         if key is None:
             return next_key()
-        if not isinstance(key, jax.Array):
+        if not isinstance(key, jax.Array):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(
                 "`key` is not a PRNG key",
                 given=f"{shorten(key)} of type {type(key).__name__}",
@@ -155,7 +157,8 @@ def has_contract(function: Callable[..., Any]) -> bool:
 
 def _wants_key(function: Callable[..., Any]) -> bool:
     """Whether `function` is `f(key, shape, dtype)`; False when it is `f(shape, dtype)`."""
-    first, second, *_ = *_parameters(function), "", ""
+    names = [*_parameters(function), "", ""]
+    first, second = names[:2]
     keras_form = _takes_dtype_by_name(function) or takes(function, (), "float32")
     if first not in _KEYS and second != "shape" and keras_form:
         return False

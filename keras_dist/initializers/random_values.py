@@ -1,5 +1,7 @@
 """Initializers that draw random numbers."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

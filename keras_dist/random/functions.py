@@ -1,5 +1,7 @@
 """Keras's random functions: numbers of a distribution, `dropout` and `shuffle`."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -227,11 +229,12 @@ def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     return jax.random.permutation(key_of(seed), x, axis, independent=True)
 
 
-def _noise_shape(noise_shape: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _noise_shape(noise_shape: Sequence[int | None] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
     if noise_shape is None:
         return shape
-    if isinstance(noise_shape, Sequence) and len(noise_shape) == len(shape):
-        found = tuple(size if wanted is None else wanted for wanted, size in zip(noise_shape, shape, strict=True))
+    wanted = noise_shape if isinstance(noise_shape, Sequence) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
+    if len(wanted) == len(shape):
+        found = tuple(size if dim is None else dim for dim, size in zip(wanted, shape, strict=True))
         if all(drawn in (1, size) for drawn, size in zip(found, shape, strict=True)):
             return found
     raise ModelError(

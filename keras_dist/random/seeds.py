@@ -1,5 +1,7 @@
 """Seeds and keys: the seed of the process, keys of initial values, and `SeedGenerator`."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
@@ -7,8 +9,8 @@ import contextvars
 import itertools
 import secrets
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +86,7 @@ def unseeded_key() -> jax.Array:
 
 
 @contextlib.contextmanager
-def key_stream(seed: int) -> Iterator[None]:
+def key_stream(seed: int) -> Generator[None]:
     """Inside, `next_key` gives the keys of `seed`, in the order in which they are asked for."""
     token = _stream.set(_keys(seed))
     try:
@@ -205,4 +207,4 @@ def key_of(seed: Any) -> jax.Array:
 
 def wrap_key(words: jax.Array) -> jax.Array:
     """The typed PRNG key of two uint32, always of the generator that Keras uses on JAX."""
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return cast("jax.Array", jax.random.wrap_key_data(words, impl="threefry2x32"))

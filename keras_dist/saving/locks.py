@@ -11,7 +11,7 @@ import os
 import pathlib
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TextIO
 
 from keras_dist.errors import CheckpointError
@@ -160,7 +160,7 @@ def _described(owner: str) -> str:
 
 
 @contextlib.contextmanager
-def alone_in(folder: pathlib.Path) -> Iterator[None]:
+def alone_in(folder: pathlib.Path) -> Generator[None]:
     """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):

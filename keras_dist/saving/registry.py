@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 from keras_dist.errors import ConfigError, shorten
@@ -37,7 +37,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
     Source: `keras.saving.register_keras_serializable`.
     """
-    if not isinstance(package, str):
+    if not isinstance(package, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             "register_keras_serializable decorates only when it is called",
             given=f"package={shorten(package)}",
@@ -85,7 +85,7 @@ def get_custom_objects() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
+def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
     """Inside, configs may mention these objects by these names.
 
     Source: `keras.saving.custom_object_scope`.

@@ -1,5 +1,6 @@
 """Functional models: what may be a graph of calls, and what is none."""
 
+import cProfile
 import inspect
 import sys
 
@@ -192,6 +193,18 @@ class TestGraphs:
     def test_weights_do_not_follow_from_dims_of_unknown_size(self, make):
         with pytest.raises(ModelError, match=r"(?s)follows from a dim of unknown size.*\(None, 3\)"):
             make()
+
+    def test_add_costs_the_same_however_many_layers_there_are(self):
+        def calls_of_add(model: kd.Sequential, count: int) -> int:
+            for _ in range(count):
+                model.add(layers.Dense(2))
+            layer, profile = layers.Dense(2), cProfile.Profile()
+            profile.runcall(model.add, layer)
+            return sum(entry.callcount for entry in profile.getstats())
+
+        model = kd.Sequential([kd.Input((2,))])
+        few = calls_of_add(model, 4)
+        assert calls_of_add(model, 60) < 2 * few  # was 6 times as many
 
     def test_one_layer_may_give_two_outputs(self):
         a, b = kd.Input((4,)), kd.Input((4,))
