@@ -1,18 +1,13 @@
 """Activation layers against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
-
-NAMES = ["Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax"]
 
 
 def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -28,15 +23,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     shared_axes=st.sampled_from([None, 1, [1], [2], [1, 2]]),
     seed=st.integers(0, 2**16),
 )
-def test_rectifiers(
-    keras: types.ModuleType,
-    max_value: Any,
-    slope: float,
-    threshold: float,
-    alpha: float,
-    shared_axes: Any,
-    seed: int,
-) -> None:
+def test_rectifiers(keras, max_value, slope, threshold, alpha, shared_axes, seed):
     x = draw((2, 3, 4), seed)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("ReLU", {"max_value": max_value, "negative_slope": slope, "threshold": threshold}),
@@ -58,14 +45,9 @@ def test_rectifiers(
     mask_dtype=st.sampled_from(["bool", "float32"]),
     seed=st.integers(0, 2**16),
 )
-def test_softmax(keras: types.ModuleType, axis: Any, mask_shape: Any, mask_dtype: str, seed: int) -> None:
+def test_softmax(keras, axis, mask_shape, mask_dtype, seed):
     call = {}
     if mask_shape is not None:
         call["mask"] = (np.random.default_rng(seed).random(mask_shape) < 0.5).astype(mask_dtype)
     x = draw((2, 3, 4), seed)
     compare_layers(keras, keras.layers.Softmax(axis), layers.Softmax(axis), x, **call)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

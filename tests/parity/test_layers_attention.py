@@ -1,6 +1,5 @@
 """Attention against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -14,7 +13,6 @@ from flax import nnx
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import EXTRA, differences
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -90,19 +88,8 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     seed=st.integers(0, 2**16),
 )
 def test_multi_head_attention(
-    keras: types.ModuleType,
-    num_heads: int,
-    value_dim: int | None,
-    output_shape: Any,
-    use_bias: bool,
-    use_gate: bool,
-    sliding_window: int | None,
-    causal: bool,
-    scores: bool,
-    own_key: bool,
-    masked: str,
-    seed: int,
-) -> None:
+    keras, num_heads, value_dim, output_shape, use_bias, use_gate, sliding_window, causal, scores, own_key, masked, seed
+):
     options = {
         "num_heads": num_heads,
         "key_dim": 3,
@@ -130,7 +117,7 @@ def test_multi_head_attention(
     use_bias=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bias: bool, seed: int) -> None:
+def test_attention_over_several_dims(keras, axes, use_bias, seed):
     options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}
     x = draw(seed, BATCH, 3, 2, FEATURES)
     ours, theirs = layers.MultiHeadAttention(**options), keras.layers.MultiHeadAttention(**options)
@@ -148,17 +135,7 @@ def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bia
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_grouped_query_attention(
-    keras: types.ModuleType,
-    shared_heads: int,
-    use_bias: bool,
-    use_gate: bool,
-    sliding_window: int | None,
-    causal: bool,
-    scores: bool,
-    masked: str,
-    seed: int,
-) -> None:
+def test_grouped_query_attention(keras, shared_heads, use_bias, use_gate, sliding_window, causal, scores, masked, seed):
     options = {
         "head_dim": 3,
         "num_query_heads": 4,
@@ -186,16 +163,7 @@ def test_grouped_query_attention(
     masked=st.sampled_from([None, "query", "value", "both"]),
     seed=st.integers(0, 2**16),
 )
-def test_attention(
-    keras: types.ModuleType,
-    kind: str,
-    use_scale: bool,
-    own_key: bool,
-    causal: bool,
-    scores: bool,
-    masked: str | None,
-    seed: int,
-) -> None:
+def test_attention(keras, kind, use_scale, own_key, causal, scores, masked, seed):
     made = [
         package.AdditiveAttention(use_scale) if kind == "additive" else package.Attention(use_scale, score_mode=kind)
         for package in (keras.layers, layers)
@@ -210,7 +178,7 @@ def test_attention(
     compare_layers(keras, made[0], made[1], tensors, weights_seed=seed, **call)
 
 
-def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> None:
+def test_masks_of_tensors_reach_attention_and_go_on(keras):
     mask = np.array([[True, True, False], [True, False, False]])
     x = draw(0, BATCH, 3, FEATURES)
     theirs, ours = keras.layers.MultiHeadAttention(2, 3), layers.MultiHeadAttention(2, 3)
@@ -231,7 +199,7 @@ def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> 
 
 
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
-def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
+def test_one_seed_drops_the_same(keras, kind):
     sizes = {"MultiHeadAttention": (2, 3), "GroupQueryAttention": (3, 4, 2)}.get(kind, ())
     made = [getattr(package, kind)(*sizes, dropout=0.4, seed=5) for package in (keras.layers, layers)]
     x = draw(0, BATCH, TARGET, FEATURES)
@@ -241,10 +209,3 @@ def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
     made[1].set_weights(made[0].get_weights())
     for _ in range(2):
         assert_close(made[1](*inputs, training=True), made[0](*inputs, training=True))
-
-
-@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
-def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
-    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
-    assert set(differences(ours, theirs).values()) <= {EXTRA}
-    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}

@@ -1,6 +1,5 @@
 """Convolutions against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -10,10 +9,8 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 SHAPES = {1: [(2, 7, 4), (1, 6, 2)], 2: [(2, 6, 5, 4), (1, 5, 7, 2)], 3: [(1, 5, 4, 6, 2)]}
-NAMES = [name for name in layers.__all__ if "Conv" in name and "LSTM" not in name]
 
 
 @st.composite
@@ -50,16 +47,14 @@ def convolutions(draw: Any, kind: str) -> tuple[str, dict[str, Any], np.ndarray]
 @pytest.mark.parametrize("kind", ["Conv{}D", "Conv{}DTranspose", "DepthwiseConv{}D", "SeparableConv{}D"])
 @few_examples
 @hypothesis.given(data=st.data())
-def test_convolutions(keras: types.ModuleType, kind: str, data: Any) -> None:
+def test_convolutions(keras, kind, data):
     name, options, x = data.draw(convolutions(kind))
     compare_layers(keras, getattr(keras.layers, name)(**options), getattr(layers, name)(**options), x)
 
 
 @few_examples
 @hypothesis.given(window=st.integers(1, 5), stride=st.integers(1, 4), dilation=st.integers(1, 3), data=st.data())
-def test_sizes_of_transposed_convolutions(
-    keras: types.ModuleType, window: int, stride: int, dilation: int, data: Any
-) -> None:
+def test_sizes_of_transposed_convolutions(keras, window, stride, dilation, data):
     options: dict[str, Any] = {
         "filters": 1,
         "kernel_size": window,
@@ -72,10 +67,3 @@ def test_sizes_of_transposed_convolutions(
     theirs, ours = keras.layers.Conv1DTranspose(**options), layers.Conv1DTranspose(**options)
     compare_layers(keras, theirs, ours, x, gradients=False)
     assert ours.compute_output_shape((1, 4, 1)) == tuple(theirs.compute_output_shape((1, 4, 1)))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    theirs, ours = getattr(keras.layers, name), getattr(layers, name)
-    assert ours.__name__ == theirs.__name__
-    assert positional(ours) == positional(theirs)

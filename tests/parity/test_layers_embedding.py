@@ -1,19 +1,14 @@
 """Embeddings and EinsumDense against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import positional
-
-NOT_OURS = {"lora_rank", "lora_alpha", "gptq_unpacked_column_size", "quantization_config"}
 
 
 @few_examples
@@ -24,9 +19,7 @@ NOT_OURS = {"lora_rank", "lora_alpha", "gptq_unpacked_column_size", "quantizatio
     reversible=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_embeddings(
-    keras: types.ModuleType, shape: tuple[int, ...], dtype: str, mask_zero: bool, reversible: bool, seed: int
-) -> None:
+def test_embeddings(keras, shape, dtype, mask_zero, reversible, seed):
     rows = np.random.default_rng(seed).integers(0, 7, shape).astype(dtype)
     options = {"input_dim": 7, "output_dim": 3, "mask_zero": mask_zero}
     name = "ReversibleEmbedding" if reversible else "Embedding"
@@ -47,14 +40,7 @@ def test_embeddings(
     logit_soft_cap=st.sampled_from([None, 2.0]),
     seed=st.integers(0, 2**16),
 )
-def test_the_way_back(
-    keras: types.ModuleType,
-    shape: tuple[int, ...],
-    tie_weights: bool,
-    reverse_dtype: Any,
-    logit_soft_cap: Any,
-    seed: int,
-) -> None:
+def test_the_way_back(keras, shape, tie_weights, reverse_dtype, logit_soft_cap, seed):
     vectors = np.random.default_rng(seed).normal(size=shape).astype("float32")
     options = {"input_dim": 7, "output_dim": 4, "tie_weights": tie_weights}
     options |= {"reverse_dtype": reverse_dtype, "logit_soft_cap": logit_soft_cap}
@@ -85,9 +71,7 @@ EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
     initializer=st.sampled_from(["GlorotUniform", "HeNormal", "RandomUniform"]),
     seed=st.integers(0, 2**16),
 )
-def test_einsum_dense(
-    keras: types.ModuleType, case: Any, use_bias: bool, activation: Any, initializer: str, seed: int
-) -> None:
+def test_einsum_dense(keras, case, use_bias, activation, initializer, seed):
     equation, output_shape, shape, bias_axes = case
     x = np.random.default_rng(seed).normal(size=shape).astype("float32")
     options = {"equation": equation, "output_shape": output_shape, "activation": activation}
@@ -98,9 +82,3 @@ def test_einsum_dense(
     ours(x)
     assert_close(ours.kernel[...], theirs.kernel.value)  # fan-in and fan-out are the same
     compare_layers(keras, theirs, ours, x, weights_seed=seed)
-
-
-@pytest.mark.parametrize("name", ["Embedding", "ReversibleEmbedding", "EinsumDense"])
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    theirs = [argument for argument in positional(getattr(keras.layers, name)) if argument[0] not in NOT_OURS]
-    assert positional(getattr(layers, name)) == theirs

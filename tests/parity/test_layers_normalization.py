@@ -1,18 +1,13 @@
 """Normalizations against Keras."""
 
-import types
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import EXTRA, differences
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 
@@ -34,19 +29,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_batch_normalization(
-    keras: types.ModuleType,
-    shape: tuple[int, ...],
-    axis: int,
-    center: bool,
-    scale: bool,
-    momentum: float,
-    renorm: Any,
-    training: bool,
-    frozen: bool,
-    masked: bool,
-    seed: int,
-) -> None:
+def test_batch_normalization(keras, shape, axis, center, scale, momentum, renorm, training, frozen, masked, seed):
     options = {"axis": axis, "center": center, "scale": scale, "momentum": momentum, "epsilon": 0.01}
     options |= {} if renorm is None else {"renorm": True, "renorm_clipping": renorm, "renorm_momentum": 0.7}
     theirs, ours = keras.layers.BatchNormalization(**options), layers.BatchNormalization(**options)
@@ -65,9 +48,7 @@ def test_batch_normalization(
     scale=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_layer_and_rms_normalization(
-    keras: types.ModuleType, shape: tuple[int, ...], axis: Any, center: bool, scale: bool, seed: int
-) -> None:
+def test_layer_and_rms_normalization(keras, shape, axis, center, scale, seed):
     axis = axis if len(shape) > 2 else -1
     x = draw(shape, seed)
     options = {"axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
@@ -94,15 +75,7 @@ def test_layer_and_rms_normalization(
     scale=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_group_and_unit_normalization(
-    keras: types.ModuleType,
-    shape: tuple[int, ...],
-    groups: int,
-    axis: int,
-    center: bool,
-    scale: bool,
-    seed: int,
-) -> None:
+def test_group_and_unit_normalization(keras, shape, groups, axis, center, scale, seed):
     x = draw(shape, seed)
     options = {"groups": groups, "axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
     compare_layers(
@@ -115,7 +88,7 @@ def test_group_and_unit_normalization(
     compare_layers(keras, keras.layers.UnitNormalization(axis=axis), layers.UnitNormalization(axis=axis), x)
 
 
-def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> None:
+def test_masks_reach_batch_normalization_and_go_on(keras):
     x = draw((2, 3, 4), 0)
     mask = np.array([[True, True, False], [True, False, False]])
     theirs, ours = keras.layers.BatchNormalization(momentum=0.0), layers.BatchNormalization(momentum=0.0)
@@ -131,18 +104,9 @@ def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> N
     np.testing.assert_allclose(ours.moving_variance[...], theirs.moving_variance, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["BatchNormalization", "LayerNormalization", "RMSNormalization", "GroupNormalization", "UnitNormalization"]
-)
-def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
-    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
-    assert set(differences(ours, theirs).values()) <= {EXTRA}
-    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}
-
-
 @few_examples
 @hypothesis.given(kind=st.sampled_from(["Dense", "Conv1D"]), steps=st.integers(1, 3), seed=st.integers(0, 2**16))
-def test_spectral_normalization_in_training(keras: types.ModuleType, kind: str, steps: int, seed: int) -> None:
+def test_spectral_normalization_in_training(keras, kind, steps, seed):
     x, made = draw((2, 3, 4), seed), []
     options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}
     for package in (keras.layers, layers):

@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from keras_dist import layers
 from tests.parity import keras_names
 from tests.parity.signatures import BY_KEYWORD, DEFAULT, ELSEWHERE, EXTRA, MISSING, differences
 
@@ -69,6 +70,14 @@ def test_parameters_are_those_of_keras(found):
 def test_every_exception_is_one(found):
     unused = [exception for exception in EXCEPTIONS if not any(is_covered(one, exception) for one in found)]
     assert not unused, f"nothing differs like this any longer: {unused}"
+
+
+def test_calls_of_layers_take_what_those_of_keras_take(keras):
+    both = {name: (getattr(layers, name), getattr(keras.layers, name, None)) for name in layers.__all__}
+    both = {name: pair for name, pair in both.items() if all(hasattr(one, "call") for one in pair)}
+    found = {name: differences(ours.call, theirs.call) for name, (ours, theirs) in both.items()}
+    assert not {name: words for name, words in found.items() if {*words.values()} - {EXTRA}}
+    assert len(both) > 80
 
 
 def theirs(a, b=1, strides=(2, 2), *, c="zeros", **kwargs): ...
