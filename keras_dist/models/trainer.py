@@ -10,12 +10,10 @@ import jax
 from keras_dist._arguments import check_callable
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.recognition import source_of
-from keras_dist.data.streams import StreamSource
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.metrics import Metric
 from keras_dist.models import fitting
-from keras_dist.models.arguments import batching, epoch_range, training_sources, validation
 from keras_dist.models.birth import born, give_birth
 from keras_dist.models.functional import Graph
 from keras_dist.models.record import ModelRecord
@@ -258,12 +256,12 @@ class Trainer(Layer):
         Source: `keras.Model.fit`.
         """
         self._check_compiled("fit")
-        numbers = epoch_range(initial_epoch, epochs)
-        source, held_out = training_sources((x, y, sample_weight), class_weight, validation_split, validation_data)
-        examples = batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
-        if validation_batch_size is None and not isinstance(held_out, StreamSource):
-            validation_batch_size = batch_size
-        validated = validation(held_out, validation_batch_size, validation_steps, validation_freq)
+        numbers = fitting.epoch_range(initial_epoch, epochs)
+        source, held_out = fitting.training_sources(
+            (x, y, sample_weight), class_weight, validation_split, validation_data
+        )
+        examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
+        validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
         return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose)
 
     @property
@@ -307,7 +305,7 @@ class Trainer(Layer):
         Source: `keras.Model.evaluate`.
         """
         self._check_compiled("evaluate")
-        examples = batching(source_of(x, y, sample_weight), batch_size, steps)
+        examples = fitting.batching(source_of(x, y, sample_weight), batch_size, steps)
         return fitting.evaluate(self, examples, callbacks, verbose, return_dict)
 
     def predict(
@@ -362,7 +360,7 @@ class Trainer(Layer):
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        return fitting.predict(self, batching(source_of(x), batch_size, steps), callbacks, verbose, call)
+        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call)
 
     def train_on_batch(
         self,
@@ -475,7 +473,8 @@ class Trainer(Layer):
         Raises:
             ModelError: the model is not compiled; or it has several, and its weights are not born yet.
         """
-        self._check_compiled("optimizers")
+        if self._choices is None:
+            raise not_compiled("optimizers")
         given = self._choices.optimizer
         if not isinstance(given, Mapping):
             return {DEFAULT: given}
