@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist._arguments import check_option
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 
 
 class Bidirectional(Layer):

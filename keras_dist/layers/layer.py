@@ -32,17 +32,16 @@ from keras_dist.layers.call_arguments import (
     value_given,
 )
 from keras_dist.layers.input_spec import check_inputs
-from keras_dist.layers.other_libraries import check_is_ours, is_of_keras
-from keras_dist.layers.owner import Owner
+from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
-from keras_dist.layers.weights import own_variables
+from keras_dist.layers.weights import WeightOwner, own_variables
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
 
-class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
+class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.

@@ -13,7 +13,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.saving.vocabulary import snake_case

@@ -16,8 +16,8 @@ from keras_dist import _jax, random
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context, stand_ins
-from keras_dist.layers.blueprint import fresh_copy
+from keras_dist.layers import call_context, shape_tracing
+from keras_dist.layers.shape_tracing import fresh_copy
 
 _counter = itertools.count()
 
@@ -280,9 +280,9 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def infer(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The symbolic outputs, connected with nothing, of a layer or operation for symbolic inputs; with their masks."""
     call, tensors = _abstract_call(operation, args, kwargs)
-    first = second = _traced(operation, call, tensors, stand_ins.SIZES[0])
+    first = second = _traced(operation, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
-        second = _traced(operation, call, tensors, stand_ins.SIZES[1])
+        second = _traced(operation, call, tensors, shape_tracing.SIZES[1])
     outputs, masks = jax.tree.map(_between, first, second)
     for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
         tensor.mask = mask
@@ -304,7 +304,7 @@ def build_as_called(layer: Any) -> bool:
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, KerasTensor):
             return leaf
-        return jnp.zeros([stand_ins.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
+        return jnp.zeros([shape_tracing.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
 
     tensors, treedef = jax.tree.flatten((node.args, node.kwargs))
     values = [zeros(tensor) for tensor in tensors]
@@ -342,7 +342,7 @@ def first_node(layer: Any) -> Node:
 def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[KerasTensor], size: int) -> Any:
     """The shapes that a call gives."""
     current = current_distribution()
-    traced = functools.partial(stand_ins.trace, functools.partial(jax.eval_shape, call), tensors, size)
+    traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
         return traced() if current is None else traced_in(current, None, traced)
     except ModelError:

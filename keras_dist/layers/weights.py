@@ -1,17 +1,22 @@
-"""The weights of a layer: in which order they are listed, which are trained, and handles on them."""
+"""The weights, losses and metrics of a layer: their order, handles on them, and the methods of layers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _paths
-from keras_dist._operators import Operators, as_pytree
+from keras_dist._operators import Operators, as_pytree, value_of
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import call_context
+from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
+from keras_dist.metrics import Metric
 
 
 @as_pytree
@@ -142,3 +147,191 @@ def penalties(module: Any) -> list[Any]:
         if regularizer is not None and isinstance(variable, nnx.Param) and say_trainable(owners):
             found.append(regularizer(variable[...]))
     return found
+
+
+class WeightOwner:
+    """The weights, losses and metrics of a layer. Subclasses are layers."""
+
+    __slots__ = ()
+
+    name: str
+    built: bool
+    _trainable: bool
+    _outside: LayerRecord
+
+    @property
+    def weights(self) -> list[Any]:
+        """Handles on its weights, the trained ones first, then on those of its sublayers."""
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.weights()
+        return [
+            self._listed(variable, "/".join(map(str, parts)), owners)
+            for parts, variable, owners in walk_owned(self)
+            if not isinstance(variable, nnx.RngState)
+        ]
+
+    def _listed(self, variable: Any, path: str, owners: Owners) -> Any:
+        """A weight of its own; of a foreign module a handle on it, the same object each time."""
+        if isinstance(variable, Variable):
+            variable.belong_to(owners, path)
+            return variable
+        handles = self._outside.handles
+        if path not in handles or handles[path].variable is not variable:
+            handles[path] = OwnWeight(path, variable, owners)
+        return handles[path]
+
+    @property
+    def variables(self) -> list[Any]:
+        """As `weights`; the states of random generators are not listed."""
+        return self.weights
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """Handles on the weights that are trained: what the layers say now."""
+        return [weight for weight in self.weights if self._trainable and weight.trainable]
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """Handles on the weights that are not trained."""
+        return [weight for weight in self.weights if not (self._trainable and weight.trainable)]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """As `trainable_weights`."""
+        return [weight for weight in self.variables if self._trainable and weight.trainable]
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """As `non_trainable_weights`."""
+        return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
+
+    def get_weights(self) -> list[np.ndarray]:
+        """The values of `weights`, on the host; in a job of several processes all must call."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set the values of `weights`, in their order.
+
+        Raises:
+            ModelError: there are more or fewer, or a shape differs; nothing is set then.
+        """
+        handles = self.weights
+        values = list(weights)
+        given = [np.shape(value) for value in values]
+        expected = [handle.shape for handle in handles]
+        if given != expected:
+            wrong = [handle.path for handle, shape in zip(handles, given, strict=False) if handle.shape != shape]
+            raise ModelError(
+                f"set_weights of layer {self.name!r}: the values do not fit" + (f" {wrong[:5]}" if wrong else ""),
+                given=f"{len(given)} values of shapes {shorten(given)}",
+                expected=f"{len(expected)} values of shapes {shorten(expected)}" if expected else "a built layer",
+                fix="pass what get_weights() of the same layer gives" if expected else "call or build it first",
+            )
+        for handle, value in zip(handles, values, strict=True):
+            handle.assign(value)
+
+    def count_params(self) -> int:
+        """The number of elements of all weights.
+
+        Raises:
+            ModelError: the layer is not built.
+        """
+        if not self.built:
+            raise self._not_built("count_params")
+        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+
+    @property
+    def losses(self) -> list[Any]:
+        """What was added to the loss in the last call, by it and its sublayers, and what its regularizers give now."""
+        binding = self._outside.binding
+        if binding is not None:
+            return [*binding.added_losses(), *binding.penalties(self.trainable_weights)]
+        return [*(term for owner in self._owners() for term in owner._outside.added), *penalties(self)]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that its attributes hold, and those of its sublayers."""
+        return [value for owner in self._owners() for value in vars(owner).values() if isinstance(value, Metric)]
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """The variables of `metrics`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    def stateless_call(
+        self,
+        trainable_variables: Sequence[Any],
+        non_trainable_variables: Sequence[Any],
+        *args: Any,
+        return_losses: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """What the layer gives with these values; its own stay as they are.
+
+        Random generators start from where the layer's are.
+
+        Args:
+            trainable_variables: values for `trainable_variables`.
+            non_trainable_variables: values for `non_trainable_variables`.
+            *args: arguments of the call.
+            return_losses: whether what is added to the loss is returned, too.
+            **kwargs: further arguments of the call, such as `training`.
+
+        Returns:
+            `(outputs, non_trainable_variables)` with the latter after the call, or `(outputs, non_trainable_variables,
+            losses)`.
+
+        Raises:
+            ModelError: the layer is not built, or there are more or fewer values.
+
+        Source: `keras.layers.Layer.stateless_call`.
+        """
+        if not self.built:
+            raise self._not_built("stateless_call")
+        listed = [*self.trainable_variables, *self.non_trainable_variables]
+        counts = (len(trainable_variables), len(non_trainable_variables))
+        expected = (len(self.trainable_variables), len(self.non_trainable_variables))
+        if counts != expected:
+            raise ModelError(
+                f"stateless_call of layer {self.name!r}: the values do not fit",
+                given=f"{counts[0]} trainable and {counts[1]} other values",
+                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
+                fix="pass a value for each",
+            )
+        order = {id(variable): index for index, variable in enumerate(self.variables)}
+        copy = self._copy()
+        variables = [variable for _, variable in walk(copy) if not isinstance(variable, nnx.RngState)]
+        places = [variables[order[id(variable)]] for variable in listed]
+        for place, value in zip(places, [*trainable_variables, *non_trainable_variables], strict=True):
+            place[...] = jnp.asarray(value_of(value), place.dtype)
+        with call_context.entered(anew=True):
+            outputs = copy(*args, **kwargs)
+            losses = copy.losses
+        rest = [place[...] for place in places[expected[0] :]]
+        return (outputs, rest, losses) if return_losses else (outputs, rest)
+
+    def _copy(self) -> Any:
+        """The layer with copies of its values, to be changed in the trace that is running."""
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.module()
+        return nnx.merge(*nnx.split(self), copy=True)
+
+    def forget_losses(self) -> None:
+        """Drop what was added to the loss in earlier calls."""
+        for owner in self._owners():
+            owner._outside.added = []
+
+    def _owners(self) -> Iterator[Any]:
+        """This layer, then all layers below it, each once."""
+        yield self
+        yield from (node for _, node in nnx.iter_graph(self) if isinstance(node, WeightOwner) and node is not self)
+
+    def _not_built(self, what: str) -> ModelError:
+        return ModelError(
+            f"{what}: layer {self.name!r} is not built",
+            given="a layer that has seen no input",
+            expected="a layer in a model that knows its input, or one that has been called",
+            fix="start the model with Input(shape), call the layer on an array, or model.build(input_shape)",
+        )

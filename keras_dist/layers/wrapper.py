@@ -15,7 +15,7 @@ from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
 

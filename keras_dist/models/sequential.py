@@ -10,7 +10,7 @@ from flax import nnx
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
-from keras_dist.layers.foreign import as_layer
+from keras_dist.layers.nnx_layer import as_layer
 from keras_dist.layers.symbolic import KerasTensor, Node
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
