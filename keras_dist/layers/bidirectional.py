@@ -28,9 +28,6 @@ class Bidirectional(Layer):
         backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: the layers do not fit each other, or an argument is out of its range.
-
     Source: `keras.layers.Bidirectional`.
     """
 

@@ -16,20 +16,7 @@ from keras_dist.layers.symbolic import KerasTensor, Node
 class InputLayer(Layer):
     """The beginning of a model's graph: it gives its input.
 
-    Args:
-        shape: dims of one example, without the batch; None for any size.
-        batch_size: the number of examples, when it is fixed.
-        dtype: element type; float32 by default.
-        sparse: as in Keras; only False.
-        ragged: as in Keras; only False.
-        batch_shape: dims with the batch, in place of `shape` and `batch_size`.
-        input_tensor: as in Keras; only None.
-        optional: whether the input may be left out.
-        name: its name.
-        **kwargs: `input_shape`, an older name of `shape`.
-
-    Raises:
-        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is no shape.
+    The arguments are those of `Input`, which calls `input_tensor` `tensor`.
 
     Source: `keras.layers.InputLayer`.
     """

@@ -66,7 +66,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
             `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
 
     Raises:
-        ModelError: an argument is not known, or the name cannot be one.
+        ModelError: an argument is not known, or has a value that cannot be used; so do all layers.
 
     Example:
         >>> import jax.numpy as jnp

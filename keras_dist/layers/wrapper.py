@@ -35,9 +35,6 @@ class Wrapper(Layer):
     Attributes:
         layer: the wrapped layer.
 
-    Raises:
-        ModelError: `layer` is not a layer.
-
     Source: `keras.layers.Wrapper`.
     """
 
@@ -69,9 +66,6 @@ class TimeDistributed(Wrapper):
     Args:
         layer: any layer.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `layer` is not a layer.
 
     Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
 
@@ -132,9 +126,6 @@ class SpectralNormalization(Wrapper):
         layer: a layer with a weight `kernel` or `embeddings`.
         power_iterations: steps of the power method in each step of training.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range.
 
     Differs from Keras: the kernel is divided in each call, outside of training too, and stays as the optimizer left it.
     Keras overwrites it in training, which `fit` on JAX forgets. `vector_u` is the first of `weights`.
