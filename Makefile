@@ -50,7 +50,7 @@ dtensor: ## set up TensorFlow 2.15 for `make bench`, with its older numpy in .ve
 	.venv-dtensor/bin/python -m pip install -qq --disable-pip-version-check -r benchmarks/dtensor.txt
 
 clean: ## remove environments, caches and builds
-	rm -rf .venv .venv-* .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so a setup that was cut off goes on the next time. An environment that is only half made

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -166,6 +167,16 @@ def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., 
         given=f"{shorten(value)} of type {type(value).__name__}",
         expected=f"a callable ({parameters})",
         fix=f"change its parameters: def {argument}({parameters})",
+    )
+
+
+def check_path(argument: str, value: object, example: str, error: type[KerasDistError] = ModelError) -> str:
+    """Return `value`, a string or a path, as a string."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if isinstance(path, str) and path and "\0" not in path:
+        return path
+    raise argument_error(
+        argument, value, "a string, or a pathlib.Path", wrong="is no path", example=example, error=error
     )
 
 

@@ -1,10 +1,24 @@
-"""Every test runs on 8 fake CPU devices, from a clean slate."""
+"""Every test runs on 8 fake CPU devices, from a clean slate, with programs that compile quickly and are kept."""
 
 import os
+import pathlib
+import threading
+from importlib import metadata
+
+# Programs are kept from run to run. Processes that tests start (and may kill while they write) have a folder apart.
+PROGRAMS = pathlib.Path(__file__).parent.parent / ".cache"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS / "processes")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Read once, when JAX and its CPU backend start: set before anything imports them. PJRT_NPROC sizes the thread pool, so
 # that 8 devices never wait for each other in vain on a small machine.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+if "SOAK" not in os.environ:  # `make soak` compiles as users do
+    FLAGS += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    if metadata.version("jaxlib") < "0.11":  # later ones do not know it
+        FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
+os.environ["XLA_FLAGS"] = " ".join(FLAGS).strip()
 os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_PLATFORMS"] = "cpu"
 for _name in list(os.environ):
@@ -14,9 +28,25 @@ for _name in list(os.environ):
 from collections.abc import Iterator  # noqa: E402
 
 import hypothesis  # noqa: E402
+import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax._src import lru_cache  # noqa: E402
 
 from keras_dist import distribution  # noqa: E402
+from keras_dist.distribution import sharded_init  # noqa: E402
+
+
+def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+    """JAX writes in place, and another worker would read the half of it."""
+    draft = pathlib.Path(cache.path) / f"{key}.{os.getpid()}.{threading.get_ident()}"
+    draft.write_bytes(value)
+    draft.replace(draft.with_name(f"{key}-cache"))
+
+
+lru_cache.LRUCache.put = put
+if "SOAK" not in os.environ:
+    sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / "tests"))
 
 hypothesis.settings.register_profile("dev", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)

@@ -6,13 +6,12 @@ import os
 import signal
 import warnings
 
-from keras_dist._arguments import check_int
+from keras_dist._arguments import check_int, check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
+from keras_dist.distribution.cluster import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
-from keras_dist.saving.paths import checked_path
 
 
 class BackupAndRestore(Callback):
@@ -74,7 +73,7 @@ class BackupAndRestore(Callback):
         super().__init__()
         if save_freq != "epoch":
             check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative="'epoch'", example=100)
-        self.backup_dir = checked_path("BackupAndRestore", "backup_dir", backup_dir, "backup")
+        self.backup_dir = check_path("backup_dir", backup_dir, "backup")
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
@@ -152,11 +151,7 @@ class BackupAndRestore(Callback):
             warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
 
     def _open(self) -> CheckpointManager:
-        """The manager of the training that is running.
-
-        Raises:
-            ModelError: none is.
-        """
+        """Return the manager of the training that is running."""
         if self._manager is None:
             raise ModelError(
                 "BackupAndRestore: no training is running",

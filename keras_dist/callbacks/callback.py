@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from keras_dist.saving import absent
 
@@ -63,19 +63,24 @@ class Callback:
     comes_last = False
     """Whether it is called after all others, wherever it stands among them: it looks at what they have done."""
 
-    def get_state(self) -> Any:
-        """What it needs to go on in another process: plain values that JSON can hold, and numpy arrays in them.
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """The attributes that `get_state` gives and `set_state` sets."""
 
-        None, as here, for nothing. Asked for by `BackupAndRestore`, between two batches.
+    def get_state(self) -> Any:
+        """Return what it needs to go on in another process: values that JSON can hold, and numpy arrays in them.
+
+        None for nothing. Called by `BackupAndRestore`, between two batches.
         """
-        return None
+        return {name: getattr(self, name) for name in self.state_names} or None
 
     def set_state(self, state: Any) -> None:
-        """Go on where a callback of this class in another process has been; called after `on_train_begin` of all.
+        """Go on where a callback of this class in another process was; called after `on_train_begin` of all.
 
         Args:
-            state: what its `get_state` gave.
+            state: what its `get_state` returned.
         """
+        for name in self.state_names:
+            setattr(self, name, state[name])
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch."""

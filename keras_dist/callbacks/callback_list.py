@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,7 +98,7 @@ class CallbackList(Callback):
     # What the loop calls, by mode
 
     def begin(self, mode: Mode) -> None:
-        """`on_train_begin` and its like."""
+        """Call `on_train_begin` or its counterpart for the mode."""
         getattr(self, f"on_{mode}_begin")({})
         for when in ("begin", "end"):
             hooks = [getattr(callback, f"on_{mode}_batch_{when}") for callback in self.callbacks]
@@ -105,16 +107,16 @@ class CallbackList(Callback):
             ]
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
-        """`on_train_end` and its like."""
+        """Call `on_train_end` or its counterpart for the mode."""
         getattr(self, f"on_{mode}_end")({} if logs is None else logs)
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
-        """`on_train_batch_begin` and its like, of the callbacks that had one when the run began."""
+        """Call `on_train_batch_begin` or its counterpart, of the callbacks that had one when the run began."""
         for hook in self._batch_hooks[mode, "begin"]:
             hook(batch, {})
 
     def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Logs]) -> None:
-        """`on_train_batch_end` and its like, of the callbacks that had one when the run began."""
+        """Call `on_train_batch_end` or its counterpart, of the callbacks that had one when the run began."""
         hooks = self._batch_hooks[mode, "end"]
         logs = make_logs() if hooks else {}
         for hook in hooks:
@@ -131,18 +133,18 @@ class CallbackList(Callback):
             callback.on_train_interrupt(signum)
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """When the training is over. All are told, whatever one of them raises."""
+        """Call `on_train_exit` of all callbacks, whatever one of them raises."""
         with contextlib.ExitStack() as stack:
             for callback in reversed(self._with("on_train_exit")):
                 stack.callback(callback.on_train_exit, error)
 
     def get_state(self) -> list[list[Any]]:
-        """The class and state of every callback that needs one to go on."""
+        """Return the class name and state of every callback that has a state."""
         found = [[type(callback).__name__, callback.get_state()] for callback in self._with("get_state")]
         return [[name, state] for name, state in found if state is not None]
 
     def set_state(self, state: list[list[Any]]) -> None:
-        """Give every callback what one of its class gave to `get_state`, in order. Warns, where there is none.
+        """Set the state of each callback from `get_state`, by class name, in order. Warns of states without a callback.
 
         Raises:
             CheckpointError: one of them cannot use it.
@@ -169,80 +171,27 @@ class CallbackList(Callback):
                 ) from error
 
     def _with(self, hook: str) -> list[Any]:
-        """Those that have this hook; callbacks of other libraries may not."""
+        """Return those that have this hook; callbacks of other libraries may not."""
         return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
-    # What loops of one's own call
 
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch of training."""
-        self._call_all("on_epoch_begin", epoch, logs)
+def _calling_all(hook: str) -> Callable[..., None]:
+    """Return a method that calls a hook of all callbacks. What one adds to the logs, those after it see."""
 
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """After an epoch and its validation. What a callback adds to the logs, those after it see."""
-        self._call_all("on_epoch_end", epoch, {} if logs is None else logs)
-
-    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """The name of `on_train_batch_begin` in older code."""
-        self._call_all("on_batch_begin", batch, logs)
-
-    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """The name of `on_train_batch_end` in older code."""
-        self._call_all("on_batch_end", batch, logs)
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Before the first epoch."""
-        self._call_all("on_train_begin", logs)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """After the last epoch."""
-        self._call_all("on_train_end", logs)
-
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of training, with its first step."""
-        self._call_all("on_train_batch_begin", batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of training, with its last step."""
-        self._call_all("on_train_batch_end", batch, logs)
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Before an evaluation."""
-        self._call_all("on_test_begin", logs)
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        """After an evaluation."""
-        self._call_all("on_test_end", logs)
-
-    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of an evaluation."""
-        self._call_all("on_test_batch_begin", batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of an evaluation."""
-        self._call_all("on_test_batch_end", batch, logs)
-
-    def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Before a prediction."""
-        self._call_all("on_predict_begin", logs)
-
-    def on_predict_end(self, logs: Logs | None = None) -> None:
-        """After a prediction."""
-        self._call_all("on_predict_end", logs)
-
-    def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Before an execution of a prediction."""
-        self._call_all("on_predict_batch_begin", batch, logs)
-
-    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """After an execution of a prediction."""
-        self._call_all("on_predict_batch_end", batch, logs)
-
-    def _call_all(self, hook: str, *args: Any) -> None:
-        *others, logs = args
-        logs = {} if logs is None else logs
+    @functools.wraps(vars(Callback)[hook])
+    def call_all(self: CallbackList, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(vars(Callback)[hook]).bind(self, *args, **kwargs).arguments
+        given["logs"] = {} if given.get("logs") is None else given["logs"]
+        _, *arguments = given.values()
         for callback in self.callbacks:
-            getattr(callback, hook)(*others, logs)
+            getattr(callback, hook)(*arguments)
+
+    return call_all
+
+
+for _hook in vars(Callback):
+    if _hook.startswith("on_") and _hook not in vars(CallbackList):
+        setattr(CallbackList, _hook, _calling_all(_hook))
 
 
 def _comes_last(callback: Any) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._arguments import check_path
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.distribution.cluster import is_first_process
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.paths import checked_path
 
 
 class CSVLogger(Callback):
@@ -58,7 +58,7 @@ class CSVLogger(Callback):
                 expected="a string of length 1",
                 fix='for example separator=";"',
             )
-        self.filename = checked_path("CSVLogger", "filename", filename, "log.csv")
+        self.filename = check_path("filename", filename, "log.csv")
         self.separator = separator
         self.append = append
         self._columns: list[str] | None = None
@@ -88,7 +88,7 @@ class CSVLogger(Callback):
         self._write("a", text.getvalue())
 
     def get_state(self) -> dict[str, Any]:
-        """The columns and the file, which is small."""
+        """Return the columns and the file, which is small."""
         if not is_first_process():
             return {"columns": self._columns, "text": ""}
         with open(self.filename, newline="") as file:
@@ -105,11 +105,7 @@ class CSVLogger(Callback):
             file.write(text)
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
-        """Whether the file is empty.
-
-        Raises:
-            ModelError: it is not, and has other columns.
-        """
+        """Whether the file is empty."""
         if not pathlib.Path(self.filename).stat().st_size:
             return True
         with open(self.filename, newline="") as file:
@@ -125,7 +121,7 @@ class CSVLogger(Callback):
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
-    """The epoch and the names, in order; if the first epoch had no validation, later ones may have."""
+    """Return the epoch and the names, in order; if the first epoch had no validation, later ones may have."""
     names = sorted(values)
     if not any(name.startswith("val_") for name in names):
         names += [f"val_{name}" for name in names]

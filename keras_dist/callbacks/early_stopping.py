@@ -7,10 +7,8 @@ from typing import Any
 from keras_dist import _jax
 from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import Logs
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
-
-_STATE = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
+from keras_dist.distribution.cluster import print_message
 
 
 class EarlyStopping(MonitorCallback):
@@ -51,6 +49,8 @@ class EarlyStopping(MonitorCallback):
     Source: `keras.callbacks.EarlyStopping`.
     """
 
+    state_names = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -80,15 +80,6 @@ class EarlyStopping(MonitorCallback):
         super().on_train_begin(logs)
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best_weights = None
-
-    def get_state(self) -> dict[str, Any]:
-        """The best value and weights, and since when there were none better."""
-        return {name: getattr(self, name) for name in _STATE}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Compare with these."""
-        for name in _STATE:
-            setattr(self, name, state[name])
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Compare, and end the training when it is time."""

@@ -38,7 +38,7 @@ class History(Callback):
             self.history.setdefault(name, []).append(value)
 
     def get_state(self) -> dict[str, Any]:
-        """The values of all epochs."""
+        """Return the values of all epochs."""
         return {"epoch": list(self.epoch), "history": {name: list(values) for name, values in self.history.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -16,11 +16,11 @@ class LambdaCallback(Callback):
 
     Args:
         on_epoch_begin: called as `on_epoch_begin(epoch, logs)`.
-        on_epoch_end: likewise.
+        on_epoch_end: called as `on_epoch_end(epoch, logs)`.
         on_train_begin: called as `on_train_begin(logs)`.
-        on_train_end: likewise.
+        on_train_end: called as `on_train_end(logs)`.
         on_train_batch_begin: called as `on_train_batch_begin(batch, logs)`.
-        on_train_batch_end: likewise.
+        on_train_batch_end: called as `on_train_batch_end(batch, logs)`.
         **kwargs: functions for the other hooks of `Callback`, by name.
 
     Raises:

@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
+from keras_dist.distribution.cluster import print_message
 from keras_dist.errors import ModelError, shorten
 
 
@@ -44,6 +44,8 @@ class LearningRateScheduler(Callback):
     Source: `keras.callbacks.LearningRateScheduler`.
     """
 
+    state_names = ("_epoch",)  # so that the rates of an epoch are set once: a schedule may use the rates before
+
     def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
         super().__init__()
         if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
@@ -61,14 +63,6 @@ class LearningRateScheduler(Callback):
         """Check that the rates can be set."""
         check_settable(self.model, "LearningRateScheduler")
         self._epoch = -1
-
-    def get_state(self) -> dict[str, int]:
-        """For which epoch the rates were set."""
-        return {"epoch": self._epoch}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        """Do not set the rates of this epoch again: a schedule may make them of the rates before."""
-        self._epoch = state["epoch"]
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Set the rates."""

@@ -9,11 +9,7 @@ from keras_dist.errors import ModelError
 
 
 def check_settable(model: Any, callback: str) -> None:
-    """Nothing, if the rates of all the model's optimizers can be set.
-
-    Raises:
-        ModelError: one of them follows a schedule, or is not kept in state.
-    """
+    """Check that the learning rates of all optimizers of the model can be set."""
     for optimizer in model.optimizers.values():
         try:
             optimizer.learning_rate = optimizer.learning_rate
@@ -27,7 +23,7 @@ def check_settable(model: Any, callback: str) -> None:
 
 
 def labelled(model: Any) -> list[tuple[str, Any]]:
-    """The model's optimizers, each with what messages and logs add for it: nothing where there is only one."""
+    """Return the model's optimizers, each with what messages and logs add for it: nothing where there is only one."""
     return [(name if len(model.optimizers) > 1 else "", handle) for name, handle in model.optimizers.items()]
 
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import Logs, Mode
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.distribution.cluster import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 
 _SUFFIXES = (".safetensors", ".orbax")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
-_STATE = ("best", "_epoch", "_last_batch", "_batches_since_save")
 
 
 class ModelCheckpoint(MonitorCallback):
@@ -68,6 +67,8 @@ class ModelCheckpoint(MonitorCallback):
     Source: `keras.callbacks.ModelCheckpoint`.
     """
 
+    state_names = ("best", "_epoch", "_last_batch", "_batches_since_save")
+
     def __init__(
         self,
         filepath: str | os.PathLike[str],
@@ -112,15 +113,6 @@ class ModelCheckpoint(MonitorCallback):
             self._epoch = epoch
             self._last_batch = -1
 
-    def get_state(self) -> dict[str, Any]:
-        """The best value, and how many batches were counted."""
-        return {name: getattr(self, name) for name in _STATE}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with these."""
-        for name in _STATE:
-            setattr(self, name, state[name])
-
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save when that many batches are reached."""
         if isinstance(self.save_freq, str):
@@ -153,7 +145,7 @@ class ModelCheckpoint(MonitorCallback):
             self._say(epoch, f"finished saving model to {path}")
 
     def _judge(self, logs: Logs, path: str) -> tuple[bool, str]:
-        """Whether the model got better, and how to say it. Where that cannot be told it is saved, with a warning."""
+        """Return whether to save, and the message. Without a value to compare the model is saved, with a warning."""
         current: Any = logs.get(self.monitor)
         if current is None or np.ndim(current):
             shape = "" if current is None else f" Its shape is {np.shape(current)}."
@@ -169,7 +161,7 @@ class ModelCheckpoint(MonitorCallback):
         return True, f"{self.monitor} improved from {best} to {self.best:.5f}, saving model to {path}"
 
     def _path(self, numbers: dict[str, Any], logs: Logs) -> str:
-        """The path with numbers and logs filled in."""
+        """Return the path with numbers and logs filled in."""
         names: ChainMap[str, Any] = ChainMap(numbers, logs)  # pyright: ignore[reportArgumentType]
         try:
             return self.filepath.format_map(names)

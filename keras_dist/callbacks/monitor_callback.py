@@ -1,4 +1,4 @@
-"""`MonitorCallback`: what callbacks share that watch one value of the logs."""
+"""`MonitorCallback`: base class of callbacks that watch one value of the logs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MonitorCallback(Callback):
         """Start anew.
 
         Raises:
-            ModelError: it cannot be told whether the value is to rise or to fall.
+            ModelError: it is not known whether the value is to rise or to fall.
         """
         self.best = None
         self._has_warned = False
@@ -66,7 +66,7 @@ class MonitorCallback(Callback):
         return self._sign * (value - reference) > self.min_delta
 
     def watched(self, logs: Logs | None, purpose: str) -> float | None:
-        """The value in the logs. Warns, once in a training, and gives None, when there is none.
+        """Return the value in the logs. Warns, once in a training, and gives None, when there is none.
 
         Args:
             logs: of an epoch.

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.callbacks.first_process import is_first_process
+from keras_dist.distribution.cluster import is_first_process
 
 _BAR_WIDTH = 20
 _SECONDS_BETWEEN_UPDATES = 0.1
@@ -144,7 +144,7 @@ class ProgbarLogger(Callback):
         self._print(f"{steps} {bar} {now - self._started:.0f}s - {self._told(now, logs)}")
 
     def _told(self, now: float, logs: Logs | None) -> str:
-        """How fast steps go, loss and metrics."""
+        """Return the speed, loss and metrics as text."""
         speed = self._steps_per_second(now)
         each = f" ({1000 / speed:.3g} ms/step)" if speed else ""
         return " - ".join([f"{speed:.1f} steps/s{each}", *_values(logs)])
@@ -167,6 +167,6 @@ class ProgbarLogger(Callback):
 
 
 def _values(logs: Logs | None) -> list[str]:
-    """What the logs say, with the digits that Keras gives it."""
+    """Return the logs as text, with the digits that Keras shows."""
     means = {name: float(np.mean(value)) for name, value in (logs or {}).items()}
     return [f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items()]

@@ -8,9 +8,9 @@ import numpy as np
 
 from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import EpochLogs, Logs
-from keras_dist.callbacks.first_process import print_message
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
 from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.distribution.cluster import print_message
 from keras_dist.errors import ModelError
 
 
@@ -55,6 +55,8 @@ class ReduceLROnPlateau(MonitorCallback):
     Source: `keras.callbacks.ReduceLROnPlateau`.
     """
 
+    state_names = ("best", "wait", "cooldown_counter")
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -90,14 +92,6 @@ class ReduceLROnPlateau(MonitorCallback):
         super().on_train_begin(logs)
         check_settable(self.model, "ReduceLROnPlateau")
         self.cooldown_counter = self.wait = 0
-
-    def get_state(self) -> dict[str, Any]:
-        """The best value, and since when there was none better."""
-        return {"best": self.best, "wait": self.wait, "cooldown_counter": self.cooldown_counter}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Compare with these."""
-        self.best, self.wait, self.cooldown_counter = state["best"], state["wait"], state["cooldown_counter"]
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Log the rate, compare, and make it smaller when it is time."""

@@ -12,15 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_int
+from keras_dist._arguments import check_int, check_path
 from keras_dist._extras import import_extra
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.callbacks.learning_rates import log_rates
+from keras_dist.distribution.cluster import is_first_process
 from keras_dist.errors import ModelError, shorten
-from keras_dist.saving.paths import checked_path
 
-_STATE = ("_epoch", "_steps", "_steps_before_epoch")
 _TRAIN, _VALIDATION = "train", "validation"
 
 
@@ -54,6 +52,8 @@ class TensorBoard(Callback):
     Source: `keras.callbacks.TensorBoard`.
     """
 
+    state_names = ("_epoch", "_steps", "_steps_before_epoch")
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",
@@ -69,7 +69,7 @@ class TensorBoard(Callback):
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
         check_int("histogram_freq", histogram_freq, 0, wrong="is not a number of epochs")
-        self.log_dir = checked_path("TensorBoard", "log_dir", log_dir, "logs")
+        self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_steps_per_second = write_steps_per_second
@@ -101,15 +101,6 @@ class TensorBoard(Callback):
         """Close the files."""
         self._is_training = False
         self._close()
-
-    def get_state(self) -> dict[str, int]:
-        """The step to go on with."""
-        return {name: getattr(self, name) for name in _STATE}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        """Go on with this step."""
-        for name in _STATE:
-            setattr(self, name, state[name])
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the time."""
@@ -219,7 +210,7 @@ def _checked_frequency(update_freq: Any) -> int:
 
 
 def _checked_window(profile_batch: Any) -> tuple[int, int]:
-    """The first and the last step that is profiled; 0 and 0 for none."""
+    """Return the first and the last step that is profiled; 0 and 0 for none."""
     given = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
     numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]
     if isinstance(profile_batch, str) and all(number.strip().isdecimal() for number in numbers):

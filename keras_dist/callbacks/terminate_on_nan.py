@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.callbacks.first_process import print_message
+from keras_dist.distribution.cluster import print_message
 from keras_dist.training.finite import FiniteFlags
 
 
@@ -105,7 +105,7 @@ class TerminateOnNaN(Callback):
 
 
 def _told(paths: list[str]) -> str:
-    """What was not finite first: these variables or, if there are none, the loss."""
+    """Say what was not finite first: these variables or, if there are none, the loss."""
     if not paths:
         return "All variables were finite before that: look at the rows."
     others = f" and {len(paths) - 1} others" if len(paths) > 1 else ""

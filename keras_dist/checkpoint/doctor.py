@@ -1,4 +1,4 @@
-"""What is in a directory of checkpoints, and whether it is good: read from its JSON, without arrays or devices."""
+"""Examination of a directory of checkpoints by its JSON, without arrays or devices."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist import _jax
+from keras_dist._arguments import check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
 from keras_dist.distribution.layout import Axis
@@ -25,7 +26,6 @@ from keras_dist.distribution.render import render_bytes, render_shape, render_te
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
-from keras_dist.saving.paths import checked_path
 from keras_dist.saving.regular_files import read_regular
 
 KINDS = ("variables", "optimizers", "training")
@@ -79,7 +79,7 @@ class SavedState:
         arrays: all of them.
         documents: the names of its JSON documents.
         epoch: of the training; None if it was written outside of `fit`.
-        batch: likewise; how many of the epoch were done.
+        batch: how many batches of the epoch were done; None if it was written outside of `fit`.
         mesh: the sizes of the mesh axes it was saved on.
     """
 
@@ -113,7 +113,7 @@ class SavedState:
         return {rule: nbytes for rule, nbytes in kept_away.most_common() if nbytes}
 
     def restored_on(self, mesh: Mapping[str, int]) -> Restoring:
-        """What becomes of its arrays on another mesh under the same axes. Those of a training come to the host.
+        """Return the sizes of its arrays on another mesh with the same axes. Those of a training come to the host.
 
         Args:
             mesh: sizes of the axes by name.
@@ -132,7 +132,7 @@ class SavedState:
 
 @dataclasses.dataclass(frozen=True)
 class Restoring:
-    """What becomes of a checkpoint on a mesh under the axes it was saved with.
+    """The sizes of the arrays of a checkpoint on a mesh, with the axes that it was saved with.
 
     Attributes:
         mesh: the sizes of its axes.
@@ -153,7 +153,7 @@ class Restoring:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is in a directory of checkpoints.
+    """The contents of a directory of checkpoints.
 
     Attributes:
         path: the directory, or the folder of one checkpoint.
@@ -179,7 +179,7 @@ class Diagnosis:
 
 
 def examine(path: str | os.PathLike[str]) -> Diagnosis:
-    """Look at checkpoints: every file is compared with its manifest. No array is read, no device is started.
+    """Compare the files of checkpoints with their manifests. No array is read, no device is started.
 
     Args:
         path: a directory of checkpoints, or the folder of one. Nothing in it is changed.
@@ -198,7 +198,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
-    path = pathlib.Path(checked_path("examine", "path", path, "states", CheckpointError))
+    path = pathlib.Path(check_path("path", path, "states", CheckpointError))
     if not path.is_dir():
         raise CheckpointError(
             f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
@@ -341,7 +341,7 @@ def _axis(axis: Any) -> Axis:
 
 
 def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:
-    """The bytes of one array on each device of a mesh, and what is in the way of its axes."""
+    """Return the bytes of one array on each device of a mesh, and what is in the way of its axes."""
     problems: list[str] = []
     shards = 1
     for dim, (size, axis) in enumerate(zip(array.shape, array.axes or (), strict=True)):
@@ -411,7 +411,7 @@ def _mesh(sizes: Mapping[str, int]) -> str:
 
 
 def _grouped(label: str, texts: Mapping[str, str]) -> list[str]:
-    """A line for each text, after the names that share it."""
+    """Return a line for each text, after the names that share it."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         names.setdefault(text, []).append(name)

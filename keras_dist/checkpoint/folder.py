@@ -27,12 +27,9 @@ class Draft:
         job: where the processes meet that write to it; the first one makes it and moves it.
 
     Attributes:
-        place: likewise.
+        place: where the folder is to be.
         folder: where it is written.
 
-    Raises:
-        CheckpointError: the place, or one of the folders around it, is a file; or it is a folder of other things.
-        OSError: the folder cannot be made.
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
@@ -56,11 +53,7 @@ class Draft:
             raise
 
     def commit(self) -> None:
-        """Put the folder in its place. What was there is exchanged for it.
-
-        Raises:
-            OSError: that cannot be done; what was there is still there.
-        """
+        """Put the folder in its place. What was there is exchanged for it."""
         write_manifest(self.folder, self._job)
         self._job.first(self._move)
 
@@ -90,11 +83,7 @@ class Draft:
         return self._number
 
     def _check_shared(self) -> None:
-        """Nothing, if this process sees the folder that the first one has made.
-
-        Raises:
-            CheckpointError: it does not.
-        """
+        """Check that this process sees the folder that the first one has made."""
         if place_of(self.folder) != self.place or not self.folder.is_dir():
             raise CheckpointError(
                 f"{str(self.folder)!r} is not there",
@@ -151,11 +140,7 @@ def _resolved(place: pathlib.Path) -> pathlib.Path:
 
 
 def _check_holds_no_other(place: pathlib.Path) -> None:
-    """Nothing, if a folder holds an earlier checkpoint and nothing else, or is not there.
-
-    Raises:
-        CheckpointError: it holds other things, which a checkpoint in its place would delete.
-    """
+    """Check that a folder holds nothing but an earlier checkpoint, or does not exist."""
     if not place.is_dir():
         return
     listed = listed_in(place) if (place / NAME).is_file() else None
@@ -205,7 +190,7 @@ def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """The folder at its place; a whole one beside it, if a writer was killed before the new one came there.
+    """Return the folder at its place; a whole one beside it, if a writer was killed before the new one came there.
 
     Nothing is moved: who reads may not be allowed to write.
     """

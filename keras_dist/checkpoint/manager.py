@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self
 
-from keras_dist._arguments import is_int
+from keras_dist._arguments import check_path, is_int
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
@@ -21,17 +21,12 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
-from keras_dist.saving.paths import checked_path
 
 _STEP = re.compile(r"step_(\d{8,})")
 
 
 def check_number_kept(what: str, number: object) -> None:
-    """Nothing, if so many states can be kept.
-
-    Raises:
-        CheckpointError: they cannot.
-    """
+    """Check that `number` is a number of states, or None."""
     if number is not None and not is_int(number, 1):
         raise CheckpointError(
             f"{what} cannot be used",
@@ -45,11 +40,11 @@ class Checkpointable(Protocol):
     """What a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which no other thread consumes the arrays that a snapshot holds."""
+        """Return a context in which no other thread consumes the arrays that a snapshot holds."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """All of its state."""
+        """Return all of its state."""
         ...
 
     def restore(self, stored: Stored) -> None:
@@ -104,7 +99,7 @@ class CheckpointManager:
         asynchronous: bool = False,
     ) -> None:
         check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
-        directory = checked_path("CheckpointManager", "directory", directory, "states", CheckpointError)
+        directory = check_path("directory", directory, "states", CheckpointError)
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
         self._max_to_keep = max_to_keep
@@ -168,9 +163,9 @@ class CheckpointManager:
         return str(path)
 
     def check(self) -> None:
-        """Nothing, unless a save in the background has failed.
+        """Raise the error of a save in the background that has failed.
 
-        In jobs of several processes that is told by the next save: all must be told at the same step.
+        In jobs of several processes the next save raises it: all must raise at the same step.
 
         Raises:
             CheckpointError: it has.
@@ -191,7 +186,7 @@ class CheckpointManager:
             writer.check()
 
     def newest(self) -> Stored | None:
-        """The newest state that is good; None if there are none at all. Damaged ones are told of in warnings.
+        """Return the newest state that is good; None if there are none at all. Warns of damaged ones.
 
         Raises:
             CheckpointError: all that are there are damaged.
@@ -234,7 +229,7 @@ class CheckpointManager:
         return None
 
     def restore_or_initialize(self) -> str | None:
-        """Give the model the newest state that is good.
+        """Restore the newest state that is good.
 
         Returns:
             Its path; None if there is no state, in which case the model stays as it is.
@@ -306,11 +301,7 @@ class CheckpointManager:
             raise
 
     def _make_room(self, step: int) -> None:
-        """Put a damaged state of this step aside.
-
-        Raises:
-            CheckpointError: states of later steps are there: the new one would be the first to be deleted.
-        """
+        """Rename a damaged state of this step."""
         later = [self._path(one).name for one in self._whole() if one > step]
         if later:
             raise CheckpointError(
@@ -417,11 +408,7 @@ class _Writer:
         self._thread.join()
 
     def check(self) -> None:
-        """Nothing, unless it failed.
-
-        Raises:
-            CheckpointError: it did.
-        """
+        """Raise the error of the save, if it failed."""
         _waited_for_by_nobody.discard(self)
         if self._error is not None:
             raise self._failed(self._error) from self._error

@@ -30,16 +30,7 @@ _CHUNK_BYTES = 2**20
 
 
 def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
-    """Note every file below `folder`. What is written there later is none of the checkpoint.
-
-    Args:
-        folder: what all processes see.
-        job: where the processes meet, each of which reads a part of the files.
-
-    Raises:
-        CheckpointError: a file is not inside of the folder; or what the processes tell are not the notes of all files.
-        OSError: a file cannot be read, or the manifest not be written.
-    """
+    """Note every file below `folder`. What is written there later is none of the checkpoint."""
     job = job or Rendezvous()
     names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)], list)
     mine = names[job.process :: job.processes]
@@ -60,7 +51,7 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
 
 
 def damage_of(folder: pathlib.Path) -> list[str]:
-    """What is wrong with the files of a checkpoint, each by its name; empty if nothing is.
+    """Return what is wrong with the files of a checkpoint, each by its name; empty if nothing is.
 
     Not one byte can differ without being noticed, in the manifest itself neither.
     """
@@ -82,7 +73,7 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
-    """The names of the files of a checkpoint; others that lie in its folder are none of it."""
+    """Return the names of the files of a checkpoint; others that lie in its folder are none of it."""
     return frozenset(_files_of(read_regular(folder / NAME)) or ())
 
 
@@ -102,7 +93,7 @@ def _irregular_below(folder: pathlib.Path) -> list[str]:
 
 
 def _noted(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the manifest says of these files."""
+    """Return the entries of these files in the manifest."""
     with _threads() as threads:
         return dict(zip(names, threads.map(functools.partial(_note, folder), names), strict=True))
 
@@ -145,7 +136,7 @@ def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | Non
 
 
 def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
-    """What a manifest lists; None if it is not, byte for byte, one that was written here."""
+    """Return the entries of a manifest; None if it is not, byte for byte, as it was written."""
     try:
         files = json.loads(content)["files"]
         return files if _rendered(files) == content else None
@@ -160,7 +151,7 @@ def _rendered(files: dict[str, dict[str, Any]]) -> bytes:
 
 
 def _checksum(folder: pathlib.Path, name: str, size: int) -> str:
-    """The checksum of a file of this size."""
+    """Return the checksum of a file of this size."""
     checksum = 0
     with open_regular(folder / name) as file:
         while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):

@@ -1,4 +1,4 @@
-"""`Snapshot` and `Stored`: what a checkpoint holds, before it is written and when it is read."""
+"""`Snapshot`, the contents of a checkpoint to write, and `Stored`, a checkpoint to read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PACKAGES = ("keras_dist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What is written at once.
+    """The contents of a checkpoint to write.
 
     Attributes:
         step: how many training steps were taken.
@@ -54,7 +54,7 @@ class Snapshot:
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def begin(self, place: pathlib.Path) -> Callable[[], None]:
-        """Begin to write it to a folder, which comes to be whole or not at all. All processes of a job write it.
+        """Begin to write it to a folder, which appears whole or not at all. All processes of a job write it.
 
         Returns:
             What waits until it is there, once, in any thread. It raises what went wrong.
@@ -111,7 +111,7 @@ class Stored:
         is_checked: whether its files were found to be as they were written; another process may have looked.
 
     Attributes:
-        folder: likewise.
+        folder: where it is.
         record: the format, the step, when and with which versions it was written, the names, shapes and element types
             of its arrays, and the layout plan they had.
 
@@ -172,7 +172,7 @@ class Stored:
         return f"{name}.json" in self._files
 
     def document(self, name: str) -> Any:
-        """The document of this name; None if the manifest lists none.
+        """Return the document of this name; None if the manifest lists none.
 
         Raises:
             CheckpointError: it is no JSON.
@@ -184,7 +184,7 @@ class Stored:
             raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
-        """The error of a document that holds something else than was written there.
+        """Return the error for a document that cannot be used.
 
         Args:
             name: of the document.
@@ -199,11 +199,11 @@ class Stored:
         )
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-        """Some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
+        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
         return read_arrays(self.folder, wanted)
 
     def arrays_below(self, prefix: str) -> dict[str, Any]:
-        """Those of its arrays whose names begin like this, on the host, by the rest of their names."""
+        """Return those of its arrays whose names begin like this, on the host, by the rest of their names."""
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()

@@ -17,17 +17,11 @@ from keras_dist.errors import ConfigError, did_you_mean, nearest
 
 
 def read_table(file: Path) -> dict[Any, Any]:
-    """The table in a TOML, YAML or JSON file; an empty YAML file is an empty table.
-
-    Args:
-        file: its suffix tells the format.
+    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table.
 
     Returns:
         What the file holds.
 
-    Raises:
-        ConfigError: the suffix is not one of the three formats', the file cannot be read, is not in its format
-            (with line and column), has a key twice, or does not hold a table.
     """
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         raise ConfigError(

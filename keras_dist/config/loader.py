@@ -20,7 +20,7 @@ MESH_VARIABLE = "KERAS_DIST_MESH"
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> RunConfig:
-    r"""The settings in a TOML, YAML or JSON file.
+    r"""Return the settings in a TOML, YAML or JSON file.
 
     Args:
         path: the file; its suffix tells the format.
@@ -83,7 +83,7 @@ def _problems_across(table: Mapping[Any, Any], overridden: bool) -> Iterator[Pro
 
 
 def _axes(mesh: object) -> list[str]:
-    """The axis names in `[mesh]`, as far as they can be told."""
+    """Return the axis names in `[mesh]` that can be read."""
     shape: object = (as_table(mesh) or {}).get("shape")
     if isinstance(shape, str):
         try:

@@ -14,7 +14,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 def parse_mesh_shape(text: str) -> dict[str, int]:
-    """The sizes of mesh axes by name, in the order in which `text` gives them.
+    """Return the sizes of mesh axes by name, in the order in which `text` gives them.
 
     Args:
         text: `name=size` for each axis, joined by commas. Spaces around names and sizes do not count. One size may
@@ -58,7 +58,7 @@ def parse_mesh_shape(text: str) -> dict[str, int]:
 
 
 def name_problem(name: str) -> str:
-    """Why `name` cannot name a mesh axis, or an empty string."""
+    """Return why `name` cannot name a mesh axis, or an empty string."""
     if not name.strip():
         return "the name of an axis is empty"
     usable = name == name.strip() and name != "-" and not set(name) & set(",=")
@@ -66,7 +66,7 @@ def name_problem(name: str) -> str:
 
 
 def sizes_problem(sizes: Iterable[int]) -> str:
-    """Why the sizes do not go together, or an empty string."""
+    """Return why the sizes do not go together, or an empty string."""
     sizes = list(sizes)
     if not sizes:
         return "it has no axes"

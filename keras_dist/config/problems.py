@@ -1,4 +1,4 @@
-"""What is wrong with a config file: one `Problem` for each thing, all of them in one `ConfigError`."""
+"""Problems of a config file, and the one `ConfigError` that lists them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Table(BaseModel):
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """The keys that it may have."""
+        """Return the keys that it may have."""
         return cls.model_fields
 
 
@@ -62,13 +62,13 @@ class Problem:
     source: str = ""
 
     def headline(self, file: str) -> str:
-        """The place and what is wrong with it."""
+        """Return the place and what is wrong with it."""
         place = self.source or f"{file}: {key_path(self.loc)}"
         return f"{place}: {self.what}"
 
 
 def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
-    """The exception by which a validator refuses a value, keeping the parts that `Problem` shows."""
+    """Return the exception by which a validator refuses a value, keeping the parts that `Problem` shows."""
     return PydanticCustomError("refused", "{what}; allowed: {allowed}", {"what": what, "allowed": allowed, "fix": fix})
 
 
@@ -80,7 +80,7 @@ def across(problems: Iterable[Problem]) -> None:
 
 
 def config_error(file: str, problems: Sequence[Problem]) -> ConfigError:
-    """The one error that lists `problems`."""
+    """Return the one error that lists `problems`."""
     if len(problems) == 1:
         (only,) = problems
         return ConfigError(only.headline(file), given=only.given, expected=only.allowed, fix=only.fix)
@@ -138,7 +138,7 @@ def show(value: object, *, with_type: bool = False) -> str:
 
 
 def pydantic_problems(error: ValidationError, model: type[Table]) -> Iterator[Problem]:
-    """The problems that pydantic found, without those between fields (see `across`)."""
+    """Return the problems that pydantic found, without those between fields (see `across`)."""
     for details in error.errors(include_url=False):
         if details["type"] != "across":
             yield _problem(details, model)
@@ -162,7 +162,7 @@ def _problem(details: ErrorDetails, model: type[Table]) -> Problem:
 
 
 def _loc(details: ErrorDetails) -> tuple[str | int, ...]:
-    """The way to an error, without the mark that pydantic sets when the key is wrong and not its value."""
+    """Return the way to an error, without the mark that pydantic sets when the key is wrong and not its value."""
     *way, last = details["loc"]
     if last == "[key]" and way and str(way[-1]) == str(details["input"]):
         return (*way[:-1], str(way[-1]))
@@ -181,7 +181,7 @@ def _unknown_key(loc: tuple[str | int, ...], owner: type[Table], model: type[Tab
 
 
 def _field_at(model: type[Table], loc: Sequence[str | int]) -> tuple[type[Table], FieldInfo | None]:
-    """The field that `loc` leads to or into, with the model it belongs to."""
+    """Return the field that `loc` leads to or into, with the model it belongs to."""
     field: FieldInfo | None = None
     for part in loc:
         field = model.fields().get(str(part))
@@ -193,6 +193,6 @@ def _field_at(model: type[Table], loc: Sequence[str | int]) -> tuple[type[Table]
 
 
 def _model_of(field: FieldInfo | None) -> type[Table] | None:
-    """The model that describes a field that is a table."""
+    """Return the model that describes a field that is a table."""
     annotation: Any = field.annotation if field is not None else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Table) else None

@@ -22,7 +22,6 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.problems import Problem, Table, across, refuse, show
@@ -52,7 +51,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if not is_int(size, -1) or size == 0:
+    if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size
@@ -204,14 +203,14 @@ class DistributionConfig(Table):
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """The options of all strategies by name; those of this one count first."""
+        """Return the options of all strategies by name; those of this one count first."""
         found = dict(cls.model_fields)
         for kind in DistributionConfig.by_name.values():
             found |= {name: field for name, field in kind.model_fields.items() if name not in found}
         return found
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """The rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
+        """Return the rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
         return {}
 
     @model_validator(mode="wrap")
@@ -259,7 +258,7 @@ class ModelParallelConfig(DistributionConfig):
     strict: bool = Field(default=False, description="true or false", examples=[True])
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """The rules as a `LayoutMap` takes them."""
+        """Return the rules as a `LayoutMap` takes them."""
         return dict(self.layout or {})
 
 
@@ -285,12 +284,12 @@ def kind_of(options: Mapping[str, Any]) -> type[DistributionConfig] | None:
 
 
 def _own_options(kind: type[DistributionConfig], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that only other strategies take."""
+    """Return the options without those that only other strategies take."""
     return {name: value for name, value in options.items() if name in kind.model_fields or name not in kind.fields()}
 
 
 def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """An unknown strategy, or the options that it does not take; null and false ask for nothing."""
+    """Return an unknown strategy, or the options that it does not take; null and false ask for nothing."""
     strategies, named, kind = DistributionConfig.by_name, options.get("strategy"), kind_of(options)
     if kind is None:
         text = named if isinstance(named, str) else ""
@@ -305,7 +304,7 @@ def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         )
         return
     strategy = kind.model_fields["strategy"].default
-    for option in kind.fields().keys() - kind.model_fields.keys():
+    for option in (name for name in kind.fields() if name not in kind.model_fields):
         value = options.get(option)
         if value is not None and value is not False:
             takers = " or ".join(repr(name) for name, one in strategies.items() if option in one.model_fields)
@@ -334,7 +333,7 @@ def axis_problems(axes: Sequence[str], options: Mapping[str, Any], source: str) 
 
 
 def _axis_names(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The axis names in `[distribution]`, each with the way to it."""
+    """Return the axis names in `[distribution]`, each with the way to it."""
     for option, field in (kind_of(options) or DistributionConfig).fields().items():
         if _NAMES_AXES in field.metadata:
             yield from _names_in((option,), options.get(option))

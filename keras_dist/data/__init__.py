@@ -1,4 +1,4 @@
-"""Data: what holds examples -> batches of rows that are ready for the mesh."""
+"""Data: arrays, data sets and iterables as batches of rows that are ready for the mesh."""
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch

@@ -1,4 +1,4 @@
-"""Batches from arrays in memory: gathered rows, padded to what the mesh divides, and never the caller's buffer."""
+"""`ArraySource`: batches of arrays in memory, as copies that are padded to what the mesh divides."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class ArraySource(RowSource):
         return self._arrays
 
     def split(self, at: int) -> tuple[ArraySource, ArraySource]:
-        """The examples before row `at`, and those from there on, as validation data."""
+        """Return the examples before row `at`, and those from there on, as validation data."""
         first, last = (
             jax.tree.map(lambda leaf, part=part: leaf[part], self._arrays) for part in (slice(at), slice(at, None))
         )
         return ArraySource(*first, name=self.name), ArraySource(*last, name="validation ")
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """A batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
+        """Return a batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
         # `take` copies, so that nobody can change the rows of a step in flight
         gathered = [array.take(padded, axis=0) for array in self._leaves]
         for index, name in self._in_files:

@@ -37,13 +37,13 @@ class Batch:
     portion: Portion | None = None
 
     def describe(self) -> str:
-        """The arrays with the shapes that a step sees."""
+        """Return the arrays with the shapes that a step sees."""
         first = 1 if self.stacked is None else 2
         return describe(self.arrays, self.name, lambda leaf: (self.rows, *leaf.shape[first:]))
 
 
 def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Batches of one form and length that follow each other in stacks of `count`; what is left over one by one."""
+    """Stack `count` batches of one form and length that follow each other; yield the others one by one."""
     waiting: list[Batch] = []
     for batch in batches:
         if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
@@ -60,14 +60,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
 
 
 def unpack(element: Any, name: str) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)`, with None for what is not there.
-
-    Args:
-        element: a list is as good as a tuple; whatever else is `x`.
-        name: how errors call it.
-
-    Raises:
-        DataError: a tuple of another length.
+    """Return `(x, y, sample_weight)`, with None for what is missing.
 
     Source: `keras.utils.unpack_x_y_sample_weight`.
     """

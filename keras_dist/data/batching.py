@@ -44,8 +44,6 @@ class Batching:
         steps: how many batches make an epoch; None for all.
         drop_remainder: whether rows that fill no batch are left out.
 
-    Raises:
-        DataError: no batch would be left.
     """
 
     source: RowSource
@@ -64,13 +62,13 @@ class Batching:
 
     @property
     def batches(self) -> int:
-        """How many batches there are."""
+        """The number of batches."""
         full, left = divmod(self.source.length, self.batch_size)
         return full + (left > 0 and not self.drop_remainder)
 
     @property
     def steps_of_epoch(self) -> int:
-        """How many batches make an epoch, if there are as many."""
+        """The number of batches of a full epoch."""
         return self.steps or self.batches
 
     @property
@@ -79,7 +77,7 @@ class Batching:
         return {"rows": self.source.length, "rows of a batch": self.batch_size, "steps": self.steps_of_epoch}
 
     def spans(self, epochs: range) -> Iterator[tuple[int, Span]]:
-        """The epochs with their batches: each goes on where the one before has stopped.
+        """Return the epochs with their batches: each goes on where the one before has stopped.
 
         An epoch ends with the last batch, and the next begins with the first. If it is short of batches then, a warning
         says so.
@@ -95,7 +93,7 @@ class Batching:
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
     def spans_from(self, epochs: range, start: Cursor | None) -> Iterator[tuple[int, Span]]:
-        """The epochs with those of their batches that are left at `start`; None for all."""
+        """Return the epochs with those of their batches that are left at `start`; None for all."""
         start = start or Cursor(epochs.start)
         for epoch, span in self.spans(epochs):
             if epoch >= start.epoch:
@@ -111,7 +109,7 @@ class Batching:
         start: Cursor | None = None,
         share: Share | None = None,
     ) -> Epochs:
-        """The batches of each epoch.
+        """Yield the batches of each epoch.
 
         Args:
             numbers: of the epochs.
@@ -126,13 +124,13 @@ class Batching:
             yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)
 
     def state(self) -> None:
-        """Nothing: the number of a batch is enough."""
+        """Return None: the number of a batch is enough."""
 
     def check_passes(self, count: int) -> None:
-        """Nothing: examples serve any number of times."""
+        """Do nothing: examples serve any number of times."""
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
-        """The first batch in the order of the examples, for its structure."""
+        """Return the first batch in the order of the examples, for its structure."""
         return next(self.source.batches(self.batch_size, multiple_of, span=range(1), share=share))
 
     def _warn_of_end(self, left: int) -> None:
@@ -142,15 +140,13 @@ class Batching:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming:
-    """Batches as something else makes them.
+    """Batches that are made elsewhere.
 
     Attributes:
         source: the batches.
         steps: how many of them make an epoch; None for all.
         steps_argument: how errors call it.
 
-    Raises:
-        DataError: the batches never end, and `steps` is None.
     """
 
     source: StreamSource
@@ -163,7 +159,7 @@ class Streaming:
 
     @property
     def steps_of_epoch(self) -> int | None:
-        """How many batches make an epoch, if there are as many; None where that is not known."""
+        """The number of batches of a full epoch; None where that is not known."""
         return self.steps or self.source.num_batches
 
     @property
@@ -180,13 +176,10 @@ class Streaming:
         start: Cursor | None = None,
         share: Share | None = None,
     ) -> Epochs:
-        """The batches of each epoch: with `steps`, each goes on where the one before has stopped.
+        """Yield the batches of each epoch: with `steps`, each goes on where the one before has stopped.
 
         The epochs end before their time when an iterator that can be gone through once has no batch for the next one.
         No batch is asked for before its epoch has come. For the arguments see `Batching.epochs`.
-
-        Raises:
-            DataError: an iterator is to serve several epochs, and nothing says how many batches make one.
 
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
@@ -226,15 +219,15 @@ class Streaming:
                 batches = None if not source.is_once else iter(())
 
     def state(self) -> Any:
-        """Where the iterator of the batches is, as JSON; None if it does not tell."""
+        """Return the state of the iterator of the batches, as JSON; None if it has none."""
         return self.source.state()
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
-        """The first batch, for its structure."""
+        """Return the first batch, for its structure."""
         return self.source.example(multiple_of, share)
 
     def _told(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
-        """What is left of the batches of an epoch. The source is told when it begins, and when it is over."""
+        """Yield the remaining batches of an epoch between the hooks `begin_epoch` and `end_epoch` of the source."""
         self.source.begin_epoch()
         for _ in shown_skipping(itertools.islice(batches, done), done, self.source.title):
             pass
@@ -242,11 +235,7 @@ class Streaming:
         self.source.end_epoch()
 
     def check_passes(self, count: int) -> None:
-        """Check that the batches can be gone through so often. Asks for none.
-
-        Raises:
-            DataError: an iterator is to serve several times, and nothing says how many batches make one.
-        """
+        """Check that the batches can be iterated `count` times. Asks for none."""
         if self.source.is_once and self.steps is None and count > 1:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {count} times")
 
@@ -275,8 +264,6 @@ class _Taken:
         count: how many were taken.
         is_over: whether there was no other.
 
-    Raises:
-        DataError: there is not even one.
     """
 
     def __init__(
@@ -317,7 +304,7 @@ class _Taken:
 
 
 def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...] | None:
-    """What fixes the order of a pass through the examples that begins in this epoch."""
+    """Return the key of the order of a pass through the examples that begins in this epoch."""
     return None if shuffle_key is None else (*shuffle_key, epoch)
 
 
@@ -333,7 +320,7 @@ def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """What is evaluated after which epochs.
+    """The validation data, and the epochs after which it is evaluated.
 
     Attributes:
         examples: in batches.
@@ -344,11 +331,11 @@ class Validation:
     freq: int | Collection[int] = 1
 
     def check_passes(self, epochs: range) -> None:
-        """Check that the examples serve as often as they are due; see `Streaming.check_passes`."""
+        """Check that there are examples for each evaluation; see `Streaming.check_passes`."""
         self.examples.check_passes(sum(map(self.is_due, epochs)))
 
     def is_due(self, epoch: int) -> bool:
-        """Whether it follows this epoch, counted from 0."""
+        """Whether to evaluate after this epoch, counted from 0."""
         return (epoch + 1) % self.freq == 0 if isinstance(self.freq, int) else epoch + 1 in self.freq
 
     def has_batches(self) -> bool:

@@ -1,4 +1,4 @@
-"""Weights of classes as weights of examples."""
+"""Class weights as sample weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_dist.errors import DataError, shorten
 
 
 def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
-    """For each example the weight of its class.
+    """Return the weight of the class of each example.
 
     Args:
         y: class indices (examples,) or (examples, 1), or a score for each class (examples, classes), the largest of
@@ -21,9 +21,6 @@ def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
 
     Returns:
         Weights (examples,), float32.
-
-    Raises:
-        DataError: `class_weight` is no dict of numbers by index, or `y` does not have one class for each example.
 
     Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
     """

@@ -1,4 +1,4 @@
-"""What users give as data, arrays of any library -> numpy arrays of numbers with the examples along the first dim."""
+"""Conversion of arrays of any library to numpy arrays of numbers, with the examples along the first dim."""
 
 from __future__ import annotations
 
@@ -17,22 +17,14 @@ from keras_dist.errors import DataError, shorten
 
 
 def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
-    """`batch_size`, the value of `argument`, or for None the default; Keras's is 32.
-
-    Raises:
-        DataError: it is not a positive integer.
-    """
+    """Return `batch_size`, the value of `argument`, or the default for None."""
     if batch_size is None:
         return default
     return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
 
 
 def as_arrays(value: Any, argument: str) -> Any:
-    """A pytree of arrays of any libraries as one of numpy arrays and `SparseRows`.
-
-    Raises:
-        DataError: a leaf is none; calls the tree `argument`.
-    """
+    """Convert the leaves of a pytree to numpy arrays or `SparseRows`."""
     # JAX is about to refuse iterators inside a tree with an error of its own
     value = with_lists_as_arrays(value)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: isinstance(node, Iterator))
@@ -40,7 +32,7 @@ def as_arrays(value: Any, argument: str) -> Any:
 
 
 def with_lists_as_arrays(value: Any) -> Any:
-    """A pytree in which lists of numbers, and of equally long lists of them, are arrays, as in `tf.keras`."""
+    """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
     if type(value) is dict:
         return {key: with_lists_as_arrays(item) for key, item in value.items()}
     if type(value) not in (list, tuple) or not value:
@@ -54,13 +46,13 @@ def with_lists_as_arrays(value: Any) -> Any:
 
 
 def leaf_name(argument: str, path: Any) -> str:
-    """How errors call a leaf of a pytree that was given as `argument`."""
+    """Return the name of a leaf of the pytree `argument`, as errors show it."""
     parts = _paths.parts_of(path)
     return argument + "".join(f"[{part!r}]" for part in parts)
 
 
 def named_leaves(arrays: tuple[Any, Any, Any], name: str) -> list[tuple[str, Any]]:
-    """The leaves of `(x, y, sample_weight)`, and how errors call them."""
+    """Return the leaves of `(x, y, sample_weight)` with their names in errors."""
     return [
         (leaf_name(f"{name}{argument}", path), leaf)
         for argument, tree in zip(("x", "y", "sample_weight"), arrays, strict=True)
@@ -69,13 +61,13 @@ def named_leaves(arrays: tuple[Any, Any, Any], name: str) -> list[tuple[str, Any
 
 
 def describe(arrays: tuple[Any, Any, Any], name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
-    """The leaves of `(x, y, sample_weight)` with their dtypes and shapes, as errors tell them."""
+    """Return the leaves of `(x, y, sample_weight)` with their dtypes and shapes, as text."""
     return ", ".join(f"{leaf_name} {leaf.dtype}{shape_of(leaf)}" for leaf_name, leaf in named_leaves(arrays, name))
 
 
 @contextlib.contextmanager
 def noting(place: str) -> Iterator[None]:
-    """Let errors say where in the data they arose."""
+    """Add a note to errors that says where in the data they were raised."""
     try:
         yield
     except Exception as error:
@@ -84,11 +76,7 @@ def noting(place: str) -> Iterator[None]:
 
 
 def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
-    """An array of any library as one of numpy, or `SparseRows`.
-
-    Raises:
-        DataError: it is none, not of numbers, or of integers that devices do not hold; calls it `name`.
-    """
+    """Convert an array of any library to one of numpy, or `SparseRows`."""
     array = to_host(leaf)
     if not isinstance(array, np.ndarray | SparseRows):
         raise DataError(
@@ -111,11 +99,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
 
 
 def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set") -> int:
-    """The number of rows in all arrays of `(x, y, sample_weight)`, which errors call a `what`.
-
-    Raises:
-        DataError: it is not the same, or 0, or `x` holds no array; or a weight is not finite.
-    """
+    """Return the number of rows, which must be that of all arrays of `(x, y, sample_weight)`."""
     lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
         raise DataError(
@@ -153,16 +137,7 @@ def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set
 
 
 def check_targets(arrays: tuple[Any, Any, Any], name: str, way: str = "pass y") -> None:
-    """Nothing, if there are targets.
-
-    Args:
-        arrays: `(x, y, sample_weight)`.
-        name: how errors call what they are of.
-        way: how targets are given.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Check that there are targets."""
     x, y, _ = arrays
     if jax.tree.leaves(y):
         return
@@ -186,7 +161,7 @@ def is_plain(x: object) -> bool:
 
 
 def to_host(leaf: Any) -> Any:
-    """An array of any library as one of numpy, of its own memory where that can be; what is no array as it is.
+    """Convert an array of any library to one of numpy, without a copy where possible; return anything else unchanged.
 
     Tensors of torch and TensorFlow, arrays of JAX, columns and tables of pandas; sparse matrices of scipy become
     `SparseRows`.
@@ -205,7 +180,7 @@ def to_host(leaf: Any) -> Any:
 
 
 class SparseRows:
-    """The rows of a sparse matrix, which become dense where they are taken: to a model, an array like others.
+    """The rows of a sparse matrix, which become dense when they are taken.
 
     Args:
         matrix: of scipy, in the CSR format.
@@ -234,17 +209,17 @@ class SparseRows:
         return SparseRows(self._matrix[rows])
 
     def take(self, rows: np.ndarray, axis: int = 0) -> np.ndarray:
-        """These rows, dense: of the shape of `rows`, and the columns."""
+        """Return these rows as a dense array of the shape of `rows`, and the columns."""
         del axis  # the rows; as of numpy
         return self._matrix[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
 
     def outside(self, limits: np.iinfo) -> tuple[int, int] | None:
-        """The row and the value of the first element that is out of range; None if there is none."""
+        """Return the row and the value of the first element that is out of range; None if there is none."""
         wrong = np.flatnonzero((self._matrix.data < limits.min) | (self._matrix.data > limits.max))
         if not wrong.size:
             return None
         return int(np.searchsorted(self._matrix.indptr, wrong[0], "right")) - 1, int(self._matrix.data[wrong[0]])
 
     def copy(self) -> np.ndarray:
-        """All rows, dense."""
+        """Return all rows, dense."""
         return self._matrix.toarray()

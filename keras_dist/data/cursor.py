@@ -1,4 +1,4 @@
-"""`Cursor`: where in the data a run is, to the row, as plain JSON."""
+"""`Cursor`: the position of a run in its data."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from keras_dist.errors import DataError, shorten
 
 @dataclasses.dataclass(frozen=True)
 class Cursor:
-    """How far a run over data has come. It knows nothing of meshes and processes, and holds for any of them.
+    """The position of a run in its data, which does not depend on the mesh or the number of processes.
 
     Attributes:
         epoch: the epoch that is running, counted from 0.
         batch: how many batches of it are done.
         rows: how many rows of it are done.
         seed: what fixes the order of the rows, with the epoch; None where they come in their own order.
-        source: what an iterator that can tell where it is told of itself, as JSON; None for all others.
+        source: the state of an iterator that has one, as JSON; None for all others.
     """
 
     epoch: int = 0
@@ -29,16 +29,16 @@ class Cursor:
     source: Any = None
 
     def after(self, rows: int, source: Any = None) -> Cursor:
-        """One batch of so many rows later, where an iterator tells this of itself."""
+        """Return the cursor after one more batch, of so many rows; `source` is the state of the iterator."""
         return dataclasses.replace(self, batch=self.batch + 1, rows=self.rows + rows, source=source)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict."""
+        """Return the fields as a dict."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, state: Any) -> Cursor:
-        """The cursor that `to_json` told of.
+        """Return the cursor that `to_json` told of.
 
         Raises:
             DataError: it did not tell that.

@@ -51,7 +51,7 @@ def global_batch(arrays: Any, layouts: Any, global_rows: int, *, copy: bool = Tr
 
 
 def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: Portion, dim: int = 0) -> jax.Array:
-    """A global array from the rows of this process. All processes of the mesh call it, each with its own rows.
+    """Return a global array from the rows of this process. All processes of the mesh call it, each with its own rows.
 
     Args:
         array: fresh rows of this process; other dims are whole.
@@ -59,8 +59,6 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
         portion: where the rows are in the global batch.
         dim: that of the rows; 1 in a stack.
 
-    Raises:
-        DataError: a device of this process needs rows that are not there.
     """
     positions = portion.positions if array.shape[dim] == len(portion.positions) else np.empty(0, np.intp)
 
@@ -97,7 +95,7 @@ def _checked(leaf: Any, name: str) -> Any:
 
 
 def _broadcast(layouts: Any, arrays: Any) -> list[Any]:
-    """A layout for each leaf of `arrays`."""
+    """Return a layout for each leaf of `arrays`."""
     try:
         nested = jax.tree.map(lambda layout, tree: jax.tree.map(lambda _: layout, tree), layouts, arrays)
     except ValueError as error:

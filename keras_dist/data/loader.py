@@ -1,4 +1,4 @@
-"""`DataLoader`: batches for loops of one's own, which tell where they are, and go on from there."""
+"""`DataLoader`: batches for custom loops, with a state to go on from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_dist.errors import DataError
 
 
 class DataLoader:
-    """The batches of an epoch, `(x, y, sample_weight)` as numpy arrays, each time it is iterated those of the next one.
+    """Iterates over the batches of an epoch, `(x, y, sample_weight)` as numpy arrays; the next time over the next one.
 
     Each row comes once an epoch. The batches are global ones: they do not depend on the mesh or the number of
     processes. Their iterators tell by `get_state()` where they are, and `set_state` brings one there, on any mesh.
@@ -77,7 +77,7 @@ class DataLoader:
         self._epoch = 0
 
     def __len__(self) -> int:
-        """How many batches an epoch has.
+        """Return the number of batches of an epoch.
 
         Raises:
             TypeError: the source does not tell.
@@ -88,20 +88,20 @@ class DataLoader:
         return steps
 
     def __iter__(self) -> LoaderIterator:
-        """The batches of the next epoch: of the first one, the first time."""
+        """Iterate over the next epoch; the first time, over the first one."""
         cursor = Cursor(self._epoch, seed=self._seed)
         self._epoch += 1
         return LoaderIterator(self, cursor)
 
     def batches_from(self, start: Cursor) -> Iterator[Batch]:
-        """What is left of an epoch."""
+        """Yield the batches of an epoch that are left at `start`."""
         self._epoch = start.epoch + 1
         key = None if start.seed is None else (start.seed,)
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):
             yield from batches
 
     def state(self) -> Any:
-        """Where the iterator of a data set is, as JSON; None if it does not tell, or there is none."""
+        """Return the state of the iterator of the data set, as JSON; None if it has none."""
         return self._examples.state()
 
 
@@ -129,11 +129,11 @@ class LoaderIterator:
         return x, y, sample_weight
 
     def get_state(self) -> dict[str, Any]:
-        """Where it is, after the last batch that was handed out: JSON."""
+        """Return the position after the last batch that was returned: values that JSON can hold."""
         return self._cursor.to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go where an iterator of the same data was; what comes next is what came next there.
+        """Go to the position of another iterator of the same data.
 
         The loader goes on with the epoch after. An iterator with a state of its own, as those of grain, goes there;
         what can be gone through in its order alone is gone through up to there, with a progress bar.

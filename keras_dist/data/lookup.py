@@ -73,7 +73,7 @@ class LookupSource(RowSource):
         span: range | None = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """The examples in batches, which are read ahead, by one thread."""
+        """Return the examples in batches, which are read ahead, by one thread."""
         todo = [
             (padded, rows)
             for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)
@@ -87,7 +87,7 @@ class LookupSource(RowSource):
         return stacked(read_in_threads(read, len(todo), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """A batch of the examples with these numbers, the first `rows` of which are real."""
+        """Return a batch of the examples with these numbers, the first `rows` of which are real."""
         different = int(np.argmax(padded == padded[-1])) + 1  # from there on it is repeated
         numbers = [int(number) for number in padded[:different]]
         if hasattr(self._dataset, "__getitems__"):
@@ -132,18 +132,14 @@ class LookupSource(RowSource):
 
 
 def _unlisted(value: Any, name: str) -> Any:
-    """What is in a dict with its lists of numbers as arrays: rows of Hugging Face are like that."""
+    """Convert the lists of numbers in a dict, as in rows of Hugging Face, to arrays."""
     if type(value) is not dict:
         return value
     return {key: _as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
 
 
 def _as_array(item: Any, name: str) -> Any:
-    """A list of numbers, or of such lists, as an array; what is in a dict likewise; anything else as it is.
-
-    Raises:
-        DataError: the lists in a list are not of one length; calls it `name`.
-    """
+    """Convert a list of numbers, or of such lists, to an array, in dicts, too; return anything else unchanged."""
     if not isinstance(item, list):
         return _unlisted(item, name)
     first: Any = item
@@ -163,7 +159,7 @@ def _as_array(item: Any, name: str) -> Any:
 
 
 def _lifted(leaf: Any) -> Any:
-    """A number or an array with a dim of size 1 before the others; anything else as it is."""
+    """Add a dim of size 1 before those of a number or an array; return anything else unchanged."""
     host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
     host = host.copy() if isinstance(host, SparseRows) else host
     return host[None] if isinstance(host, np.ndarray) else leaf

@@ -85,7 +85,7 @@ def pad_batch(
         )
 
     def weighted(weight: np.ndarray, length: int) -> np.ndarray:
-        """The weights along `dim`, padded to `length`."""
+        """Return the weights along `dim`, padded to `length`."""
         weight = weight if weight.dtype.kind == "f" else weight.astype(np.float32)
         factor = length / weight.shape[dim] if divides_by_all and weight.shape[dim] else 1
         return _padded(weight * weight.dtype.type(factor), dim, length, 0)
@@ -105,7 +105,7 @@ def pad_batch(
             )
 
     def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """The weights of the positions in an array of `y`."""
+        """Return the weights of the positions in an array of `y`."""
         weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
         shape = *leaf.shape[: dim + 1], *weight.shape[dim + 1 :]
         return weighted(np.broadcast_to(weight, shape), to_length(leaf.shape[dim], "y"))

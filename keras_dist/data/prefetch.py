@@ -1,4 +1,4 @@
-"""`prefetch_to_mesh`: batches that are on the devices before a loop of one's own asks for them."""
+"""`prefetch_to_mesh`: batches that are placed on the devices ahead of a custom loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_dist.errors import DataError
 
 
 def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
-    """The batches as arrays on the mesh, with the next ones on their way there.
+    """Return the batches as arrays on the mesh, with the next ones on their way there.
 
     Args:
         batches: pytrees of arrays (rows, ...) of any library; those of a `DataLoader`, for example. Their rows are

@@ -1,4 +1,4 @@
-"""Examples as models want them: classes as rows of zeros and a one, rows of norm 1, sequences of one length."""
+"""Preprocessing: one-hot classes, rows of norm 1, sequences of one length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_dist.errors import DataError, shorten
 
 
 def to_categorical(x: Any, num_classes: int | None = None) -> Any:
-    """For each class index a row of zeros with a one at its place.
+    """Convert class indices to one-hot rows.
 
     Args:
         x: integers from 0 to `num_classes - 1`, of any shape; a last dim of size 1 is left out.
@@ -45,7 +45,7 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Any:
 
 
 def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
-    """`x` divided by its norm along an axis; zeros stay zeros.
+    """Divide `x` by its norm along an axis; zeros stay zeros.
 
     Args:
         x: an array.
@@ -70,7 +70,7 @@ def pad_sequences(
     truncating: str = "pre",
     value: Any = 0.0,
 ) -> np.ndarray:
-    """Sequences of different lengths as one array.
+    """Pad or cut sequences to one length.
 
     Args:
         sequences: of numbers, or of arrays of one shape.

@@ -1,4 +1,4 @@
-"""`PyDataset`: batches that are computed when they are asked for, by number."""
+"""`PyDataset`: batches that are computed on demand, by number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PyDataset:
         self.max_queue_size = max_queue_size
 
     def __getitem__(self, index: int) -> Any:
-        """The batch with this number: `x`, `(x, y)` or `(x, y, sample_weight)`."""
+        """Return batch `index`: `x`, `(x, y)` or `(x, y, sample_weight)`."""
         raise NotImplementedError(f"{type(self).__name__} does not define __getitem__(self, index)")
 
     @property

@@ -1,4 +1,4 @@
-"""`source_of`: what users give as data -> the source that reads it, recognised by what it can do."""
+"""`source_of`: the source that reads what users give as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAKEN = (
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> Any:
-    """The source that reads what was given to `fit`, `evaluate` or `predict`.
+    """Return the source that reads what was given to `fit`, `evaluate` or `predict`.
 
     Args:
         x: inputs, or a data set, which holds targets and weights itself.
@@ -31,8 +31,6 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") 
     Returns:
         A `RowSource` or a `StreamSource`.
 
-    Raises:
-        DataError: it cannot be used.
     """
     kind = _kind_of(x)
     if kind is None:

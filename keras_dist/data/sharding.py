@@ -26,7 +26,7 @@ from keras_dist.errors import DataError, did_you_mean, shorten
 
 
 class ShardPolicy(enum.StrEnum):
-    """How a data set is divided among the processes of a job. Where one is expected, its value does, too.
+    """How a data set is divided among the processes of a job. Its values are accepted in its place.
 
     Attributes:
         AUTO: FILE if the files of the data set are known and there is one for each group of processes, else DATA.
@@ -59,7 +59,7 @@ class ShardPolicy(enum.StrEnum):
 def replica_group(
     layout: BatchLayout | None = None, process_index: int | None = None, process_of: ProcessOf = process_of_device
 ) -> ReplicaGroup:
-    """The group of processes that load the same rows as one process.
+    """Return the group of processes that load the same rows as one process.
 
     Args:
         layout: of the batch, see `process_rows`; by default that of the current distribution.
@@ -97,7 +97,7 @@ class ShareRows(NamedTuple):
 
 
 def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) -> ShareRows:
-    """Which of `length` rows, in their (shuffled) order, a group reads.
+    """Return which of `length` rows, in their (shuffled) order, a group reads.
 
     Global batch k holds the rows from k * batch_size on, and is padded as by `ArraySource`: its last row is repeated
     up to a multiple of `group.multiple_of`. The group takes the rows that its devices own, so that the global batches
@@ -123,7 +123,7 @@ def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) 
 
 
 def shard_batch(batch: Any, group: ReplicaGroup | None = None) -> Any:
-    """The rows of a global batch that this process owns, of the padded batch, in memory of their own.
+    """Return copies of the rows of a padded global batch that this process owns.
 
     Args:
         batch: arrays or a pytree of arrays with one length.
@@ -149,7 +149,7 @@ def auto_shard_dataset(
     group_index: int | None = None,
     group: ReplicaGroup | None = None,
 ) -> Any:
-    """The share of a data set that this process reads.
+    """Return the share of a data set that this process reads.
 
     What is divided among are the groups of processes that own the same rows: where the model axis spans processes,
     they are fewer than the processes. With one group nothing is cut or padded.
@@ -215,7 +215,7 @@ class _Files(NamedTuple):
 
 
 def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
-    """The files of a data set, if they are known, and what makes a data set of some of them."""
+    """Return the files of a data set, if they are known, and what makes a data set of some of them."""
     if files is not None:
         if dataset is not None and not callable(dataset):
             raise DataError(

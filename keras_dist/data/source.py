@@ -1,4 +1,4 @@
-"""`DataSource`: what reads one kind of data. `RowSource`: examples by number, and which of them make which batches."""
+"""`DataSource`: base class of what reads one kind of data. `RowSource`: examples that are taken by number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_dist.distribution.process_rows import Portion, Share
 
 
 class DataSource:
-    """What reads one kind of data. Subclasses are `RowSource` and `StreamSource`.
+    """Base class of what reads one kind of data: `RowSource` and `StreamSource`.
 
     A subclass with `@register_source` reads what its `recognises` says; its arguments are the data and `name`.
 
@@ -69,7 +69,7 @@ def register_source(source: S) -> S:
 
 @dataclasses.dataclass(frozen=True)
 class RowNumbers:
-    """Which rows make some batches of one length.
+    """The rows of some batches of one length.
 
     Attributes:
         padded: numbers of rows (batches, padded rows); the last real one is repeated.
@@ -85,7 +85,7 @@ class RowNumbers:
 
 
 class RowSource(DataSource):
-    """Examples that can be taken by number. Subclasses say how.
+    """Base class of examples that are taken by number.
 
     Attributes:
         length: how many examples there are.
@@ -96,7 +96,7 @@ class RowSource(DataSource):
     form: Hashable
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """A batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
+        """Return a batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
         raise NotImplementedError
 
     def batches(
@@ -108,7 +108,7 @@ class RowSource(DataSource):
         span: range | None = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """The examples in batches; each of them exactly once.
+        """Yield the examples in batches, each exactly once.
 
         Args:
             batch_size: rows in all batches but the last.
@@ -135,7 +135,7 @@ class RowSource(DataSource):
         span: range | None = None,
         share: Share | None = None,
     ) -> list[RowNumbers]:
-        """Which rows make the batches, in order: first all full ones, then the shorter one, if there is one.
+        """Return the rows of the batches, in order: first all full ones, then the shorter one, if there is one.
 
         Args:
             batch_size: rows in all batches but the last.
@@ -164,7 +164,7 @@ class RowSource(DataSource):
         return found
 
     def whole(self, multiple_of: int, share: Share | None = None) -> Batch:
-        """All examples as one batch."""
+        """Return all examples as one batch."""
         return next(self.batches(self.length, multiple_of, share=share))
 
 

@@ -1,4 +1,4 @@
-"""`StreamSource`: batches that something else makes, checked, copied and padded, and otherwise as they come."""
+"""`StreamSource`: batches that are made elsewhere, checked, copied and padded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDLESS = 2**40
 
 
 class StreamSource(DataSource):
-    """Batches of any lengths, but of one structure, and of the same dtypes and numbers of dims.
+    """Base class of batches of any lengths, but of one structure, the same dtypes and numbers of dims.
 
     Subclasses define `first` and `open`, and whichever attributes and methods are not as here.
 
@@ -52,33 +52,32 @@ class StreamSource(DataSource):
         self._weigh: Callable[[Any], Any] | None = None
 
     def first(self) -> Any:
-        """The first batch. It still comes when `open` is called."""
+        """Return the first batch, which `open` yields again."""
         raise NotImplementedError
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """All batches but the first `skip`; where they have numbers, in an order that the key fixes.
+        """Iterate over all batches but the first `skip`; where they have numbers, in an order that the key fixes.
 
-        Those without numbers are gone through, and shown, where the iterator cannot go to a `state` that it told of
-        before.
+        Batches without numbers are skipped one by one, with a progress bar, unless the iterator can be set to `state`.
         """
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether it can be gone through once, and was: this asks for the next batch, which still comes."""
+        """Whether it can be iterated once only, and was. Asks for the next batch, which `open` yields again."""
         return False
 
     def state(self) -> Any:
-        """Where the iterator that was opened last is, as JSON; None if it does not tell."""
+        """Return the state of the iterator that was opened last, as JSON; None if it has none."""
 
     def begin_epoch(self) -> None:
-        """An epoch begins."""
+        """Called before each epoch."""
 
     def end_epoch(self) -> None:
-        """An epoch is over."""
+        """Called after each epoch."""
 
     @functools.cached_property
     def like(self) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` of the first batch, which is asked for now.
+        """`(x, y, sample_weight)` of the first batch, which is asked for the first time.
 
         Raises:
             DataError: there is no batch, or the first one cannot be used.
@@ -87,14 +86,14 @@ class StreamSource(DataSource):
             return self._arrays(self.first())
 
     def weighted(self, weigh: Callable[[Any], Any]) -> Self:
-        """The same batches, weighted by their targets."""
+        """Return the same batches, weighted by their targets."""
         same = copy.copy(self)
         same.__dict__.pop("like", None)
         same._weigh = weigh
         return same
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
-        """The first batch, for its structure."""
+        """Return the first batch, for its structure."""
         return self._padded(self.like, multiple_of, share)
 
     def batches(
@@ -105,9 +104,9 @@ class StreamSource(DataSource):
         state: Any = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """All batches, padded to a multiple of this many rows, without the first `skip`; of each what a share says.
+        """Yield all batches but the first `skip`, padded to a multiple of this many rows; of each what `share` says.
 
-        What can go to a `state` that it told of, goes there instead of through those.
+        An iterator that can be set to `state` skips none.
 
         Raises:
             DataError: a batch cannot be used, or is of another form than the first one.
@@ -128,7 +127,7 @@ class StreamSource(DataSource):
         return f"batch {number} of {self.title}"
 
     def _arrays(self, element: Any) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` as numpy arrays, maybe of the memory of the source."""
+        """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
         x, y, sample_weight = unpack(element, "the batch")
         if self._weigh is not None:
             if sample_weight is not None:
@@ -159,7 +158,7 @@ class StreamSource(DataSource):
 
 @register_source
 class IterableSource(StreamSource):
-    """Batches of what can be iterated any number of times, in its own order.
+    """Batches of an iterable that can be iterated any number of times, in its own order.
 
     A `tf.data.Dataset`, a torch or grain `DataLoader`, or whatever else has `__iter__`.
     """
@@ -178,7 +177,7 @@ class IterableSource(StreamSource):
         return isinstance(x, Iterable) and not is_plain(x)
 
     def first(self) -> Any:
-        """The first batch of a pass, which is the one that `open` gives next."""
+        """Return the first batch of a pass, which `open` yields next."""
         if self._begun is None:
             self._begun = self._passing = iter(self._dataset)
         passed = self._begun
@@ -188,7 +187,7 @@ class IterableSource(StreamSource):
         raise _empty(self.title)
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """A pass."""
+        """Iterate over a pass."""
         begun, self._begun = self._begun, None
         if begun is not None and state is None:
             return _skipped(begun, skip, self.title)
@@ -199,7 +198,7 @@ class IterableSource(StreamSource):
         return self._passing
 
     def state(self) -> Any:
-        """What the iterator tells of itself, as those of grain do."""
+        """Return the state of an iterator that has `get_state` and `set_state`, as those of grain."""
         if not hasattr(self._passing, "get_state") or not hasattr(self._passing, "set_state"):
             return None
         state = self._passing.get_state()
@@ -212,7 +211,7 @@ class IterableSource(StreamSource):
 
 @register_source
 class IteratorSource(StreamSource):
-    """Batches of a generator, or another iterator, which are gone when they were given.
+    """Batches of a generator or another iterator.
 
     It is never asked for more than is used.
     """
@@ -234,17 +233,17 @@ class IteratorSource(StreamSource):
             return not self._looked_ahead()
 
     def first(self) -> Any:
-        """The next batch, which comes again."""
+        """Return the next batch, which `open` yields again."""
         for element in self._looked_ahead():
             return element
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """What is left."""
+        """Iterate over the batches that are left."""
         return _skipped(self._left(), skip, self.title)
 
     def _looked_ahead(self) -> list[Any]:
-        """The next element, which still comes; nothing if there is none."""
+        """Return a list of the next element, which still comes; an empty one at the end."""
         if not self._ahead:
             self._ahead += itertools.islice(self._dataset, 1)
         return self._ahead
@@ -260,28 +259,28 @@ class NumberedSource(StreamSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it says how many batches it has."""
+        """Whether it has `num_batches` and `__getitem__`."""
         is_told = hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__")
         return is_told and not is_plain(x)
 
     @property
     def num_batches(self) -> int | None:
-        """How many there are now: they may be others after an epoch."""
+        """The number of batches, which may change after an epoch."""
         return self._dataset.num_batches
 
     @property
     def is_endless(self) -> bool:
-        """Whether there is no number of them."""
+        """Whether their number is not known."""
         return self.num_batches is None
 
     def first(self) -> Any:
-        """Batch 0."""
+        """Return batch 0."""
         if self.num_batches == 0:
             raise _empty(self.title)
         return self._dataset[0]
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """The batches in the order of their numbers, or in that which the key fixes."""
+        """Iterate over the batches in the order of their numbers, or in that of the key."""
         count, workers = self.num_batches, getattr(self._dataset, "workers", 1)
         if count is None:
             return (self._read(number) for number in itertools.count(skip))
@@ -295,12 +294,12 @@ class NumberedSource(StreamSource):
         return read_in_threads(lambda index: self._read(int(order[index])), len(order), workers, ahead)
 
     def begin_epoch(self) -> None:
-        """Tell the data set."""
+        """Call the hook of the data set."""
         if hasattr(self._dataset, "on_epoch_begin"):
             self._dataset.on_epoch_begin()
 
     def end_epoch(self) -> None:
-        """Tell the data set."""
+        """Call the hook of the data set."""
         if hasattr(self._dataset, "on_epoch_end"):
             self._dataset.on_epoch_end()
 
@@ -310,7 +309,7 @@ class NumberedSource(StreamSource):
 
 
 def _length(iterable: Any) -> float | None:
-    """How many batches something tells to have, if it does."""
+    """Return the number of batches of an iterable; None if it is not known."""
     if hasattr(iterable, "cardinality"):  # of `tf.data`, for which `len` raises: -1 for endless, -2 for unknown
         cardinality = int(iterable.cardinality())
         return {-1: float("inf"), -2: None}.get(cardinality, cardinality)
@@ -326,14 +325,14 @@ def _empty(title: str, fix: str = "check the path or filter that made it") -> Da
 
 
 def _skipped(batches: Iterator[Any], count: int, title: str) -> Iterator[Any]:
-    """`batches` without the first `count`."""
+    """Skip the first `count` batches, with a progress bar."""
     for _ in shown_skipping(itertools.islice(batches, count), count, title):
         pass
     return batches
 
 
 def shown_skipping(batches: Iterable[Any], count: int, title: str) -> Iterable[Any]:
-    """The batches that are skipped, with a progress bar on standard error; none where there are none."""
+    """Return the batches to skip, with a progress bar on standard error, if there are any."""
     if not count:
         return batches
     console = Console(file=sys.stderr, soft_wrap=True)
@@ -358,7 +357,7 @@ class _Reads:
 
 
 def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead: int) -> Iterator[Any]:
-    """`read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
+    """Yield `read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
 
     Args:
         read: is called in several threads at once. What it raises is raised in its turn.
@@ -383,7 +382,7 @@ def _check_alike(arrays: tuple[Any, Any, Any], first: tuple[Any, Any, Any]) -> N
 
 
 def _copied(leaf: np.ndarray, padding: int) -> np.ndarray:
-    """The rows in memory of their own, the last one repeated: a source may refill its buffer while a step reads it."""
+    """Copy the rows, and repeat the last one: a source may refill its buffer while a step reads it."""
     return np.concatenate([leaf, np.repeat(leaf[-1:], padding, axis=0)]) if padding else np.array(leaf)
 
 

@@ -55,7 +55,7 @@ class Digits(LocalBuilder):
 
 
 def builder(data_dir: Folder = None) -> Digits:
-    """The tfds builder of the digits, its files prepared and found readable.
+    """Return the tfds builder of the digits, its files prepared and found readable.
 
     Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
 
@@ -74,7 +74,7 @@ def builder(data_dir: Folder = None) -> Digits:
 
 
 def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
-    """The digits as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
+    """Return the digits as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 
     Like `keras.datasets.mnist.load_data`: values are raw, so divide `x` by 16 to scale it to 0..1.
 

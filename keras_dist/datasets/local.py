@@ -75,7 +75,7 @@ class _LocalInfo(tfds.core.DatasetInfo):
 
 
 def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
-    """The folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+    """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
 
     Raises:
         DataError: it is not local.
@@ -89,7 +89,7 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
 
 
 def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
-    """The images and labels of each split, from files under `root` that are written first if need be.
+    """Return the images and labels of each split, from files under `root` that are written first if need be.
 
     Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
 

@@ -1,10 +1,11 @@
-"""Which processes form this job: a translation of Keras's arguments onto JAX's distributed runtime."""
+"""The processes of a job: Keras's arguments for JAX's distributed runtime."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import socket
+import sys
 from typing import Any
 
 import jax
@@ -67,17 +68,28 @@ def initialize(
 
 
 def num_processes() -> int:
-    """The number of processes in this job; 1 without `initialize`."""
+    """Return the number of processes in this job; 1 without `initialize`."""
     return jax.process_count()
 
 
 def process_id() -> int:
-    """The index of this process in its job; 0 without `initialize`."""
+    """Return the index of this process in its job; 0 without `initialize`."""
     return jax.process_index()
 
 
+def is_first_process() -> bool:
+    """Whether this is the process that writes files and messages."""
+    return jax.process_index() == 0
+
+
+def print_message(text: str) -> None:
+    """Print a line, once for all processes."""
+    if is_first_process():
+        sys.stdout.write(f"{text}\n")
+
+
 def process_of(device: Any) -> int:
-    """The index of the process that a device belongs to."""
+    """Return the index of the process that a device belongs to."""
     return device.process_index
 
 
@@ -125,11 +137,7 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
 
 
 def _check_can_listen(address: str) -> None:
-    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot.
-
-    Raises:
-        ClusterError: it cannot.
-    """
+    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]

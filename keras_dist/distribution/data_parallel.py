@@ -73,7 +73,7 @@ class DataParallel(Distribution):
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: DataParallelConfig) -> Self:
-        """The distribution of a config file with `strategy = "data_parallel"`.
+        """Return the distribution of a config file with `strategy = "data_parallel"`.
 
         Raises:
             ConfigError: the batch is not to lie along the first axis.
@@ -99,11 +99,11 @@ class DataParallel(Distribution):
         return self.device_mesh.size
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """The batch dim over the batch axis."""
+        """Shard the batch dim over the batch axis."""
         return self._shard_batch(data_shape)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout assigned to the variable or given to its layer, else replicated."""
+        """Return the layout assigned to the variable or given to its layer, else replicated."""
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
             return assigned
@@ -113,7 +113,7 @@ class DataParallel(Distribution):
         return TensorLayout.replicated(len(variable.shape), self.device_mesh)
 
     def get_slot_layout(self, variable: Any) -> TensorLayout:
-        """That of the variable; with `shard_optimizer` its largest dim that divides lies along the batch axis."""
+        """Return the layout of the variable; with `shard_optimizer` also sharded over the batch axis."""
         layout = self.get_variable_layout(variable)
         if not self._shard_optimizer:
             return layout
@@ -121,7 +121,7 @@ class DataParallel(Distribution):
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """None: XLA lays out activations."""
+        """Return None: XLA lays out activations."""
         return None
 
     def _batch_axes(self) -> str | tuple[str, ...]:

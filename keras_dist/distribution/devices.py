@@ -12,7 +12,7 @@ from keras_dist.errors import DeviceError
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """The names of all devices of one type, over all processes.
+    """Return the names of all devices of one type, over all processes.
 
     Args:
         device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the type JAX prefers on this machine.
@@ -29,7 +29,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def get_device_count(device_type: str | None = None) -> int:
-    """The number of devices of one type, over all processes; types are never mixed.
+    """Return the number of devices of one type, over all processes; types are never mixed.
 
     Args:
         device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the type JAX prefers on this machine.
@@ -51,11 +51,7 @@ def device_name(device: Any) -> str:
 
 
 def find_device(device: Any) -> Any:
-    """The `jax.Device` called `device`.
-
-    Raises:
-        DeviceError: no device has this name.
-    """
+    """Return the `jax.Device` called `device`."""
     if isinstance(device, jax.Device):
         return device
     name = device_name(device)
@@ -102,11 +98,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def check_not_forked() -> None:
-    """Check that JAX can run in this process; in a forked one it would wait for ever for its threads.
-
-    Raises:
-        DeviceError: the process was forked after the backend had started.
-    """
+    """Check that JAX can run in this process; in a forked one it would wait for ever for its threads."""
     if _jax.is_forked():
         raise DeviceError(
             "this process was forked from one in which JAX had started, and JAX cannot run in it",

@@ -79,7 +79,7 @@ class FullySharded(RuleBased):
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: FullyShardedConfig) -> Self:
-        """The distribution of a config file with `strategy = "fully_sharded"`."""
+        """Return the distribution of a config file with `strategy = "fully_sharded"`."""
         rules = LayoutMap(mesh)
         rules.update(config.layout_axes())
         least = config.min_size_bytes or 0
@@ -91,7 +91,7 @@ class FullySharded(RuleBased):
         return self._axis
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
+        """Return the layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
 
         Raises:
             LayoutError: several rules match, or what the model says cannot be read.

@@ -45,7 +45,7 @@ class TensorLayout:
 
     @classmethod
     def replicated(cls, rank: int, device_mesh: DeviceMesh | None = None) -> TensorLayout:
-        """The layout of a tensor of `rank` dims that is whole on every device."""
+        """Return the layout of a tensor of `rank` dims that is whole on every device."""
         return cls((None,) * rank, device_mesh)
 
     @property
@@ -92,7 +92,7 @@ class TensorLayout:
         return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
 
     def on(self, device_mesh: DeviceMesh) -> TensorLayout:
-        """The same layout, on `device_mesh` if it has no mesh yet."""
+        """Return the same layout, on `device_mesh` if it has no mesh yet."""
         if self._device_mesh is not None:
             return self
         copy = TensorLayout(self._axes, device_mesh)
@@ -100,7 +100,7 @@ class TensorLayout:
         return copy
 
     def because(self, reason: str) -> TensorLayout:
-        """The same layout, carrying the rule that chose it for the layout table."""
+        """Return the same layout, carrying the rule that chose it for the layout table."""
         copy = TensorLayout(self._axes, self._device_mesh)
         copy.reason = reason
         return copy

@@ -57,7 +57,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return self._device_mesh
 
     def __getitem__(self, key: str) -> TensorLayout | None:  # type: ignore[override]
-        """The layout for the path `key`, or None when no rule matches.
+        """Return the layout for the path `key`, or None when no rule matches.
 
         Raises:
             LayoutError: several rules match.
@@ -66,12 +66,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return None if rule is None else self._layout_map[rule]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The layout for the path `key`, or `default` when no rule matches."""
+        """Return the layout for the path `key`, or `default` when no rule matches."""
         layout = self[key]
         return default if layout is None else layout
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The layout under exactly `key`, inserting `default` when there is none."""
+        """Return the layout under exactly `key`, inserting `default` when there is none."""
         if key not in self._layout_map:
             self[key] = default
         return self._layout_map[key]
@@ -121,7 +121,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
 
     def copy(self) -> LayoutMap:
-        """A map of its own with the same rules."""
+        """Return a map of its own with the same rules."""
         same = LayoutMap(self._device_mesh)
         same._layout_map = dict(self._layout_map)
         return same
@@ -129,11 +129,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     __copy__ = copy
 
     def snapshot(self) -> tuple[tuple[str, TensorLayout], ...]:
-        """The rules as they are now."""
+        """Return the rules as they are now."""
         return tuple(self._layout_map.items())
 
     def rule_layout(self, rule: str) -> TensorLayout:
-        """The layout under exactly `rule`.
+        """Return the layout under exactly `rule`.
 
         Raises:
             KeyError: there is no such rule.
@@ -141,7 +141,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return self._layout_map[rule]
 
     def matching_rules(self, path: str) -> list[str]:
-        """The keys that match `path`: itself when it is a key, else every regular expression for it.
+        """Return the keys that match `path`: itself when it is a key, else every regular expression for it.
 
         Raises:
             LayoutError: `path` is not a string.
@@ -158,7 +158,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return [rule for rule in self._layout_map if pattern(rule).fullmatch(path)]
 
     def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
-        """The key that decides the layout of the variable known as `path` and by `aliases`, or None.
+        """Return the key that decides the layout of the variable known as `path` and by `aliases`, or None.
 
         Raises:
             LayoutError: several keys match one of its names, or its names lead to different layouts.

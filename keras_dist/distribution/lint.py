@@ -55,7 +55,7 @@ def check_layout(
     *,
     is_own: bool = False,
 ) -> list[Problem]:
-    """The reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
+    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
 
     Args:
         path: of the array.
@@ -103,7 +103,7 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """The problem of all names in sharding metadata that are no axes of `mesh`, in one; none without such names.
+    """Return the problem of all names in sharding metadata that are no axes of `mesh`, in one; none without such names.
 
     Args:
         unknown: for each name the path of the first variable that has it, and what the model says of that.
@@ -129,7 +129,7 @@ def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strate
 def check_rules(
     layout_map: LayoutMap, specs: Sequence[VariableSpec], tensors: Sequence[str] | None = None
 ) -> list[Problem]:
-    """The rules of `layout_map` that decided nothing.
+    """Return the rules of `layout_map` that decided nothing.
 
     Args:
         layout_map: the rules.
@@ -158,11 +158,7 @@ def _names_module(rule: str, names: Iterable[str]) -> bool:
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:
-    """Raise for rules that cannot be applied, warn once for rules without effect.
-
-    Raises:
-        LayoutError: there are `errors`; or, under `strict`, rules without effect.
-    """
+    """Raise for rules that cannot be applied, warn once for rules without effect."""
     fatal = [*errors, *(without_effect if strict else ())]
     if len(fatal) == 1:
         only = fatal[0]
@@ -222,7 +218,7 @@ def _check_dim(
 
 
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
-    """Why `rule` decided nothing, where `paths` has the path in the table for each name that rules may match."""
+    """Explain why `rule` decided nothing; `paths` has the path in the table for each name that rules may match."""
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
     shadowed = [name for name in paths if pattern(rule).fullmatch(name)]
     if shadowed:

@@ -121,12 +121,12 @@ class DeviceMesh:
         return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}>"
 
     def describe(self) -> str:
-        """The short form in tables and errors: `{data: 2, model: 4}`."""
+        """Return the short form in tables and errors: `{data: 2, model: 4}`."""
         return "{" + ", ".join(f"{name}: {size}" for name, size in self.axis_sizes.items()) + "}"
 
 
 def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The mesh axes in one entry of a layout: `None` -> `()`, `"data"` -> `("data",)`, tuples as they are."""
+    """Return the mesh axes in one entry of a layout: `None` -> `()`, `"data"` -> `("data",)`, tuples as they are."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
@@ -197,7 +197,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
 
 
 def _device_array(devices: Any) -> np.ndarray:
-    """The devices in their order, as a flat array that is not the caller's."""
+    """Return the devices in their order, as a flat array that is not the caller's."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
         raise MeshError(
             "DeviceMesh: `devices` is not a sequence of devices",

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
-    """`layout_map` and its mesh.
-
-    Raises:
-        DistributionError: it is no layout map, or has no mesh.
-    """
+    """`layout_map` and its mesh."""
     if layout_map is None:
         raise DistributionError(
             "You must specify a layout_map argument.",
@@ -103,13 +99,13 @@ class ModelParallel(RuleBased):
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: ModelParallelConfig) -> Self:
-        """The distribution of a config file with `strategy = "model_parallel"`."""
+        """Return the distribution of a config file with `strategy = "model_parallel"`."""
         rules = LayoutMap(mesh)
         rules.update(config.layout_axes())
         return cls(rules, config.batch_axis, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """The layout that a rule gives the variable, else that which the model itself says, else replicated.
+        """Return the layout that a rule gives the variable, else that which the model itself says, else replicated.
 
         Raises:
             LayoutError: several rules match, or what the model says cannot be read.

@@ -1,4 +1,4 @@
-"""Slots to parameters, by structure: which parameter each leaf of an optimizer state belongs to."""
+"""The parameter to which each leaf of an optimizer state belongs, found by the structure of the state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_dist.distribution.variables import leaf_parts
 
 
 class Parameter(Protocol):
-    """What a parameter's followers must know of it."""
+    """What is needed of a parameter."""
 
     @property
     def path(self) -> str:
@@ -45,7 +45,7 @@ class Claim(NamedTuple, Generic[P]):
 
 
 def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
-    """The parameter that each leaf of `tree` belongs to, in flattening order.
+    """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
     A subtree belongs to the parameters when the way to each of its leaves begins with the way to a parameter; branches
     may be missing, and the kinds of containers do not count. The topmost such subtree decides, so a module called `mu`
@@ -72,7 +72,7 @@ def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
 
 
 def _claim(by_names: Mapping[tuple[str, ...], P], node: Any) -> list[Claim[P]] | None:
-    """The leaves of `node`, each with its parameter; None where one of them has none."""
+    """Return the leaves of `node`, each with its parameter; None where one of them has none."""
     ways: list[tuple[str, ...]] = []
     for parts in leaf_parts(node):
         names = tuple(map(str, parts))
@@ -85,7 +85,7 @@ def _claim(by_names: Mapping[tuple[str, ...], P], node: Any) -> list[Claim[P]] |
 
 
 def _agreement(claims: list[Claim[Any]]) -> tuple[int, int, int]:
-    """How many leaves have their parameter's shape, or one that follows from it, or the first in whole subtrees."""
+    """Count the leaves with their parameter's shape, with one that follows from it, and the first in whole subtrees."""
     owned = [
         (np.shape(leaf), parameter.shape, is_whole) for parameter, leaf, is_whole in claims if parameter is not None
     ]
@@ -97,7 +97,7 @@ def _agreement(claims: list[Claim[Any]]) -> tuple[int, int, int]:
 def follower_axes(
     shape: tuple[int, ...], parameter_shape: tuple[int, ...], axes: tuple[Axis, ...], slot: str = ""
 ) -> tuple[Axis, ...] | None:
-    """The axes of an array of `shape` that follows a parameter, or None when it has none of its dims.
+    """Return the axes of an array of `shape` that follows a parameter, or None when it has none of its dims.
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
@@ -134,6 +134,6 @@ def follower_axes(
 
 
 def _factored_away(parameter_shape: tuple[int, ...], slot: str) -> list[int]:
-    """The dim that optax averages away in `v_row` (the largest) or `v_col` (the second largest)."""
+    """Return the dim that optax averages away in `v_row` (the largest) or `v_col` (the second largest)."""
     second, largest = np.argsort(parameter_shape)[-2:]
     return [int(dim) for name, dim in (("v_row", largest), ("v_col", second)) if name in slot.split("/")]

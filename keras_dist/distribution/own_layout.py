@@ -1,4 +1,4 @@
-"""`OwnLayout`: what a model itself says of where a variable lies."""
+"""`OwnLayout`: the layout of a variable by arguments of its layer or sharding metadata of Flax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AxisNames = Mapping[str, str | Sequence[str] | None]
 
 @dataclasses.dataclass(frozen=True)
 class OwnLayout:
-    """What a model itself says of where a variable lies: a rule that counts where none of the layout map matches.
+    """The layout that the model itself gives a variable: a rule that counts where none of the layout map matches.
 
     Attributes:
         reason: what the layout table calls it, such as `kernel's own ('embed', 'mlp')`.
@@ -30,7 +30,7 @@ class OwnLayout:
     layout: TensorLayout | None = None
 
     def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
-        """The names in sharding metadata that lead to no axis of the mesh."""
+        """Return the names in sharding metadata that lead to no axis of the mesh."""
         if self.layout is not None:
             return []
         names = {**self.axis_names, **axis_names}
@@ -38,14 +38,12 @@ class OwnLayout:
         return [name for name in used if not set(axis_tuple(names.get(name, name))) <= set(mesh.axis_names)]
 
     def resolve(self, mesh: DeviceMesh, axis_names: AxisNames | None = None) -> TensorLayout:
-        """The layout; without a mesh, where it names axes that `mesh` does not have.
+        """Return the layout; without a mesh, where it names axes that `mesh` does not have.
 
         Args:
             mesh: the devices.
             axis_names: axes by the names in sharding metadata; these come before what the model says of the names.
 
-        Raises:
-            LayoutError: an entry is no name, or two dims lie along one axis.
         """
         layout = self.layout
         if layout is None:
@@ -61,7 +59,7 @@ def _names_in(entry: Any) -> tuple[Any, ...]:
 
 
 def _mapped(entry: Any, axis_names: Mapping[str, Any]) -> Any:
-    """An entry of a layout with axes in the place of names; what is no entry as it is."""
+    """Return an entry of a layout with axes in the place of names; what is no entry as it is."""
     if not isinstance(entry, str | tuple | list):
         return entry
     return tuple(axis for name in _names_in(entry) for axis in axis_tuple(axis_names.get(name, name)))

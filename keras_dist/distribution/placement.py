@@ -17,7 +17,7 @@ from keras_dist.errors import LayoutError, type_name
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """`tensor` with `layout`.
+    """Give `tensor` a layout.
 
     Args:
         tensor: an array, or a traced value inside `jax.jit`.
@@ -56,7 +56,7 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
 
 
 def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A copy of `value` with `sharding`, in memory of its own.
+    """Return a copy of `value` with `sharding`, in memory of its own.
 
     `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,
     aligned numpy memory); a later donated step would then delete or overwrite the caller's array.

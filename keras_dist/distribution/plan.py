@@ -103,7 +103,7 @@ class LayoutPlan:
         return sum(row.nbytes_per_device for row in self.rows)
 
     def row(self, path: str) -> Row:
-        """The row of the array known as `path`.
+        """Return the row of the array known as `path`.
 
         Raises:
             KeyError: there is none.
@@ -111,7 +111,7 @@ class LayoutPlan:
         return self._rows_by_path[path]
 
     def arrange(self, paths: Any) -> LayoutPlan:
-        """The plan for some of the arrays in another structure.
+        """Return the plan for some of the arrays in another structure.
 
         Args:
             paths: a pytree with a path of this plan at each leaf.
@@ -123,7 +123,7 @@ class LayoutPlan:
         return LayoutPlan(self.mesh, tuple(self.row(path) for path in leaves), treedef, self.problems, self.rules)
 
     def compile_init(self, fn: Callable[..., Any], *args: Any) -> CompiledInit:
-        """`fn` compiled so that calling it gives birth to the planned tree, shard by shard.
+        """Compile `fn` so that it initializes the planned tree shard by shard.
 
         Args:
             fn: a pure function that returns the planned tree.
@@ -135,7 +135,7 @@ class LayoutPlan:
         return CompiledInit(fn, args, self)
 
     def init(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The tree `fn(*args)`, sharded at birth: no array is ever whole on one device.
+        """Return the tree `fn(*args)`, initialized in shards: no array is ever whole on one device.
 
         Example:
             >>> import jax, keras_dist as kd
@@ -152,7 +152,7 @@ class LayoutPlan:
         return self.compile_init(fn, *args)(*args)
 
     def place(self, tree: Any) -> Any:
-        """Copies of the arrays of `tree`, placed as planned. The originals are left alone.
+        """Return copies of the arrays of `tree`, placed as planned. The originals are left alone.
 
         Raises:
             LayoutError: `tree` has another structure or other shapes than the planned one.
@@ -166,7 +166,7 @@ class LayoutPlan:
         return jax.tree.structure(tree).unflatten(placed)
 
     def follow(self, tree: Any, role: Role = "slot") -> LayoutPlan:
-        """The plan for arrays that belong to the planned ones: optimizer slots, gradients, averages.
+        """Return the plan for arrays that belong to the planned ones: optimizer slots, gradients, averages.
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
@@ -187,7 +187,7 @@ class LayoutPlan:
 
     @staticmethod
     def join(plans: Any) -> LayoutPlan:
-        """One plan for a pytree whose leaves are plans on one mesh."""
+        """Join a pytree of plans on one mesh to one plan."""
         parts, treedef = jax.tree.flatten(plans)
         return LayoutPlan(
             parts[0].mesh,
@@ -199,12 +199,12 @@ class LayoutPlan:
 
     @classmethod
     def replicated_scalar(cls, path: str, dtype: Any, mesh: DeviceMesh) -> LayoutPlan:
-        """The plan for one counter."""
+        """Return the plan for one counter."""
         row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
         return cls(mesh, (row,), jax.tree.structure(0))
 
     def prefixed(self, prefix: str) -> LayoutPlan:
-        """This plan with `prefix` before every path."""
+        """Return this plan with `prefix` before every path."""
         rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=()) for row in self.rows]
         return LayoutPlan(self.mesh, tuple(rows), self.treedef, self.problems, self.rules)
 
@@ -237,7 +237,7 @@ class LayoutPlan:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values that JSON can hold."""
+        """Return the plan as plain values that JSON can hold."""
         return {
             "mesh": {
                 "shape": list(self.mesh.shape),
@@ -287,7 +287,7 @@ def plan_variables(
     problems: Sequence[Problem],
     rules: Sequence[tuple[str, tuple[Axis, ...]]],
 ) -> LayoutPlan:
-    """The plan that gives each of `specs` its `(layout, slot layout)`."""
+    """Return the plan that gives each of `specs` its `(layout, slot layout)`."""
     rows = [
         make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases)
         for spec, (layout, slot_layout) in zip(specs, layouts, strict=True)
@@ -305,7 +305,7 @@ def make_row(
     slot_layout: TensorLayout | None = None,
     aliases: tuple[str, ...] = (),
 ) -> Row:
-    """The row of an array with `layout`."""
+    """Return the row of an array with `layout`."""
     slot_layout = slot_layout or layout
     itemsize = _jax.itemsize(dtype)
     shard = layout.backend_layout.shard_shape(shape)

@@ -21,9 +21,7 @@ from keras_dist.errors import DataError, shorten
 class LaysOutData(Protocol):
     """A distribution."""
 
-    def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout:
-        """The layout of input data of `data_shape`."""
-        ...
+    def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout: ...  # noqa: D102
 
 
 BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
@@ -34,7 +32,7 @@ ProcessOf = Callable[[Any], int]
 
 
 def process_of_device(device: Any) -> int:
-    """The process of a device of the job."""
+    """Return the process of a device of the job."""
     return cluster.process_of(device)
 
 
@@ -44,7 +42,7 @@ def process_rows(
     process_index: int | None = None,
     process_of: ProcessOf = process_of_device,
 ) -> np.ndarray:
-    """The rows of a global batch that the devices of one process hold.
+    """Return the rows of a global batch that the devices of one process hold.
 
     Args:
         layout: of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
@@ -85,10 +83,9 @@ def process_share(
     process_index: int | None = None,
     process_of: ProcessOf = process_of_device,
 ) -> np.ndarray:
-    """The row numbers of global batches, cut to those of one process.
+    """Cut the row numbers of global batches to those of one process.
 
-    The shares of all processes, put back at their `process_rows`, are the global batches: the same ones for any number
-    of processes.
+    The shares of all processes, put back at their `process_rows`, are the global batches.
 
     Args:
         padded_row_numbers: (batches, padded rows) or (padded rows,), as of `ArraySource.row_numbers`.
@@ -114,10 +111,9 @@ def check_process_rows(
     process_of: ProcessOf = process_of_device,
     name: str = "batch",
 ) -> None:
-    """Nothing, if a process hands over as many rows as it owns.
+    """Check that a process hands over as many rows as it owns.
 
-    `jax.make_array_from_process_local_data` does not notice wrong ownership: it may make an array of another
-    length.
+    `jax.make_array_from_process_local_data` does not notice wrong ownership: it may make an array of another length.
 
     Args:
         local_rows: rows that the process hands over.
@@ -137,7 +133,7 @@ def check_process_rows(
 
 
 def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, process_index: int) -> DataError:
-    """What is wrong with the rows, by name, that a process hands over where it owns `owned`."""
+    """Return the error for numbers of rows, by name, of a process that owns the rows `owned`."""
     if not len(owned):
         return outside_of_mesh(process_index)
     return DataError(
@@ -149,11 +145,7 @@ def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, p
 
 
 def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
-    """The sharding of the first dim alone.
-
-    Raises:
-        DataError: `layout` is no layout of a batch.
-    """
+    """Return the sharding of the first dim alone."""
     sharding = layout.get_data_layout((1,)) if hasattr(layout, "get_data_layout") else layout
     if isinstance(sharding, TensorLayout):
         sharding = sharding.backend_layout
@@ -170,18 +162,14 @@ def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
 
 
 def shards_of(sharding: jax.sharding.Sharding) -> int:
-    """Into how many parts `sharding` divides the rows."""
+    """Return the number of parts into which `sharding` divides the rows."""
     devices = len(sharding.device_set)
     return devices // sharding.shard_shape((devices,))[0]
 
 
 def check_divides(global_rows: Any, shards: int) -> None:
-    """Nothing, if the rows are a positive multiple of the shards.
-
-    Raises:
-        DataError: they are not.
-    """
-    is_count = isinstance(global_rows, int | np.integer) and global_rows > 0
+    """Check that the rows are a positive multiple of the shards."""
+    is_count = is_int(global_rows, 1)
     if is_count and global_rows % shards == 0:
         return
     padded = -(-global_rows // shards) * shards if is_count else shards
@@ -194,7 +182,7 @@ def check_divides(global_rows: Any, shards: int) -> None:
 
 
 def outside_of_mesh(process_index: int) -> DataError:
-    """What is wrong with a process without a device in the mesh."""
+    """Return the error for a process without a device in the mesh."""
     return DataError(
         f"process {process_index} owns no row of a batch",
         given="a mesh without a device of this process",
@@ -204,7 +192,7 @@ def outside_of_mesh(process_index: int) -> DataError:
 
 
 def _describe(rows: np.ndarray) -> str:
-    """Sorted positions as spans, the first three: `0-3, 8-11`."""
+    """Render sorted positions as spans, the first three: `0-3, 8-11`."""
     spans = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     text = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans[:3])
     return text + (", ..." if len(spans) > 3 else "")
@@ -245,7 +233,7 @@ class ReplicaGroup:
         return cls(int(count), int(index), (int(index),), (int(index),), int(count))
 
     def rows(self, padded_rows: int) -> np.ndarray:
-        """The rows that it owns of a global batch: sorted, unique positions in it.
+        """Return the rows that it owns of a global batch: sorted, unique positions in it.
 
         Args:
             padded_rows: rows of the global batch, a multiple of `multiple_of`.
@@ -259,7 +247,7 @@ class ReplicaGroup:
 
 
 def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> tuple[tuple[int, ...], ...]:
-    """The processes of a mesh by the rows they own, in the order of their first rows.
+    """Return the processes of a mesh by the rows they own, in the order of their first rows.
 
     Processes of one group own the same rows of every batch; the groups together own each row once. Their number is
     that of the different parts of a data set that are read.
@@ -277,11 +265,7 @@ def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_devic
 def replica_group_of(
     layout: BatchLayout, process_index: int, process_of: ProcessOf = process_of_device
 ) -> ReplicaGroup:
-    """The group of a process; see `replica_groups`.
-
-    Raises:
-        DataError: the process has no device in the mesh; or processes share some of their rows, but not all.
-    """
+    """Return the group of a process; see `replica_groups`."""
     for group in all_replica_groups(layout, process_of):
         if process_index in group.processes:
             return group
@@ -289,7 +273,7 @@ def replica_group_of(
 
 
 def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> list[ReplicaGroup]:
-    """The groups of a mesh in the order of their first rows; see `replica_groups`."""
+    """Return the groups of a mesh in the order of their first rows; see `replica_groups`."""
     sharding = sharding_of_rows(layout)
     count = shards_of(sharding)
     members: dict[tuple[int, ...], list[int]] = {}
@@ -346,11 +330,7 @@ class Share:
     process_of: ProcessOf = process_of_device
 
     def owned(self, padded_rows: int) -> np.ndarray:
-        """Sorted positions in the global batch of the rows that some array has on a device of this process.
-
-        Raises:
-            DataError: the process has no device in the mesh.
-        """
+        """Return the sorted positions in the global batch of the rows that some array has on this process."""
         if padded_rows not in self._known:
             rows = [process_rows(one, padded_rows, self._process, self.process_of) for one in set(self.layouts)]
             self._known[padded_rows] = functools.reduce(np.union1d, rows)
@@ -359,11 +339,7 @@ class Share:
         return self._known[padded_rows]
 
     def portion(self, rows: int) -> Portion:
-        """What to gather of a batch of the source with so many rows.
-
-        Raises:
-            DataError: the process has no device in the mesh; or its own rows cannot be divided among its devices.
-        """
+        """Return what to gather of a batch of the source with `rows` rows."""
         if not self.is_own:
             padded = -(-rows // self.multiple_of) * self.multiple_of
             positions = self.owned(padded)
@@ -379,15 +355,7 @@ class Share:
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
     def check_agreement(self, sizes: Mapping[str, int | None], shuffle_key: tuple[int, ...] | None) -> None:
-        """Nothing, if all processes go through their data alike. All processes of the mesh call it.
-
-        Args:
-            sizes: numbers that must be the same in all of them, by what they count; None where they do not know one.
-            shuffle_key: what fixes the order of the rows; where each process has its own, they may differ.
-
-        Raises:
-            DataError: they do not, in all processes.
-        """
+        """Check that all processes go through their data alike. All processes of the mesh call it."""
         values = {name: -1 if size is None else size for name, size in sizes.items()}
         if not self.is_own:
             values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())
@@ -414,7 +382,7 @@ class Share:
 
     @functools.cached_property
     def _parts(self) -> tuple[int, int]:
-        """How many groups of processes give rows of their own, and what those of each must be a multiple of."""
+        """The number of groups that give rows of their own, and what those of each must be a multiple of."""
         grouped = {tuple(all_replica_groups(layout, self.process_of)) for layout in set(self.layouts)}
         owned = {tuple(tuple(group.rows(self.multiple_of)) for group in groups) for groups in grouped}
         sizes = {len(rows) for each in owned for rows in each}

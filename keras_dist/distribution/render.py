@@ -1,4 +1,4 @@
-"""Plans as tables for people."""
+"""Plans as tables of text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE_WIDTH = 120
 
 
 def render_plan(plan: LayoutPlan) -> str:
-    """The layout table of `plan`, totals last."""
+    """Return the layout table of `plan`, totals last."""
     table = layout_table(plan.rows, f"Layout on mesh {plan.mesh.describe()}")
     add_totals(table, {"total": plan.rows})
     lines = [render_text(table)]
@@ -28,7 +28,7 @@ def render_plan(plan: LayoutPlan) -> str:
 
 
 def layout_table(rows: Sequence[Row], title: str) -> Table:
-    """A table with a line for each of `rows`."""
+    """Return a table with a line for each of `rows`."""
     table = Table(title=title, title_justify="left", header_style="bold", show_footer=False)
     table.add_column("path", overflow="fold")
     for header in ("shape", "dtype", "role", "layout"):
@@ -73,7 +73,7 @@ def render_shape(shape: Sequence[int]) -> str:
 
 
 def render_bytes(nbytes: int) -> str:
-    """A number of bytes with its binary unit, such as `1.5 MiB`."""
+    """Return a number of bytes with its binary unit, such as `1.5 MiB`."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -70,18 +70,9 @@ class Rendezvous:
     def each(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> list[T]:
         """Do something in every process.
 
-        Args:
-            action: what to do. Its value is plain data that JSON can hold.
-            of: the type of the values, or several. What is in them is for the caller to check.
-
         Returns:
             The values of all processes, by their indices, as they come from JSON.
 
-        Raises:
-            BaseException: what the first of the processes that failed has raised, in all of them; in the others a
-                ClusterError that quotes it, where its class is not one of keras_dist or a common one of Python.
-            ClusterError: a process does not come, has given up, says what none does, or is somewhere else in the
-                program.
         """
         if self.processes == 1:
             return [action()]
@@ -116,27 +107,19 @@ class Rendezvous:
         return cast(T, self._checked(value, of, 0))
 
     def give_up(self, reason: BaseException) -> None:
-        """Come no more, and let those that wait know.
-
-        Args:
-            reason: why.
-        """
+        """Take no further part, and tell the processes that wait."""
         if self.processes > 1:
             told = f"it has given up: {shorten(reason)}"
             self._service().key_value_set(f"{self._given_up}{self.process}", told, allow_overwrite=True)
 
     def _checked(self, value: Any, of: type | tuple[type, ...], process: int) -> Any:
-        """The value.
-
-        Raises:
-            ClusterError: it is of another type.
-        """
+        """Return the value."""
         if isinstance(value, of):
             return value
         raise self._forged(process, f"{shorten(value)}, {self._about}")
 
     def _forged(self, process: int, given: str) -> ClusterError:
-        """The error for a value that no process of the job wrote. Tells the others, so that they do not wait."""
+        """Return the error for a value that no process of the job wrote. Tells the others, so that they do not wait."""
         error = ClusterError(
             f"what stands in JAX's key-value store for process {process} is not from a process of this job",
             given=given,
@@ -150,7 +133,7 @@ class Rendezvous:
         return _jax.job_client() if self._client is None else self._client
 
     def _gathered(self, mine: bytes) -> list[tuple[str, Any, Exception | None]]:
-        """What all processes say in this round, by their indices: what it is about, the value and the error."""
+        """Return the messages of all processes in this round, by their indices: subject, value and error."""
         client = self._service()
         number = next(self._rounds)
         place = f"{self._place}/{number}"
@@ -193,7 +176,7 @@ class Rendezvous:
 
 
 def _packed(about: str, value: Any, error: Exception | None) -> bytes:
-    """What a process has to say."""
+    """Encode the message of a process."""
     try:
         content = json.dumps([about, value, None if error is None else _described(error)]).encode()
         if len(content) < _LIMIT_BYTES:
@@ -205,7 +188,7 @@ def _packed(about: str, value: Any, error: Exception | None) -> bytes:
 
 
 def _described(error: Exception) -> dict[str, Any]:
-    """An error as plain data."""
+    """Return an error as plain data."""
     kind = type(error)
     args = list(error.args)
     fields: dict[str, Any] = {}
@@ -225,7 +208,7 @@ def _described(error: Exception) -> dict[str, Any]:
 
 
 def _unpacked(content: bytes) -> tuple[str, Any, Exception | None]:
-    """What `_packed` has packed; an error of any kind, if it is anything else."""
+    """Decode what `_packed` returned; raises any error for anything else."""
     if len(content) > _LIMIT_BYTES:
         raise ValueError(f"{len(content)} bytes")
     about, value, error = json.loads(content)
@@ -235,7 +218,7 @@ def _unpacked(content: bytes) -> tuple[str, Any, Exception | None]:
 
 
 def _error_of(told: Any) -> Exception:
-    """The error that `_described` has described; a `ClusterError` that quotes it, if its class is not known."""
+    """Return the error that `_described` has described; a `ClusterError` that quotes it, if its class is not known."""
     name, text, notes, args, fields = (told[key] for key in ("name", "text", "notes", "args", "fields"))
     problems = {key: tuple(fields.pop(key)) for key in ("problems",) if key in fields}
     texts = (name, text, *notes, *fields.values(), *problems.get("problems", ()))

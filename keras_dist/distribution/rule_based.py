@@ -1,4 +1,4 @@
-"""`RuleBased`: what the strategies with layout rules have in common."""
+"""`RuleBased`: base class of the strategies with layout rules."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class RuleBased(Distribution):
         return self.device_mesh.axis_size(axis_tuple(self.batch_dim_name))
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """The batch dim over `batch_dim_name`."""
+        """Shard the batch dim over `batch_dim_name`."""
         return self._shard_batch(data_shape)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """What the rules say of the activation or input called `path`.
+        """Return the layout that the rules give the activation or input called `path`.
 
         Raises:
             LayoutError: several rules match.
@@ -87,19 +87,17 @@ class RuleBased(Distribution):
         return self._layout_map[path]
 
     def snapshot(self) -> Self:
-        """This distribution as it is now; rules that are added later do not reach it."""
+        """Return this distribution as it is now; rules that are added later do not reach it."""
         same = copy.copy(self)
         same._layout_map = self._layout_map.copy()
         return same
 
     def _decided(self, variable: Any) -> TensorLayout | None:
-        """What decides the layout of a variable, with its reason; None when nothing does.
+        """Return the layout that was decided for a variable, with its reason; None when nothing decides.
 
         In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
         itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
 
-        Raises:
-            LayoutError: several rules match, or what the model says cannot be read.
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:

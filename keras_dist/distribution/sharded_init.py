@@ -12,6 +12,7 @@ from keras_dist import _environment, _jax
 from keras_dist.distribution.mesh import DeviceMesh
 
 _SMALL_BYTES = 1 << 20
+_MANY_CONSTANTS = 16
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1 LLVM vectorises small shards otherwise than whole arrays, and initial values differ in the last bit
 from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
@@ -37,22 +38,25 @@ class CompiledInit:
         self._nbytes = [row.nbytes_per_device for row in plan.rows]
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
-        self._births: list[_Birth] = []
-        options = _compiler_options(plan.mesh)
         alike, others = _alike(slices_of(closed), shardings)
+        lowered: list[jax.stages.Lowered] = []
+        runs: list[list[tuple[list[int], tuple[Any, ...]]]] = []
         for members in alike:
             index, first = next(iter(members.items()))
             jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
-            program = jitted.lower(_numbers(first), *flat_args).compile(compiler_options=options)
-            self._births += [_Birth(program, [i], (_numbers(member),)) for i, member in members.items()]
+            lowered.append(jitted.lower(_numbers(first), *flat_args))
+            runs.append([([i], (_numbers(member),)) for i, member in members.items()])
         for positions in _groups([self._nbytes[i] for i in others]):
             group = [others[position] for position in positions]
             jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
-            self._births.append(_Birth(jitted.lower(*flat_args).compile(compiler_options=options), group))
-        self.programs = tuple({id(birth.program): birth.program for birth in self._births}.values())
+            lowered.append(jitted.lower(*flat_args))
+            runs.append([(group, ())])
+        self.programs = tuple(_jax.compile_together(lowered, _compiler_options(plan.mesh)))
+        births = zip(self.programs, runs, strict=True)
+        self._births = [_Birth(program, *run) for program, its in births for run in its]
 
     def __call__(self, *args: Any) -> Any:
-        """The initial values, each array with the layout of the plan."""
+        """Return the initial values, each array with the layout of the plan."""
         flat_args = jax.tree.leaves(list(args))
         leaves: list[Any] = [None] * self._treedef.num_leaves
         born = 0
@@ -76,14 +80,20 @@ class _Birth(NamedTuple):
 
 
 def _alike(slices: Sequence[Slice | None], shardings: Sequence[Any]) -> tuple[list[dict[int, Slice]], list[int]]:
-    """The slices that are alike, by their index; and the indices of all others."""
+    """Return the slices that are alike, by their index; and the indices of all others."""
     found: dict[Any, dict[int, Slice]] = {}
     others = [index for index, part in enumerate(slices) if part is None]
     for index, part in enumerate(slices):
         if part is not None:
             found.setdefault((part.form, shardings[index]), {})[index] = part
-    others += [index for members in found.values() if len(members) == 1 for index in members]
-    return [members for members in found.values() if len(members) > 1], sorted(others)
+    alike = [members for members in found.values() if len(members) >= _least(members)]
+    others += [index for members in found.values() if len(members) < _least(members) for index in members]
+    return alike, sorted(others)
+
+
+def _least(members: dict[int, Slice]) -> int:
+    """How many slices are worth a program of their own: two that draw random bits, or several that do not."""
+    return 2 if next(iter(members.values())).numbers else _MANY_CONSTANTS
 
 
 def _numbers(part: Slice) -> np.ndarray:
@@ -91,7 +101,7 @@ def _numbers(part: Slice) -> np.ndarray:
 
 
 def _select(closed: Any, group: Sequence[int]) -> Callable[..., list[Any]]:
-    """The function that computes only the outputs in `group` of a traced initialiser."""
+    """Return the function that computes only the outputs in `group` of a traced initialiser."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
     evaluate = _jax.function_of_jaxpr(_jax.dead_code_eliminated(closed, group))
@@ -148,7 +158,7 @@ class Slice:
         self.form = self._form()
 
     def __call__(self, numbers: Any, *arguments: Any) -> list[Any]:
-        """The output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
+        """Return the output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
         for equation in self._equations:
@@ -177,7 +187,7 @@ class Slice:
 
 
 def slices_of(closed: Any) -> list[Slice | None]:
-    """For each output of a traced function its slice; None where it is an argument or a constant, or has effects."""
+    """Return the slice of each output of a traced function; None for arguments, constants and what has effects."""
     made_by = {variable: (n, eqn) for n, eqn in enumerate(closed.jaxpr.eqns) for variable in eqn.outvars}
     return [_slice_of(closed, output, made_by) for output in closed.jaxpr.outvars]
 
@@ -197,7 +207,7 @@ def _slice_of(closed: Any, output: Any, made_by: dict[Any, tuple[int, Any]]) -> 
 
 
 def _folded_with(equation: Any) -> list[np.ndarray]:
-    """The number that the equation folds into a seed, if that is all it does."""
+    """Return the number that the equation folds into a seed, if that is all it does."""
     if equation.primitive.name != "random_fold_in" or not _jax.is_literal(equation.invars[1]):
         return []
     return [np.asarray(equation.invars[1].val)]

@@ -60,7 +60,7 @@ class Distribution:
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: Any) -> Self:
-        """The distribution that a config file describes.
+        """Return the distribution that a config file describes.
 
         Args:
             mesh: made of the table `mesh`.
@@ -126,19 +126,19 @@ class Distribution:
         return self._replica_group().index
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
-        """The layout of input data of `data_shape`."""
+        """Return the layout of input data of `data_shape`."""
         raise NotImplementedError
 
     def get_variable_layout(self, variable: Any) -> TensorLayout | None:
-        """The layout of `variable`, which has at least `path` and `shape`; None for replicated."""
+        """Return the layout of `variable`, which has at least `path` and `shape`; None for replicated."""
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """The layout of the activation or input called `path`; None, as here, lets XLA choose."""
+        """Return the layout of the activation or input called `path`; None, as here, lets XLA choose."""
         return None
 
     def get_slot_layout(self, variable: Any) -> TensorLayout | None:
-        """The layout of the optimizer slots of `variable`; by default that of the variable."""
+        """Return the layout of the optimizer slots of `variable`; by default that of the variable."""
         return self.get_variable_layout(variable)
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class Distribution:
             yield
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """The part of a global, batched data set that this process reads.
+        """Return the part of a global, batched data set that this process reads.
 
         Args:
             dataset: in a job of one process, or without `auto_shard_dataset`, anything; else a batched
@@ -164,7 +164,7 @@ class Distribution:
         return shard_dataset(dataset, all_replica_groups(self), self._replica_group())
 
     def plan(self, tree: Any, tied: Sequence[Sequence[str]] = ()) -> LayoutPlan:
-        """Where every array of `tree` lives. Allocates nothing.
+        """Return the layouts of all arrays of `tree`. Allocates nothing.
 
         Args:
             tree: any pytree of arrays or `jax.ShapeDtypeStruct`s, or a `flax.nnx.Module`.
@@ -181,7 +181,7 @@ class Distribution:
         return self.plan_variables(specs, treedef)
 
     def plan_variables(self, specs: Sequence[VariableSpec], treedef: Any) -> LayoutPlan:
-        """The plan for arrays that are described already; see `plan`."""
+        """Return the plan for arrays that are described already; see `plan`."""
         _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
         errors: list[lint.Problem] = []
         layouts: list[tuple[TensorLayout, TensorLayout]] = []
@@ -210,7 +210,7 @@ class Distribution:
         return False
 
     def snapshot(self) -> Self:
-        """This distribution as it is now; what is changed in it later does not reach the copy."""
+        """Return this distribution as it is now; what is changed in it later does not reach the copy."""
         return copy.copy(self)
 
     def __eq__(self, other: object) -> bool:
@@ -270,7 +270,7 @@ class Distribution:
         return layout
 
     def _replica_group(self) -> ReplicaGroup:
-        """The processes that read what this one reads."""
+        """Return the processes that read what this one reads."""
         return replica_group_of(self, self._process_id)
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
@@ -305,11 +305,7 @@ def register_strategy(name: str) -> Callable[[K], K]:
 
 
 def strategy_named(name: str) -> type[Distribution]:
-    """The class that was registered under a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the class that was registered under a name."""
     if name not in _by_name:
         raise ConfigError(
             f"distribution.strategy: no class is registered for {name!r}{did_you_mean(name, _by_name)}",
@@ -368,11 +364,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def check_mesh(device_mesh: Any) -> DeviceMesh:
-    """`device_mesh`, if it is one.
-
-    Raises:
-        DistributionError: it is not.
-    """
+    """Return `device_mesh`, if it is a mesh."""
     if not isinstance(device_mesh, DeviceMesh):
         raise DistributionError(
             "Expect `mesh` to be an instance of `DeviceMesh`",
@@ -384,11 +376,7 @@ def check_mesh(device_mesh: Any) -> DeviceMesh:
 
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:
-    """The axes of `mesh` that `value` names: one name, or several as a tuple.
-
-    Raises:
-        DistributionError: it names none, one that is not there, or one twice; calls it `argument`.
-    """
+    """Return the axes of `mesh` that `value` names: one name, or several as a tuple."""
     names: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,)
     unknown = [name for name in names if name not in mesh.axis_sizes]
     if unknown or not names or len(set(names)) != len(names):

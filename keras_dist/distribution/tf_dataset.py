@@ -11,16 +11,7 @@ from keras_dist.errors import DataError
 
 
 def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGroup) -> Any:
-    """The batches of this process, from a data set of global batches.
-
-    Args:
-        dataset: a batched `tf.data.Dataset`.
-        groups: all processes of the job, by the rows that they own.
-        group: that of this process.
-
-    Raises:
-        DataError: `dataset` is of another type, its batch size is unknown or does not divide, or the groups own unequal
-            parts of a batch.
+    """Return the batches of this process, from a data set of global batches.
 
     Source: `keras.distribution.Distribution.distribute_tf_dataset` (Keras 3.15).
     """

@@ -1,4 +1,4 @@
-"""Traces under the mesh of a model: what its modules ask JAX's context for, and what JAX refuses there."""
+"""Tracing of a module with the mesh of its model in JAX's context, and the errors that JAX raises there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
 
 
 def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T]) -> T:
-    """`trace()`, for which the mesh of the distribution is the one of JAX's context.
+    """Call `trace()` with the mesh of the distribution in JAX's context.
 
     Where the mesh does not divide the rows there is none: modules that ask whether there is one leave such a batch as
     it is, as rules for activations do, because XLA computes wrong gradients of rows that are split unevenly.
@@ -27,8 +27,6 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
         rows: of the batch; None where it is known to be even.
         trace: calls the module.
 
-    Raises:
-        ModelError: JAX refuses what the module wants of the mesh.
     """
     mesh = distribution.device_mesh
     try:
@@ -60,5 +58,5 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
 
 
 def batch_shards(distribution: Distribution) -> int:
-    """Over how many devices the rows of a batch are split."""
+    """Return the number of devices over which the rows of a batch are split."""
     return distribution.device_mesh.axis_size(distribution.get_data_layout((1,)).axes[0])

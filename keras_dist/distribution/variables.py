@@ -1,4 +1,4 @@
-"""What a plan knows of each array before deciding where it lives: its name, shape, role and neighbours."""
+"""Descriptions of the arrays that a plan is made for: name, shape, role and neighbours."""
 
 from __future__ import annotations
 
@@ -50,15 +50,7 @@ class VariableSpec:
 
 
 def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
-    """The arrays of `tree` in flattening order, and its structure.
-
-    Args:
-        tree: any pytree of arrays or `jax.ShapeDtypeStruct`s.
-        tied: groups of paths that lead to one array or subtree; arrays that stand in `tree` twice are found without.
-
-    Raises:
-        LayoutError: a leaf is not an array, or two have the same path.
-    """
+    """Return the arrays of `tree` in flattening order, and its structure."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables_by_prefix(tree)
     collections = _linen_collections(tree)
@@ -74,12 +66,12 @@ def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[l
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """The paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
+    """Return the paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
     return [_paths.join(parts) for parts in leaf_parts(tree)]
 
 
 def leaf_parts(tree: Any) -> list[_paths.Parts]:
-    """The names and indices that lead to each array of `tree`, in flattening order.
+    """Return the names and indices that lead to each array of `tree`, in flattening order.
 
     NNX's `value` and Linen's leading `params` are dropped.
     """
@@ -116,7 +108,7 @@ def _variables_by_prefix(tree: Any) -> dict[tuple[Any, ...], Any]:
 
 
 def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) -> _paths.Parts:
-    """The names in a key path, without the `value` of an NNX Variable."""
+    """Return the names in a key path, without the `value` of an NNX Variable."""
     for length in range(len(key_path)):
         if tuple(key_path[:length]) in variables:
             return _paths.parts_of((*key_path[:length], *key_path[length + 1 :]))
@@ -124,11 +116,7 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
 
 
 def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
-    """Dims and element type of an array, a shape or a Python number.
-
-    Raises:
-        LayoutError: `leaf`, which stands at `path`, is none of these.
-    """
+    """Dims and element type of an array, a shape or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)
     if isinstance(leaf, bool | int | float | complex):
@@ -142,7 +130,7 @@ def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
 
 
 def _canonical_dtype(dtype: Any) -> Any:
-    """The dtype that JAX gives an array of `dtype`: float32 for float64, unless 64 bits are enabled."""
+    """Return the dtype that JAX gives an array of `dtype`: float32 for float64, unless 64 bits are enabled."""
     return dtype if _jax.is_key_dtype(dtype) else jax.dtypes.canonicalize_dtype(dtype)
 
 
@@ -174,7 +162,7 @@ def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in
 
 
 def _linen_collections(tree: Any) -> tuple[str, ...]:
-    """The collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
+    """Return the collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
     if _jax.is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
         return ()
     return tuple(str(name) for name, subtree in tree.items() if isinstance(subtree, Mapping))

@@ -12,15 +12,15 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_path
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled
-from keras_dist.saving.paths import checked_path
 from keras_dist.saving.tensor_files import TensorReader
 
 
 class ExportedProgram:
-    """What an exported model predicts: `program(inputs) -> outputs`.
+    """An exported model: `program(inputs) -> outputs`.
 
     It is compiled once for each shape of inputs, and may be called inside of functions that JAX transforms.
 
@@ -31,7 +31,7 @@ class ExportedProgram:
 
     Attributes:
         inputs: names, shapes and dtypes of the inputs; dims of any size go by a name.
-        outputs: likewise of the outputs.
+        outputs: names, shapes and dtypes of the outputs.
         platforms: where it runs.
         versions: of the packages that made it.
     """
@@ -46,7 +46,7 @@ class ExportedProgram:
         self._run = jax.jit(program.call)
 
     def __call__(self, inputs: Any) -> Any:
-        """The outputs for a batch.
+        """Return the outputs for a batch.
 
         Args:
             inputs: arrays in the structure of the model's inputs, or a dict by their names.
@@ -69,7 +69,7 @@ class ExportedProgram:
 
 
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
-    """A model that `model.export` wrote, as a callable on the default device.
+    """Return a model that `model.export` wrote, as a callable on the default device.
 
     Neither pickles nor Python code are read, and the code of the model is not needed. Programs run on versions of JAX
     up to half a year newer than the one that made them, and often later ones: see `jax.export`.
@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
         >>> predict(np.ones((5, 3))).shape
         (5, 2)
     """
-    folder = pathlib.Path(checked_path("export.load", "path", path, "exported"))
+    folder = pathlib.Path(check_path("path", path, "exported"))
     manifest = Manifest.read(folder)
     try:
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
 
 
 def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
-    """An input in the dtype of the program.
+    """Return an input in the dtype of the program.
 
     Args:
         spec: what the program takes.

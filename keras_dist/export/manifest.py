@@ -1,4 +1,4 @@
-"""`Manifest`: what `export.json` says about an exported program."""
+"""`Manifest`: the contents of `export.json`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Manifest:
         inputs: in the order in which the program takes them.
         outputs: in the order in which it gives them.
         input_structure: where the inputs stand in what the model takes.
-        output_structure: likewise for the outputs.
+        output_structure: where the outputs stand in what the model returns.
         platforms: where it runs.
         versions: of the packages that made it.
         sha256: of each other file.
@@ -66,11 +66,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: pathlib.Path) -> Manifest:
-        """What a folder holds. Its files are compared with their checksums.
-
-        Raises:
-            ModelError: it is no folder that `model.export` wrote, or a file is damaged or missing.
-        """
+        """Read the manifest of a folder, and compare its files with their checksums."""
         if not (folder / MANIFEST).is_file():
             kind = "a file" if folder.is_file() else f"a folder without {MANIFEST!r}" if folder.is_dir() else "nothing"
             raise damaged(folder, f"{kind} is there")
@@ -108,13 +104,13 @@ class Manifest:
 
 
 def sha256_of(file: pathlib.Path) -> str:
-    """The checksum of a file."""
+    """Return the checksum of a file."""
     with open_regular(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def damaged(folder: pathlib.Path, given: str) -> ModelError:
-    """The error of what is no exported model."""
+    """Return the error for a folder that is no exported model."""
     return ModelError(
         f"export.load: {str(folder)!r} cannot be read",
         given=given,

@@ -17,15 +17,7 @@ Structure = Any
 
 
 def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
-    """The structure of a tree, and what stands in it.
-
-    Args:
-        what: how errors call the tree.
-        tree: lists, tuples and dicts of anything else.
-
-    Raises:
-        ModelError: a dict has keys that are no strings, or there is a container of another type.
-    """
+    """Return the structure of a tree, and what stands in it."""
     leaves: list[Any] = []
 
     def visit(node: Any) -> Structure:
@@ -46,7 +38,7 @@ def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
 
 
 def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """The tree of this structure in which these stand."""
+    """Return the tree of this structure in which these stand."""
     if structure is None or isinstance(structure, int):
         return None if structure is None else leaves[structure]
     [(kind, inner)] = structure.items()
@@ -57,7 +49,7 @@ def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
 
 
 def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any]:
-    """What stands in a tree of this structure, in its order.
+    """Return the leaves of a tree of this structure, in its order.
 
     Args:
         structure: of the tree.
@@ -65,8 +57,6 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
         value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
             this array.
 
-    Raises:
-        ModelError: it has another structure.
     """
     if isinstance(value, Mapping) and not _has_keys(structure, value) and set(names) <= value.keys():
         return [value[name] for name in names]

@@ -47,8 +47,6 @@ class Lowered:
         dtypes: of the inputs.
         output_structure: where the outputs stand.
 
-    Raises:
-        ModelError: it cannot be exported, with dims of any size or at all, or runs on more than one device.
     """
 
     def __init__(
@@ -105,11 +103,7 @@ class Lowered:
         return jax.export.export(self._jitted, platforms=platforms)(self.weights, inputs)
 
     def _explain(self, shapes: list[Dims], platforms: Sequence[str], error: Exception) -> NoReturn:
-        """Raise what is wrong.
-
-        Raises:
-            ModelError: always.
-        """
+        """Raise what is wrong."""
         fixed: Named = [tuple(_SOME_SIZE if size is None else size for size in dims) for dims in shapes]
         try:
             self._lower(fixed, platforms)
@@ -145,12 +139,9 @@ def write(
         lowered: the program.
         input_structure: where the inputs stand.
         input_names: in the order of the program.
-        output_names: likewise.
+        output_names: in the order of the program.
         weights: by path, with their elements in C order.
 
-    Raises:
-        ModelError: a weight has an element type that safetensors does not know.
-        OSError: it cannot be written.
     """
     program = lowered.program
     with writing_to(path), draft_of(path) as folder:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from keras_dist._signatures import takes
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.random.keys import check_seed, next_key
+from keras_dist.random.seeds import check_seed, next_key
 from keras_dist.saving.configurable import Configurable
 
 _KEYS = ("key", "rng", "rng_key", "prng_key")

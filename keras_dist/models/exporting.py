@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist.callbacks.first_process import print_message
+from keras_dist._arguments import check_path
 from keras_dist.data.conversion import check_batch_size
+from keras_dist.distribution.cluster import print_message
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths
@@ -21,7 +22,6 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
 from keras_dist.models.session import Session
-from keras_dist.saving.paths import checked_path
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
@@ -144,7 +144,7 @@ def _sized(shape: Dims, batch_size: int | None) -> Dims:
 
 
 def _checked_path(filepath: Any) -> pathlib.Path:
-    return pathlib.Path(os.path.abspath(checked_path("export", "filepath", filepath, "exported")))
+    return pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
 
 
 def _check_free(path: pathlib.Path) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import is_number
-from keras_dist.callbacks.first_process import is_first_process
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
+from keras_dist.distribution.cluster import is_first_process
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten

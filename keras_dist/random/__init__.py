@@ -9,23 +9,23 @@
 One seed gives the bits that Keras gives on JAX.
 """
 
-from keras_dist.random.distributions import (
+from keras_dist.random.functions import (
     beta,
     binomial,
     categorical,
+    dropout,
     gamma,
     normal,
     randint,
+    shuffle,
     truncated_normal,
     uniform,
 )
-from keras_dist.random.elements import dropout, shuffle
-from keras_dist.random.keys import check_seed as check_seed
-from keras_dist.random.keys import current_seed as current_seed
-from keras_dist.random.keys import key_stream as key_stream
-from keras_dist.random.keys import next_key as next_key
-from keras_dist.random.keys import set_random_seed
-from keras_dist.random.seed_generator import SeedGenerator
+from keras_dist.random.seeds import SeedGenerator, set_random_seed
+from keras_dist.random.seeds import check_seed as check_seed
+from keras_dist.random.seeds import current_seed as current_seed
+from keras_dist.random.seeds import key_stream as key_stream
+from keras_dist.random.seeds import next_key as next_key
 
 __all__ = [
     "SeedGenerator",

@@ -1,4 +1,4 @@
-"""Locks of files and folders that the system drops with their process: one writer, told from one that was killed."""
+"""Locks of files and folders, which the system drops when their process ends."""
 
 from __future__ import annotations
 
@@ -47,9 +47,6 @@ class Lock:
     Args:
         directory: made if need be.
 
-    Raises:
-        CheckpointError: another holder, in this process or another one, writes there; or the directory is a file.
-        OSError: the directory cannot be made or written.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -87,12 +84,7 @@ class Lock:
 
 
 def _locked(path: pathlib.Path) -> TextIO:
-    """The file at a path, which is made if need be, with the system's lock on it.
-
-    Raises:
-        CheckpointError: another one has the lock.
-        OSError: the file cannot be made, has no locks, or is a link: what is written would go elsewhere.
-    """
+    """Return the file at a path, which is made if need be, with the system's lock on it."""
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "a+", encoding="utf-8")
         if fcntl is None:

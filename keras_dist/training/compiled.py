@@ -32,6 +32,9 @@ Logs = dict[str, Any]
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
 
+Expected = Callable[[], list[Execution]]
+"""What gives other executions of a run, for which programs can be compiled at the same time."""
+
 Streams = dict[int, Any]
 """The states of random generators, by their index among the arrays of a `TrainState`."""
 
@@ -116,20 +119,25 @@ class CompiledSteps:
         """How many programs there are."""
         return len(self._programs)
 
-    def train(self, step: TrainStep, state: Flat, logs: Logs, execution: Execution) -> Callable[[], tuple[Flat, Logs]]:
+    def train(
+        self, step: TrainStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
+    ) -> Callable[[], tuple[Flat, Logs]]:
         """What runs the steps: it consumes `state`, and gives the one after them, and `logs` with their batches added.
 
-        All that takes time, and may be interrupted, is done before it is called.
+        All that takes time, and may be interrupted, is done before it is called. Where a program must be compiled,
+        those of the `expected` executions are compiled with it.
         """
-        return self._prepared("train", step, execution, self._compile_train, state, logs)
+        return self._prepared("train", step, execution, expected, self._compile_train, state, logs)
 
-    def test(self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution) -> tuple[Streams, Logs]:
+    def test(
+        self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution, expected: Expected = list
+    ) -> tuple[Streams, Logs]:
         """`logs` with the batches added, and the generators afterwards."""
-        return self._prepared("test", step, execution, self._compile_test, state, logs)()
+        return self._prepared("test", step, execution, expected, self._compile_test, state, logs)()
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
         """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
-        drawn, outputs = self._prepared("predict", step, execution, self._compile_predict, state)()
+        drawn, outputs = self._prepared("predict", step, execution, list, self._compile_predict, state)()
         # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
         # the last kernel instead.
         return drawn, outputs if self._gather is None else self._gather(outputs)
@@ -169,13 +177,19 @@ class CompiledSteps:
         return accumulators
 
     def _prepared(
-        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], *before: Any
+        self,
+        mode: str,
+        step: Any,
+        execution: Execution,
+        expected: Expected,
+        compile_: Callable[..., Any],
+        *before: Any,
     ) -> Callable[[], Any]:
         """The program with its arguments, `before` and those of the execution; it is compiled already."""
-        program = self._programs.get((mode, step, execution.kind, execution.form))
-        if program is None:
-            program = self._made(mode, step, execution, compile_, before)
-            self._warn_of_shapes(mode, execution)
+        key = mode, step, execution.kind, execution.form
+        if key not in self._programs:
+            self._compile(mode, step, [execution, *expected()], compile_, before)
+        program = self._programs[key]
         arguments = _arguments(mode, before, execution)
 
         def run() -> Any:
@@ -193,21 +207,49 @@ class CompiledSteps:
 
         return run
 
+    def _compile(
+        self,
+        mode: str,
+        step: Any,
+        executions: list[Execution],
+        compile_: Callable[..., Any],
+        before: tuple[Any, ...],
+    ) -> None:
+        """New programs for those of the executions that have none: traced one after the other, compiled in threads.
+
+        The first is needed now; what is wrong with another one shows when that is.
+        """
+        lowered: dict[Any, Any] = {}
+        for execution in executions:
+            key = mode, step, execution.kind, execution.form
+            if key not in self._programs and key not in lowered:
+                try:
+                    lowered[key] = self._made(mode, step, execution, compile_, before)
+                except Exception:
+                    if not lowered:
+                        raise
+                else:
+                    self._warn_of_shapes(mode, execution)
+        try:
+            programs = _jax.compile_together(lowered.values()) if self._options.jit else lowered.values()
+        except Exception as error:
+            _note(error, executions[0])
+            raise
+        self._programs |= zip(lowered, programs, strict=True)
+
     def _made(
         self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]
     ) -> Any:
-        """A new program, compiled."""
+        """A new program, to be compiled."""
         try:
             program = compile_(step, execution)
-            if self._options.jit:
-                arguments = _arguments(mode, before, execution)
-                lowered = traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
-                program = lowered.compile()
+            if not self._options.jit:
+                return program
+            arguments = _arguments(mode, before, execution)
+            return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
         except Exception as error:
             _note(error, execution)
             raise
-        self._programs[mode, step, execution.kind, execution.form] = program
-        return program
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         if self._is_on_cpus:

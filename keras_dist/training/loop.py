@@ -74,7 +74,7 @@ class Hooks(Protocol):
 def run_steps(
     mode: Mode,
     executions: Iterable[Execution],
-    dispatch: Callable[[Execution], tuple[Any, bool]],
+    dispatch: Callable[[Execution], tuple[Any, int]],
     hooks: Hooks,
     check_interrupt: Callable[[], None],
     timer: StepTimer,
@@ -90,7 +90,7 @@ def run_steps(
     Args:
         mode: which batch hooks are called.
         executions: what to run.
-        dispatch: starts one, and returns arrays that are ready when it is done, and whether it compiled a program.
+        dispatch: starts one, and returns arrays that are ready when it is done, and how many programs it compiled.
         hooks: called around each execution.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
         timer: told of what happens.

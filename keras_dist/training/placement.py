@@ -18,6 +18,7 @@ from keras_dist.training.executions import (
     ResidentFeed,
     Single,
     StreamFeed,
+    earns_residence,
     fits_on_devices,
     placed,
     share_of,
@@ -79,7 +80,8 @@ class Placement:
         known = self._resident_sizes.setdefault(mode, {sizes})
         if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(sizes)
-        if sizes in known and fits_on_devices(source, self._distribution):
+        is_earned = stack is not None or earns_residence(source, epochs * examples.steps_of_epoch)
+        if sizes in known and is_earned and fits_on_devices(source, self._distribution):
             tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
             return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)
         return self.stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)

@@ -79,7 +79,7 @@ class StateCell:
         self._trainings = 0
         trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
         self.state_plan = self._plan_of_state({})
-        step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
+        step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
         self._links: list[tuple[weakref.ref[StateCell], dict[int, int]]] = []
         self._seen: weakref.WeakKeyDictionary[StateCell, int] = weakref.WeakKeyDictionary()
         self.state = TrainState(trainable, rest, {}, step)
@@ -233,7 +233,7 @@ class StateCell:
             slots[name] = plan.init(optimizer.transformation.init, params)
             plans[name] = plan.prefixed(name)
         self.state_plan = self._plan_of_state(plans)
-        step = place_copy(jnp.zeros((), jnp.int32), self.state_plan.shardings.step)
+        step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
         self.state = self.state.replace(slots=slots, step=step)
 
     def trainable_plan(self, optimizer: Optimizer | None = None) -> LayoutPlan:

@@ -123,14 +123,14 @@ class StepTimer:
             self._busy_until = now
         return now
 
-    def dispatched(self, began: float, signal: Any, rows: int, compiled: bool) -> float:
+    def dispatched(self, began: float, signal: Any, rows: int, compiled: int) -> float:
         """A dispatch is over.
 
         Args:
             began: when, as `look` returned it.
             signal: an array that is ready when the steps are done.
             rows: those of all its steps.
-            compiled: whether the dispatch had to compile its program.
+            compiled: how many programs the dispatch had to compile.
 
         Returns:
             When its steps may have started, for `finished`.
@@ -141,7 +141,7 @@ class StepTimer:
         self._newest = signal
         if not compiled:
             return began
-        self._compilations += 1
+        self._compilations += compiled
         self._compiling += self._busy_until - began
         return self._busy_until
 

@@ -17,7 +17,7 @@ from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator
-from keras_dist.training.compiled import CompiledSteps, Logs, StepOptions, zero_logs
+from keras_dist.training.compiled import CompiledSteps, Expected, Logs, StepOptions, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
@@ -113,7 +113,7 @@ class Trainer:
                 states = run_steps(
                     "train",
                     executions,
-                    self._train_dispatch(program, run),
+                    self._train_dispatch(program, run, feed.expected),
                     hooks,
                     check_interrupt,
                     timer,
@@ -210,7 +210,7 @@ class Trainer:
             states = run_steps(
                 "test",
                 _only(feed.epochs(range(1))),
-                self._test_dispatch(program),
+                self._test_dispatch(program, feed.expected),
                 hooks,
                 check_interrupt,
                 StepTimer(feed.tuner),
@@ -320,44 +320,46 @@ class Trainer:
         self.stops.discard(mode)
         return lambda: mode in self.stops
 
-    def _train_dispatch(self, program: LoggedStep, run: Run | None = None) -> Callable[[Execution], tuple[Logs, bool]]:
-        """What runs an execution, and notes it in the run."""
+    def _train_dispatch(
+        self, program: LoggedStep, run: Run | None = None, expected: Expected = list
+    ) -> Callable[[Execution], tuple[Logs, int]]:
+        """What runs an execution, and notes it in the run; what is `expected` is compiled with it."""
         is_resumed = run is not None and bool(run.progress.tallies)
         logs = dict(run.progress.tallies) if run is not None and is_resumed else program.reset(self._cell.mesh)
         shielded = shield()
 
-        def dispatch(execution: Execution) -> tuple[Logs, bool]:
+        def dispatch(execution: Execution) -> tuple[Logs, int]:
             nonlocal logs
             known = self._compiled.count
             with self._cell.lock:
-                prepared = self._compiled.train(program.step, self._cell.arrays, logs, execution)
+                prepared = self._compiled.train(program.step, self._cell.arrays, logs, execution, expected)
                 with shielded:  # the state is consumed: whatever happens, the cell must have the new one
                     self._cell.arrays, logs = prepared()
                     if run is not None:
                         run.progress = run.progress.after(execution.steps, execution.rows, logs)
-            return logs, self._compiled.count > known
+            return logs, self._compiled.count - known
 
         return dispatch
 
-    def _test_dispatch(self, program: LoggedStep) -> Callable[[Execution], tuple[Logs, bool]]:
+    def _test_dispatch(self, program: LoggedStep, expected: Expected = list) -> Callable[[Execution], tuple[Logs, int]]:
         logs = program.reset(self._cell.mesh)
 
-        def dispatch(execution: Execution) -> tuple[Logs, bool]:
+        def dispatch(execution: Execution) -> tuple[Logs, int]:
             nonlocal logs
             known = self._compiled.count
             with self._cell.lock:
-                streams, logs = self._compiled.test(program.step, self._cell.arrays, logs, execution)
+                streams, logs = self._compiled.test(program.step, self._cell.arrays, logs, execution, expected)
                 self._cell.put(streams)
-            return logs, self._compiled.count > known
+            return logs, self._compiled.count - known
 
         return dispatch
 
-    def _predict_dispatch(self, step: Callable[..., Any], execution: Execution) -> tuple[Any, bool]:
+    def _predict_dispatch(self, step: Callable[..., Any], execution: Execution) -> tuple[Any, int]:
         known = self._compiled.count
         with self._cell.lock:
             streams, outputs = self._compiled.predict(step, self._cell.arrays, execution)
             self._cell.put(streams)
-        return outputs, self._compiled.count > known
+        return outputs, self._compiled.count - known
 
     def _finalize(self) -> None:
         """Put what the optimizers end with in the place of the trained variables."""

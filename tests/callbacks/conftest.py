@@ -4,7 +4,6 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.compile_once import compile_once  # noqa: F401
 from tests.networks import Plain
 
 

@@ -19,7 +19,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
     monkeypatch.setattr(cluster, "_check_can_listen", lambda address: None)
-    monkeypatch.setattr(random.keys, "_seed", None)
+    monkeypatch.setattr(random.seeds, "_seed", None)
     return calls
 
 

@@ -59,7 +59,7 @@ def test_arrays_that_differ_in_the_number_of_their_key_share_a_program() -> None
 
     plan = kd.DataParallel().plan(jax.eval_shape(init))
     compiled = plan.compile_init(init)
-    assert len(compiled.programs) == 4  # two kinds of kernels, the biases, and all others
+    assert len(compiled.programs) == 3  # two kinds of kernels, and all others
     born = compiled()
     for name, whole in init().items():
         np.testing.assert_array_equal(born[name], whole)
@@ -123,7 +123,7 @@ def test_blocks_of_flax_modules_share_programs_however_many_they_are() -> None:
             np.testing.assert_allclose(value, whole, rtol=0 if exactly else 1e-6, err_msg=row.path)
         return len(compiled.programs)
 
-    assert programs_of(2) == programs_of(5) == 6
+    assert programs_of(2) == programs_of(5) == 4
 
 
 def test_a_key_that_is_drawn_in_a_trace_is_not_asked_for_its_sharding(monkeypatch: pytest.MonkeyPatch) -> None:

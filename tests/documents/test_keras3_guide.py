@@ -10,7 +10,6 @@ import pytest
 import keras_dist as keras
 from keras_dist import layers
 from keras_dist.datasets import digits
-from tests.compile_once import compile_once  # noqa: F401
 
 SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 

@@ -9,7 +9,6 @@ import pytest
 import keras_dist as keras
 from keras_dist import layers
 from keras_dist.datasets import digits
-from tests.compile_once import compile_once  # noqa: F401
 from tests.layouts import one_device
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

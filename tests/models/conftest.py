@@ -5,8 +5,6 @@ import logging
 import jax
 import pytest
 
-from tests.compile_once import compile_once  # noqa: F401
-
 
 @pytest.fixture
 def compiled_names():

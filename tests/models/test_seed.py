@@ -13,7 +13,7 @@ LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 @pytest.fixture(autouse=True)
 def forget_seed(monkeypatch):
-    monkeypatch.setattr(kd.random.keys, "_seed", None)
+    monkeypatch.setattr(kd.random.seeds, "_seed", None)
 
 
 def initial(**options):

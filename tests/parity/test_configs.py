@@ -5,7 +5,6 @@ import types
 import numpy as np
 
 import keras_dist as kd
-from tests.compile_once import compile_once  # noqa: F401
 
 
 def test_models_of_keras_are_read(keras: types.ModuleType) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from tests.compile_once import compile_once  # noqa: F401
 from tests.layouts import on
 
 ROWS, CLASSES = 22, 3

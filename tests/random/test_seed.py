@@ -50,7 +50,7 @@ def test_a_generator_goes_on(draw):
 
 @EVERY_FUNCTION
 def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatch):
-    monkeypatch.setattr(random.keys, "_seed", None)
+    monkeypatch.setattr(random.seeds, "_seed", None)
     random.set_random_seed(5)
     first, second = draw(), draw()
     assert not same(first, second)

@@ -11,7 +11,6 @@ import keras_dist as kd
 from keras_dist import callbacks, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
-from tests.compile_once import compile_once  # noqa: F401
 from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
 
 X, Y = blobs(50)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tests.compile_once import compile_once  # noqa: F401
 from tests.networks import Plain
 from tests.training.trained import Trained
 

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.core import Tracer
 
 import keras_dist as kd
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
-from keras_dist.training import executions, trainer
-from keras_dist.training.executions import ResidentFeed, fits_on_devices, stack_of
+from keras_dist.training import executions, placement
+from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
@@ -208,6 +209,49 @@ class TestResident:
         assert fits_on_devices(ArraySource(np.zeros(25, np.float32)), distribution)
         assert not fits_on_devices(ArraySource(np.zeros(26, np.float32)), distribution)
 
+    def test_a_process_without_devices_keeps_nothing(self, monkeypatch):
+        monkeypatch.setattr(executions, "local_devices", lambda distribution: [])
+        assert not fits_on_devices(ArraySource(X), layouts.one_device())
+
+    def test_it_is_brought_there_where_the_steps_earn_it(self):
+        source = ArraySource(np.zeros((1024, 2**10), np.float32))
+        assert earns_residence(source, steps=16)
+        assert not earns_residence(source, steps=15)
+
+    def test_large_batches_of_one_epoch_are_streamed(self, monkeypatch):
+        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
+        model, _ = trained("one device", "auto", epochs=1, factory=Plain)
+        assert {key[2] for key in model._session.trainer._compiled._programs} == {"single"}
+
+    def test_rows_of_any_shape_and_dtype_come_as_they_are(self):
+        rng = np.random.default_rng(0)
+        x = {
+            "image": rng.normal(size=(21, 4, 3, 1)),
+            "tokens": np.arange(42).reshape(21, 2),
+            "one": np.ones(21, np.uint8),
+        }
+        y = np.zeros((21, 0, 2), np.float32)
+        feed = ResidentFeed(Batching(ArraySource(x, y), 8), 1, layouts.one_device(), StepsTuner())
+        ((_, found),) = feed.epochs(range(1))
+        for first, execution in zip((0, 8, 16), found, strict=True):
+            zeros = jax.tree.map(lambda leaf, n=execution.rows: jnp.asarray(leaf[:n] * 0), (x, y, None))
+            batch = execution.run(lambda _, arrays: arrays, zeros, execution.operands, layouts.one_device())
+            jax.tree.map(
+                lambda rows, whole, first=first: np.testing.assert_array_equal(
+                    rows, whole[first : first + 8].astype(rows.dtype)
+                ),
+                batch,
+                (x, y, None),
+            )
+
+    def test_a_copy_of_the_rows_is_all_the_memory_they_take(self):
+        feed = ResidentFeed(
+            Batching(ArraySource(np.zeros((64, 8, 8), np.float32)), 8), 1, layouts.one_device(), StepsTuner()
+        )
+        ((_, found),) = feed.epochs(range(1))
+        data, _, _ = next(iter(found)).operands
+        assert data[0].shape == (64, 64) and data[0].unsafe_buffer_pointer() % 64 == 0
+
     def test_64_bit_numbers_count_as_the_32_bits_they_become(self):
         source = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
         assert fits_on_devices(source, kd.DataParallel(devices=kd.list_devices()[:4]))
@@ -234,7 +278,7 @@ class TestResident:
         assert 5 in lengths and set(lengths) <= {1, 5}
 
     def test_so_are_they_unless_there_is_much_to_train_on(self, monkeypatch):
-        monkeypatch.setattr(trainer, "WORTH_COMPILING", 10)
+        monkeypatch.setattr(placement, "WORTH_COMPILING", 10)
         model, _ = trained("one device", "auto", factory=Plain)
         programs = model._session.trainer._compiled._programs
         model.fit(X[:80], Y[:80], batch_size=8, verbose=0)
@@ -271,6 +315,35 @@ class TestResident:
             steps.append((execution.steps, execution.rows))
             tuner.measured(seconds=0.02 * execution.steps, steps=execution.steps)
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
+
+
+class TestProgramsOfAnEpoch:
+    """They are compiled at the same time."""
+
+    @pytest.mark.parametrize("steps", ["auto", 1, 5])
+    def test_before_its_first_step(self, steps):
+        class Count(kd.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                counts.append(self.model._session.trainer._compiled.count)
+
+        counts: list[int] = []
+        _, history = trained("one device", steps, [Count()], epochs=1, factory=Plain)
+        assert set(counts) == {3 if steps == 5 else 2}  # five steps, one, and one on the shorter batch
+        assert history.timing.compilations == counts[0]
+
+    def test_what_is_wrong_with_the_last_batch_is_told_when_it_comes(self):
+        class Picky(nnx.Module):
+            def __init__(self, rngs: nnx.Rngs) -> None:
+                self.inner = nnx.Linear(X.shape[1], 3, rngs=rngs)
+
+            def __call__(self, x: Any) -> Any:
+                assert len(x) == 8, "eight rows"
+                return self.inner(x)
+
+        watch = Looks()
+        with pytest.raises(AssertionError, match="eight rows"):
+            trained("one device", 1, [watch], epochs=1, factory=Picky)
+        assert watch.ended == [*range(13)]
 
 
 def test_only_many_small_batches_are_stacked():

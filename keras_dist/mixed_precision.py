@@ -1,4 +1,4 @@
-"""`DTypePolicy`: in which element type layers compute, and in which they keep their weights."""
+"""Mixed precision: half precision arithmetic on float32 weights, with Keras's policies and names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist._arguments import argument_error
+from keras_dist.errors import ModelError
+from keras_dist.optimizers import LossScaleOptimizer
+
+__all__ = [
+    "DTypePolicy",
+    "LossScaleOptimizer",
+    "Policy",
+    "dtype_policy",
+    "get",
+    "global_policy",
+    "set_dtype_policy",
+    "set_global_policy",
+    "with_loss_scale",
+]
 
 _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 """What the mixed policies compute in; their weights are float32."""
@@ -112,13 +126,39 @@ def _checked_name(name: Any) -> str:
     try:
         return jnp.dtype(name).name
     except TypeError:
-        raise ModelError(
-            "`dtype` is neither an element type nor a policy",
-            given=f"dtype={shorten(name)}",
-            expected='a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"',
-            fix='for example dtype="bfloat16"',
-        ) from None
+        expected = 'a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"'
+        wrong = "is neither an element type nor a policy"
+        raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16") from None
 
+
+Policy = DTypePolicy
+global_policy = dtype_policy
+set_global_policy = set_dtype_policy
 
 _current = DTypePolicy("float32")
 """The policy of layers that are made without `dtype`."""
+
+
+def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
+    """`optimizer`, in a `LossScaleOptimizer` where the policy is "mixed_float16".
+
+    Args:
+        optimizer: one optimizer, or a dict of them that all have a `loss_scale_factor`.
+        policy: of the model.
+
+    Raises:
+        ModelError: several optimizers share one loss, and do not scale it.
+    """
+    if policy.name != "mixed_float16" or isinstance(optimizer, LossScaleOptimizer):
+        return optimizer
+    if not isinstance(optimizer, Mapping):
+        return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    optimizers = [entry[0] if isinstance(entry, tuple) else entry for entry in optimizer.values()]
+    if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
+        raise ModelError(
+            "several optimizers cannot find out one scale of the loss",
+            given=f'the optimizers {list(optimizer)} under "mixed_float16"',
+            expected="one optimizer, or the same loss_scale_factor in all of them",
+            fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
+        )
+    return optimizer
