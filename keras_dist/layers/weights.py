@@ -21,7 +21,7 @@ from keras_dist.metrics import Metric
 
 @as_pytree
 class OwnWeight(Operators):
-    """A handle on a weight of a foreign module that is in no model yet.
+    """A handle on a weight of a flax module outside of a model.
 
     Attributes:
         path: the names that lead to it from the layer, such as `kernel`.
@@ -40,24 +40,24 @@ class OwnWeight(Operators):
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its dims."""
+        """The shape."""
         return self.variable.shape
 
     @property
     def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its element type."""
+        """The element type."""
         return self.variable.dtype
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it: what its layer says now."""
+        """Whether gradients train it."""
         return isinstance(self.variable, nnx.Param) and say_trainable(self._owners)
 
     def _read(self) -> jax.Array:
         return self.variable[...]
 
     def assign(self, value: Any) -> jax.Array:
-        """Set its value; gives the new one.
+        """Set its value, and return the new one.
 
         Raises:
             ModelError: the shape differs, or it is no array that the dtype can hold.
@@ -70,29 +70,29 @@ class OwnWeight(Operators):
 
 
 def keras_name(variable: Any) -> str | None:
-    """What `add_weight` called a variable; None for others."""
+    """Return the name that `add_weight` gave a variable; None for others."""
     return variable.get_metadata().get("keras_name")
 
 
 def tell_paths(module: Any) -> None:
-    """Let the weights of a module know the names that lead to them."""
+    """Store the path of each weight of a module in its metadata."""
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
             variable.set_metadata("keras_path", _paths.join(parts))
 
 
 def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
-    """Every variable of a module once, in Keras's order, with the names that lead to it.
+    """Yield each variable of a module once, in Keras's order, with its path.
 
-    First a layer's own weights, those that are trained before the others, in the order in which they were created; then
-    the same for each sublayer, in the order of assignment.
+    A layer's own weights come first, trained ones before the others, in the order of creation; then those of each
+    sublayer, in the order of assignment.
     """
     for parts, variable, _ in walk_owned(module):
         yield parts, variable
 
 
 def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
-    """As `walk`, with the layers around each variable, the innermost first."""
+    """Yield as `walk` does, with the layers around each variable, the innermost first."""
     yield from _walk(module, (), (), set())
 
 
@@ -114,7 +114,7 @@ def _walk(
 
 
 def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
-    """The variables that a module holds, also in lists and dicts, in the order of assignment."""
+    """Yield the variables that a module holds, also in lists and dicts, in the order of assignment."""
     for name, value in children_of(node):
         if isinstance(value, nnx.Variable):
             yield (name,), value
@@ -132,13 +132,13 @@ def _rank(variable: nnx.Variable) -> tuple[bool, int]:
 
 
 def children_of(node: Any) -> list[tuple[str | int, Any]]:
-    """The variables and modules that a module holds, in the order of assignment."""
+    """Return the variables and modules that a module holds, in the order of assignment."""
     named = list(enumerate(node)) if isinstance(node, nnx.List) else list(vars(node).items())
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
 def penalties(module: Any) -> list[Any]:
-    """What the regularizers of the trained weights give, a scalar each."""
+    """Return the penalties of the regularizers of the trained weights."""
     if not getattr(module, "_trainable", True):
         return []
     found = []
@@ -161,7 +161,7 @@ class WeightOwner:
 
     @property
     def weights(self) -> list[Any]:
-        """Handles on its weights, the trained ones first, then on those of its sublayers."""
+        """The weights of the layer, trained ones first, then those of its sublayers."""
         binding = self._outside.binding
         if binding is not None:
             return binding.weights()
@@ -172,7 +172,7 @@ class WeightOwner:
         ]
 
     def _listed(self, variable: Any, path: str, owners: Owners) -> Any:
-        """A weight of its own; of a foreign module a handle on it, the same object each time."""
+        """Return a weight of the layer, or the one handle on a weight of a flax module."""
         if isinstance(variable, Variable):
             variable.belong_to(owners, path)
             return variable
@@ -183,17 +183,17 @@ class WeightOwner:
 
     @property
     def variables(self) -> list[Any]:
-        """As `weights`; the states of random generators are not listed."""
+        """As `weights`, without the states of random generators."""
         return self.weights
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """Handles on the weights that are trained: what the layers say now."""
+        """The weights that are trained."""
         return [weight for weight in self.weights if self._trainable and weight.trainable]
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """Handles on the weights that are not trained."""
+        """The weights that are not trained."""
         return [weight for weight in self.weights if not (self._trainable and weight.trainable)]
 
     @property
@@ -207,7 +207,7 @@ class WeightOwner:
         return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
 
     def get_weights(self) -> list[np.ndarray]:
-        """The values of `weights`, on the host; in a job of several processes all must call."""
+        """Return the values of `weights` on the host; in a job of several processes all must call."""
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -232,7 +232,7 @@ class WeightOwner:
             handle.assign(value)
 
     def count_params(self) -> int:
-        """The number of elements of all weights.
+        """Return the number of elements of all weights.
 
         Raises:
             ModelError: the layer is not built.
@@ -243,7 +243,7 @@ class WeightOwner:
 
     @property
     def losses(self) -> list[Any]:
-        """What was added to the loss in the last call, by it and its sublayers, and what its regularizers give now."""
+        """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
         binding = self._outside.binding
         if binding is not None:
             return [*binding.added_losses(), *binding.penalties(self.trainable_weights)]
@@ -251,7 +251,7 @@ class WeightOwner:
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics that its attributes hold, and those of its sublayers."""
+        """The metrics in its attributes, and those of its sublayers."""
         return [value for owner in self._owners() for value in vars(owner).values() if isinstance(value, Metric)]
 
     @property
@@ -267,7 +267,7 @@ class WeightOwner:
         return_losses: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """What the layer gives with these values; its own stay as they are.
+        """Call the layer with other values of its weights, which stay as they are.
 
         Random generators start from where the layer's are.
 
@@ -275,7 +275,7 @@ class WeightOwner:
             trainable_variables: values for `trainable_variables`.
             non_trainable_variables: values for `non_trainable_variables`.
             *args: arguments of the call.
-            return_losses: whether what is added to the loss is returned, too.
+            return_losses: whether added losses are returned, too.
             **kwargs: further arguments of the call, such as `training`.
 
         Returns:
@@ -312,19 +312,19 @@ class WeightOwner:
         return (outputs, rest, losses) if return_losses else (outputs, rest)
 
     def _copy(self) -> Any:
-        """The layer with copies of its values, to be changed in the trace that is running."""
+        """Return the layer with copies of its values, to be changed in the current trace."""
         binding = self._outside.binding
         if binding is not None:
             return binding.module()
         return nnx.merge(*nnx.split(self), copy=True)
 
     def forget_losses(self) -> None:
-        """Drop what was added to the loss in earlier calls."""
+        """Forget the losses added in earlier calls."""
         for owner in self._owners():
             owner._outside.added = []
 
     def _owners(self) -> Iterator[Any]:
-        """This layer, then all layers below it, each once."""
+        """Yield this layer, then all layers below it, each once."""
         yield self
         yield from (node for _, node in nnx.iter_graph(self) if isinstance(node, WeightOwner) and node is not self)
 
