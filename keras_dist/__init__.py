@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from keras_dist import utils as utils
     from keras_dist import visualization as visualization
     from keras_dist.callbacks import History as History
+    from keras_dist.compilation_cache import use_compilation_cache as use_compilation_cache
     from keras_dist.distribution import DataParallel as DataParallel
     from keras_dist.distribution import DeviceMesh as DeviceMesh
     from keras_dist.distribution import Distribution as Distribution
@@ -125,6 +126,7 @@ _PACKAGE_OF = {
     "list_devices": "distribution",
     "set_distribution": "distribution",
     "set_random_seed": "random",
+    "use_compilation_cache": "compilation_cache",
     "use_cpu_devices": "distribution",
 }
 

@@ -38,7 +38,7 @@ def trace(run: Callable[[list[jax.ShapeDtypeStruct]], Any], tensors: Sequence[An
             with contextlib.suppress(Exception):
                 return run(_shapes(tensors, size, batch))
         if any(None in tensor.shape for tensor in tensors):
-            error.add_note(f"{size} stands for each size that is not known yet")
+            error.add_note(f"{size} stands for a dim of unknown size (None), such as the batch")
         raise
 
 

@@ -31,11 +31,11 @@ from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.binding import bind
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
 from keras_dist.models.record import ModelRecord
-from keras_dist.models.session import ModuleCall, Session, describe, distribution_now, told_of_one_device
+from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import default_call
+from keras_dist.training.step import ModuleCall, default_call
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model

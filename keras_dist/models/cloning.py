@@ -113,7 +113,7 @@ class _Cloning:
                 for one, starts_here in zip(inputs, starts, strict=True)
             ]
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
-            layers = [clones[name] for name in model._chain]
+            layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
             if graph is None and not inputs and model._outside.born_for is not None:
                 clone._build_for(model._outside.born_for)

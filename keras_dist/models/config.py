@@ -15,8 +15,8 @@ from keras_dist.errors import ConfigError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
 from keras_dist.models.functional import Graph, Step
-from keras_dist.models.session import Choices
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.training.choices import Choices
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model

@@ -1,0 +1,69 @@
+"""JAX's persistent compilation cache, with settings under which a second start compiles nothing."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import tempfile
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from keras_dist.errors import WriteError
+
+
+def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
+    """Keep compiled programs in a folder, where the next process finds them instead of compiling.
+
+    Turns on JAX's persistent compilation cache for all programs of this process that are compiled from now on, however
+    small they are and however fast they compile. A program is found again where the model, the shapes, the seed, the
+    devices and the versions are the same. Random seeds are a part of programs: set one, as `set_random_seed` does, or
+    each start draws its own and compiles anew.
+
+    Programs in the folder are run without further checks: only people you trust may write to it.
+
+    Args:
+        path: the folder, made if need be. By default `keras_dist/programs` in the user's folder for caches, for the
+            user alone: `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
+
+    Returns:
+        The folder.
+
+    Raises:
+        WriteError: `path` is no path, or no folder that can be written to.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.set_random_seed(0)  # doctest: +SKIP
+        >>> folder = kd.use_compilation_cache()  # doctest: +SKIP
+    """
+    try:
+        folder = pathlib.Path(_default() if path is None else path).expanduser().absolute()
+        folder.mkdir(mode=0o700 if path is None else 0o777, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        raise WriteError(
+            "use_compilation_cache: programs cannot be kept there",
+            given=f"path={path!r}: {error}",
+            expected="a folder that can be written to, or one that can be made",
+            fix='for example kd.use_compilation_cache("/tmp/programs"), or leave the path out',
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # JAX looks for its settings once, before the first program
+    return folder
+
+
+def _default() -> pathlib.Path:
+    """`keras_dist/programs` in the user's folder for caches."""
+    if sys.platform == "win32":
+        caches = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        caches = pathlib.Path.home() / "Library" / "Caches"
+    else:
+        caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(caches) / "keras_dist" / "programs"

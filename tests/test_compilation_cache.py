@@ -1,0 +1,61 @@
+"""Compiled programs that the next process finds."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import keras_dist as kd
+
+PROGRAM = """
+import collections, json, sys
+import jax
+import numpy as np
+import keras_dist as kd
+
+kd.set_random_seed(0)
+folder = kd.use_compilation_cache(*sys.argv[1:])
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rsplit("/", 1)[-1]]))
+with kd.DataParallel().scope():
+    model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8, activation="relu"), kd.layers.Dense(1)])
+model.compile("adam", "mse")
+logs = model.fit(np.ones((10, 4), np.float32), np.ones(10, np.float32), batch_size=4, verbose=0).history
+print(json.dumps([str(folder), counts["cache_hits"], counts["cache_misses"], logs]))
+"""
+
+
+def start(*arguments: str, **environment: str) -> Any:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment}, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_second_start_compiles_nothing(tmp_path):
+    cache = str(tmp_path / "programs")
+    _, hits, misses, first = start(cache)
+    assert not hits and misses
+    folder, hits, later_misses, second = start(cache)
+    assert folder == cache
+    assert hits == misses and not later_misses
+    assert first == second
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="caches have another place")
+def test_the_default_is_a_folder_of_the_user_alone(tmp_path):
+    folder, *_ = start(XDG_CACHE_HOME=str(tmp_path))
+    assert pathlib.Path(folder) == tmp_path / "keras_dist" / "programs"
+    assert pathlib.Path(folder).stat().st_mode & 0o077 == 0
+    assert any(pathlib.Path(folder).iterdir())
+
+
+@pytest.mark.parametrize("path", [3, "a file", "a file/below", "with\0null"], ids=str)
+def test_what_is_no_folder_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("a file").touch()
+    with pytest.raises(kd.errors.WriteError, match="use_compilation_cache: programs cannot be kept there"):
+        kd.use_compilation_cache(path)
