@@ -21,6 +21,10 @@ class Binding(Protocol):
         """Handles on the weights of the layer and its sublayers."""
         ...
 
+    def generators(self) -> list[Any]:
+        """Handles on the states of the random generators of the layer and its sublayers."""
+        ...
+
     def added_losses(self) -> list[Any]:
         """What the layer and its sublayers added to the loss in the last call."""
         ...
