@@ -21,6 +21,10 @@ class Binding(Protocol):
         """Return handles on the weights of the layer and its sublayers."""
         ...
 
+    def generators(self) -> list[Any]:
+        """Handles on the states of the random generators of the layer and its sublayers."""
+        ...
+
     def added_losses(self) -> list[Any]:
         """Return the losses that the layer and its sublayers added in the last call."""
         ...

@@ -38,7 +38,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import ModuleCall, default_call
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.trainer import Trainer
 
 Check = Callable[[Sequence[VariableSpec]], None]
 
@@ -55,7 +55,7 @@ def births_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def born(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def born(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
     """The session of a model, whose weights are born now, if need be.
 
     Args:
@@ -83,7 +83,7 @@ def born(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session
     return model._give_birth(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
 
 
-def give_birth(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
     """Create the weights of a model of layers, and compile it, if `compile` was called.
 
     Args:
@@ -135,7 +135,7 @@ def session_of_module(factory_or_module: Any, call: ModuleCall | None, trainable
 
 
 def _session_of_layers(
-    model: Model, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
 ) -> Session:
     """The session of a model whose weights are born here, for a call with these arguments."""
     chosen = chosen or _distribution_of_shared(model)
@@ -193,7 +193,7 @@ def _session_of_layers(
     return session
 
 
-def _distribution_of_shared(model: Model) -> Distribution | None:
+def _distribution_of_shared(model: Trainer) -> Distribution | None:
     """The distribution of the model in which the first of the layers lives already; None where none does.
 
     Models among the layers are for `_check_inner_models`.
@@ -211,7 +211,7 @@ def _made_under(layer: Layer) -> Distribution | None:
     return record.made_under if isinstance(record, ModelRecord) else None
 
 
-def _check_inner_models(model: Model, distribution: Distribution, chosen: Distribution | None) -> None:
+def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Distribution | None) -> None:
     """Check that the models among the layers are to live where the outer one does, or have weights of their own.
 
     Raises:
@@ -246,7 +246,7 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
             )
 
 
-def _link(model: Model, session: Session) -> None:
+def _link(model: Trainer, session: Session) -> None:
     """Share the variables of layers that live in other models already."""
     cell = session.cell
     by_other: dict[int, tuple[StateCell, dict[int, int]]] = {}
