@@ -23,9 +23,9 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.layers import Layer, call_context, stand_ins
-from keras_dist.layers.blueprint import fresh_copy
-from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
+from keras_dist.layers import Layer, call_context, shape_tracing
+from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
+from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.binding import bind
@@ -168,9 +168,9 @@ def _session_of_layers(
 
         return trace_factory(factory, seed, None)
 
-    graph, init = stand_ins.trace(trace, tensors)
+    graph, init = shape_tracing.trace(trace, tensors)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
-        other, _ = stand_ins.trace(trace, tensors, stand_ins.SIZES[1])
+        other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
     graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)

@@ -11,7 +11,7 @@ import jax
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, named, takes_graph

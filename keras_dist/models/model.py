@@ -19,7 +19,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import DistributionError, ModelError, shorten, type_name
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.birth import session_of_module
 from keras_dist.models.functional import connect, find_layer, input_layers, symbols_of
