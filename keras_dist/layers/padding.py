@@ -25,9 +25,6 @@ class ZeroPadding(SpatialLayer):
 
     Attributes:
         padding: a pair for each spatial dim.
-
-    Raises:
-        ModelError: an argument is none of these.
     """
 
     def __init__(
@@ -55,9 +52,6 @@ class Cropping(SpatialLayer):
 
     Attributes:
         cropping: a pair for each spatial dim.
-
-    Raises:
-        ModelError: an argument is none of these, or nothing is left.
     """
 
     def __init__(
