@@ -18,7 +18,7 @@ from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
+from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.saving import Configurable
 
 
