@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from keras_dist import optimizers, random
-from keras_dist._arguments import check_callable, check_option
+from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.errors import ModelError
+from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.data.conversion import check_batch_size
+from keras_dist.data.recognition import Source, is_data_set, source_of
+from keras_dist.data.streams import StreamSource
+from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.mixed_precision import with_loss_scale
-from keras_dist.models.arguments import step_options, weighted_arrays
 from keras_dist.models.session import Session
-from keras_dist.training.choices import Choices
+from keras_dist.training.choices import Choices, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
@@ -25,19 +29,19 @@ from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import ModuleCall
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.trainer import Trainer
 
 Callbacks = Iterable[Callback] | Callback | None
 Examples = Batching | Streaming
 
 
-def compile(model: Model, arguments: Mapping[str, Any]) -> None:
+def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
     model._check_idle("compile")
     model._choose(_choices(model, arguments))
 
 
-def _choices(model: Model, arguments: Mapping[str, Any]) -> Choices:
+def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     """The arguments of `compile`, checked and with names resolved."""
     options = step_options(**{name: arguments[name] for name in _STEP_OPTIONS})
     train_step = arguments["train_step"] or getattr(model, "train_step", None)
@@ -60,7 +64,7 @@ _STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", 
 
 
 def _objective(
-    model: Model, train_step: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
+    model: Trainer, train_step: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
 ) -> Objective | None:
     """Loss and metrics; None where a train step needs none."""
     if loss is None and train_step is None and not model._may_add_losses:
@@ -89,7 +93,7 @@ def _objective(
 
 
 def fit(
-    model: Model,
+    model: Trainer,
     examples: Examples,
     epochs: range,
     validation: Validation | None,
@@ -117,7 +121,7 @@ def fit(
     return hooks.history
 
 
-def evaluate(model: Model, examples: Examples, callbacks: Callbacks, verbose: Any, return_dict: bool) -> Any:
+def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, return_dict: bool) -> Any:
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     session.objective("evaluate")
@@ -125,14 +129,14 @@ def evaluate(model: Model, examples: Examples, callbacks: Callbacks, verbose: An
 
 
 def predict(
-    model: Model, examples: Examples, callbacks: Callbacks, verbose: Any, call: ModuleCall | None = None
+    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, call: ModuleCall | None = None
 ) -> Any:
     """The outputs for the examples; see `Model.predict`."""
     session = model._born(examples.source.x)
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 
-def train_on_batch(model: Model, arrays: tuple[Any, Any, Any], class_weight: Any, return_dict: bool) -> Any:
+def train_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], class_weight: Any, return_dict: bool) -> Any:
     """One step of training on these rows; see `Model.train_on_batch`."""
     session = _ready_to_train(model, "train_on_batch", arrays[0])
     source = weighted_arrays(ArraySource(*arrays), class_weight)
@@ -140,24 +144,24 @@ def train_on_batch(model: Model, arrays: tuple[Any, Any, Any], class_weight: Any
         return _keras_result(session.trainer.train_batch(source), return_dict)
 
 
-def test_on_batch(model: Model, arrays: tuple[Any, Any, Any], return_dict: bool) -> Any:
+def test_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], return_dict: bool) -> Any:
     """Loss and metrics of these rows; see `Model.test_on_batch`."""
     session = model._compiled("test_on_batch", arrays[0])
     session.objective("test_on_batch")
     return _keras_result(session.trainer.test_batch(ArraySource(*arrays)), return_dict)
 
 
-def predict_on_batch(model: Model, x: Any) -> Any:
+def predict_on_batch(model: Trainer, x: Any) -> Any:
     """The outputs for these rows; see `Model.predict_on_batch`."""
     return model._born(x).trainer.predict_batch(ArraySource(x))
 
 
-def lower_train_step(model: Model, arrays: tuple[Any, Any, Any]) -> jax.stages.Lowered:
+def lower_train_step(model: Trainer, arrays: tuple[Any, Any, Any]) -> jax.stages.Lowered:
     """The train step for these rows, lowered; see `Model.lower_train_step`."""
     return model._compiled("lower_train_step", arrays[0]).trainer.lower_train(ArraySource(*arrays))
 
 
-def _ready_to_train(model: Model, method: str, x: Any) -> Session:
+def _ready_to_train(model: Trainer, method: str, x: Any) -> Session:
     """The session of a compiled model, on the current distribution."""
     session = model._compiled(method, x)
     session.check_current_distribution(method)
@@ -166,7 +170,7 @@ def _ready_to_train(model: Model, method: str, x: Any) -> Session:
 
 
 def _hooks(
-    model: Model,
+    model: Trainer,
     callbacks: Callbacks,
     verbose: Any,
     examples: Examples,
@@ -188,3 +192,195 @@ def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())
+
+
+def batching(
+    source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
+) -> Batching | Streaming:
+    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all.
+
+    Raises:
+        DataError: the batch size is not a positive integer, or the source has batches already, or they never end.
+        ModelError: the number of steps is neither one nor None.
+    """
+    if steps is not None:
+        steps = check_steps(steps_argument, steps)
+    if isinstance(source, StreamSource):
+        if batch_size is not None:
+            raise DataError(
+                f"`{size_argument}` cannot be given beside batches",
+                given=f"{size_argument}={shorten(batch_size)}, {source.title}",
+                expected="a source that makes its batches itself",
+                fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
+            )
+        return Streaming(source, steps, steps_argument)
+    default = 32 if steps is None else -(-source.length // steps)
+    return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
+
+
+def training_sources(
+    arrays: tuple[Any, Any, Any], class_weight: Any, validation_split: Any, validation_data: Any
+) -> tuple[Source, Source | None]:
+    """The examples to train on, and those to validate with.
+
+    Raises:
+        DataError: an argument cannot be used.
+    """
+    wrong = "is not a part of the examples"
+    check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
+    source, validation = source_of(*arrays), None
+    if validation_data is not None:
+        validation = validation_source(validation_data)
+    elif validation_split:
+        source, validation = split_source(source, validation_split)
+    return weighted_by_class(source, class_weight), validation
+
+
+def weighted_by_class(source: Source, class_weight: Any) -> Source:
+    """The source with the weights of classes as weights of examples; itself without any.
+
+    Raises:
+        DataError: examples have weights already, or there is not one class for each.
+    """
+    if isinstance(source, ArraySource) or class_weight is None:
+        return weighted_arrays(source, class_weight) if isinstance(source, ArraySource) else source
+    if not isinstance(source, StreamSource):
+        raise _not_in_memory("class_weight", source)
+    return source.weighted(lambda y: weights_of_classes(y, class_weight))
+
+
+def weighted_arrays(source: ArraySource, class_weight: Any) -> ArraySource:
+    """The examples with the weights of classes as weights of examples; themselves without any.
+
+    Raises:
+        DataError: examples have weights already, or there is not one class for each.
+    """
+    if class_weight is None:
+        return source
+    x, y, sample_weight = source.arrays
+    if sample_weight is not None:
+        raise DataError(
+            "`class_weight` and `sample_weight` cannot be given at the same time",
+            given=f"class_weight={shorten(class_weight)}, and a sample_weight",
+            expected="one of them",
+            fix="multiply sample_weight by the weight of each example's class",
+        )
+    return ArraySource(x, y, weights_of_classes(y, class_weight), source.name)
+
+
+def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:
+    """The first rows, and the last ones, which are that part of all.
+
+    Raises:
+        DataError: one of them would be empty, or the rows are not in memory.
+    """
+    if not isinstance(source, ArraySource):
+        raise _not_in_memory("validation_split", source)
+    at = math.floor(source.length * (1.0 - validation_split))
+    if at in (0, source.length):
+        raise DataError(
+            "`validation_split` leaves no rows to train on" if at == 0 else "`validation_split` takes no rows",
+            given=f"validation_split={validation_split} of {source.length} rows",
+            expected="at least one row for training and one for validation",
+            fix="another part, or more examples",
+        )
+    return source.split(at)
+
+
+def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
+    """What is evaluated after which epochs, in batches of `fit_size` unless told otherwise; None without examples.
+
+    Raises:
+        DataError: the batch size cannot be used.
+        ModelError: the number of steps or the frequency cannot.
+    """
+    freq = check_freq(freq)
+    if source is None:
+        return None
+    if batch_size is None and not isinstance(source, StreamSource):
+        batch_size = fit_size
+    return Validation(batching(source, batch_size, steps, "validation_batch_size", "validation_steps"), freq)
+
+
+def check_freq(validation_freq: Any) -> int | list[int]:
+    """`validation_freq`, if it is a number of epochs or a list of epochs.
+
+    Raises:
+        ModelError: it is not.
+    """
+    epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
+    if epochs and all(is_int(epoch, 1) for epoch in epochs):
+        return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
+    raise ModelError(
+        "`validation_freq` tells no epochs",
+        given=f"validation_freq={shorten(validation_freq)}",
+        expected="an integer of at least 1, or a list of epochs that are counted from 1",
+        fix="validation_freq=2 validates after every other epoch, [1, 10] after the first and the tenth",
+    )
+
+
+def validation_source(validation_data: Any) -> Source:
+    """The examples of `validation_data`.
+
+    Raises:
+        DataError: it is neither `(x, y)` or `(x, y, sample_weight)`, nor a data set.
+    """
+    if is_data_set(validation_data):
+        return source_of(validation_data, name="validation ")
+    if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
+        raise DataError(
+            "`validation_data` cannot be used",
+            given=f"{type(validation_data).__name__}"
+            + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else ""),
+            expected="(x, y) or (x, y, sample_weight), or a data set",
+            fix="fit(..., validation_data=(x_test, y_test))",
+        )
+    x, y, *weights = validation_data
+    return source_of(x, y, *weights, name="validation ")
+
+
+def _not_in_memory(argument: str, source: Source) -> DataError:
+    return DataError(
+        f"`{argument}` is for arrays",
+        given=f"{argument}, and {type(source).__name__} of {source.title}",
+        expected="x and y as arrays in memory",
+        fix="let the data set do it: hold rows out, or give sample weights itself",
+    )
+
+
+def step_options(
+    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
+) -> StepOptions:
+    """How the steps run.
+
+    Raises:
+        ModelError: an argument is none of its options.
+    """
+    for name, value in (("run_eagerly", run_eagerly), ("donate", donate), ("check", check)):
+        check_option(name, value, _BOOLS)
+    check_option("jit_compile", jit_compile, (True, False, "auto"))
+    steps = None
+    if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
+        steps = check_steps("steps_per_execution", steps_per_execution, "'auto'")
+    jit = not run_eagerly and jit_compile is not False
+    ahead = check_steps("prefetch", prefetch, "")
+    return StepOptions(steps, jit, bool(donate and not check), bool(check), ahead)
+
+
+def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
+    """`value`, the value of `argument`, if it is a number of steps.
+
+    Raises:
+        ModelError: it is not an integer of at least 1.
+    """
+    return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
+
+
+def epoch_range(initial_epoch: Any, epochs: Any) -> range:
+    """The numbers of the epochs from `initial_epoch` to `epochs`.
+
+    Raises:
+        ModelError: one of them is not an integer of at least 0.
+    """
+    first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
+    return range(first, check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3))

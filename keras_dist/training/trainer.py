@@ -15,6 +15,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator
 from keras_dist.training.choices import Choices, StepOptions
@@ -45,7 +46,7 @@ class LoggedStep:
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
-    def reset(self, mesh: Any) -> Logs:
+    def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
         own = {name: one for name, one in self.accumulators.items() if getattr(one, "has_own_start", False)}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
@@ -96,12 +97,11 @@ class Trainer:
         self._compiled.forget_shapes("train")
         feed = self._placement.feed("train", examples, len(epochs), shuffle_key, hooks.sees_every_batch("train"))
         program = self._logged_step("train", lambda: self._placement.example(examples))
-        evaluate = self._evaluation(validation.examples, hooks, len(epochs)) if validation is not None else None
+        validate = self._validation(validation, hooks, len(epochs))
         timer, should_stop = StepTimer(feed.tuner), self._stopper("train")
         logs: Mapping[str, float] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        begun = Progress.begun(examples, epochs, shuffle_key)
-        run = Run(examples, hooks, begun, program.zeros, self._options)
+        run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
         with self._running(run, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
             start = run.begin()
@@ -124,11 +124,7 @@ class Trainer:
                 )
                 states = dict(run.progress.tallies) if states is None else states  # no step was left
                 self._hold(program, states)
-                known: dict[str, float] = {}
-                if validation is not None and evaluate is not None and validation.is_due(epoch):
-                    found = evaluate(check_interrupt) if validation.has_batches() else {}
-                    known = {f"val_{name}": value for name, value in found.items()}
-                logs = LazyLogs(states, program.accumulators, known)
+                logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt))
                 run.progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
@@ -194,6 +190,21 @@ class Trainer:
         """Loss and metrics over the examples."""
         with interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
+
+    def _validation(
+        self, validation: Validation | None, hooks: Hooks, epochs: int
+    ) -> Callable[[int, Callable[[], None]], dict[str, float]]:
+        """What evaluates after an epoch, and gives logs for it; nothing where none are due."""
+        if validation is None:
+            return lambda epoch, check_interrupt: {}
+        evaluate = self._evaluation(validation.examples, hooks, epochs)
+
+        def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
+            if not validation.is_due(epoch) or not validation.has_batches():
+                return {}
+            return {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
+
+        return validate
 
     def _evaluation(
         self, examples: Examples, hooks: Hooks, epochs: int = 1
@@ -384,7 +395,7 @@ class Trainer:
 
 
 def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[..., Any]]:
-    """The train and test steps, as far as the choices has them."""
+    """The train and test steps, as far as `compile` chose them."""
     found: dict[Mode, Callable[..., Any]] = {}
     if choices is not None and choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
