@@ -12,7 +12,7 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo notebooks test lint type check bench dtensor clean
+.PHONY: help setup demo notebooks test soak lint type check bench dtensor clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ notebooks: $(READY) ## run every notebook, and keep what it prints
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
+
+soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5)
+	SOAK=$(or $(ROUNDS),5) $(BIN)/python -m pytest -m soak --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 lint: $(READY) ## check style, format and floors
 	$(BIN)/ruff check

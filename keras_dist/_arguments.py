@@ -9,7 +9,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -147,7 +147,7 @@ def check_option(
 ) -> Any:
     """Return the option that equals `value`; strings in any case."""
     lowered = value.lower() if isinstance(value, str) else value
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
+    if value is None or np.isscalar(value):
         for option in options:
             if lowered == (option.lower() if isinstance(option, str) else option):
                 return option
@@ -172,7 +172,10 @@ def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., 
 
 def check_path(argument: str, value: object, example: str, error: type[KerasDistError] = ModelError) -> str:
     """Return `value`, a string or a path, as a string."""
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    try:
+        path = os.fspath(cast("str", value))
+    except TypeError:
+        path = None
     if isinstance(path, str) and path and "\0" not in path:
         return path
     raise argument_error(
@@ -259,8 +262,9 @@ def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], lay
 
 def _items(value: Any) -> tuple[Any, ...] | None:
     """The items of a list, a tuple or an array; None of anything else."""
-    return tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else None
+    has_items = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    return tuple(cast("Sequence[Any]", value)) if has_items else None
 
 
 def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(_as_tuples, cast("list[Any]", value))) if isinstance(value, list) else value

@@ -1,5 +1,7 @@
 """Activations: Keras's names and defaults on `jax.nn`, as functions of one array."""
 
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

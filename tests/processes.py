@@ -1,10 +1,28 @@
-"""Jobs of real processes, with fake devices each."""
+"""Programs in processes of their own."""
 
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+
+_COUNT = "--xla_force_host_platform_device_count"
+
+
+def environment(devices: int | None = None) -> dict[str, str]:
+    """What this run has set, without its fake devices: with so many others, or as for a program that makes its own."""
+    of_devices = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES")
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT)]
+    flags += [] if devices is None else [f"{_COUNT}={devices}"]
+    kept = {name: value for name, value in os.environ.items() if name not in of_devices}
+    return kept | {"XLA_FLAGS": " ".join(flags)}
+
+
+def killed_environment() -> dict[str, str]:
+    """That of this run, for processes that may be killed while they write a program: nobody else reads theirs."""
+    programs = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).with_name("killed")
+    return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(programs)}
+
 
 SETUP = """
 import sys
@@ -42,16 +60,12 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         root = pathlib.Path(__file__).parent.parent
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        }
+        path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-c", f"{SETUP}\n{program}\n{END}"]
         self.processes = [
             subprocess.Popen(
                 [*command, str(index), str(processes), port, *map(str, arguments)],
-                env=environment,
+                env=environment(devices) | {"PYTHONPATH": path, "PJRT_NPROC": "32"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

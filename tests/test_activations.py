@@ -1,7 +1,5 @@
 """Activations, and what `activations.get` accepts."""
 
-import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from keras_dist import activations, saving
-from keras_dist.errors import ConfigError, ModelError, UnknownNameError
+from keras_dist import activations
+from keras_dist.errors import ModelError
 
 X = np.linspace(-7.0, 7.0, 12, dtype="float32").reshape(2, 6)
 NAMES = sorted(set(activations.__all__) - {"deserialize", "get", "serialize"})
@@ -77,66 +75,3 @@ def test_glu_needs_two_halves() -> None:
     with pytest.raises(ModelError, match="glu cannot halve its input") as caught:
         activations.glu(jnp.ones((2, 3)))
     assert "(2, 3)" in caught.value.given
-
-
-def test_names_functions_and_none() -> None:
-    assert len(NAMES) == 32
-    for name in set(NAMES) - {"threshold"}:
-        assert activations.get(name) is getattr(activations, name)
-    assert activations.swish is activations.silu
-    assert activations.hard_swish is activations.hard_silu
-    assert activations.get(None) is activations.linear
-    assert activations.get(jax.nn.relu) is jax.nn.relu
-    clipped = functools.partial(activations.relu, max_value=1.0)
-    assert activations.get(clipped) is clipped
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"swish", "hard_swish", "threshold"}))
-def test_functions_are_written_down_by_name(name: str) -> None:
-    function = getattr(activations, name)
-    assert activations.serialize(function) == name
-    assert activations.deserialize(name) is function
-    config = json.loads(json.dumps(saving.serialize_keras_object(function)))
-    assert config["module"] == "keras_dist.activations"
-    for read in (activations.get, activations.deserialize, saving.deserialize_keras_object):
-        assert read(config) is function
-
-
-def test_functions_of_keras_are_read() -> None:
-    for module in ("builtins", "keras.activations"):
-        config = {"module": module, "class_name": "function", "config": "relu", "registered_name": "function"}
-        assert activations.get(config) is activations.relu
-
-
-def test_custom_objects() -> None:
-    def double(x: Any) -> Any:
-        return 2 * x
-
-    config = activations.serialize(double)
-    assert config["config"] == "double"
-    assert activations.deserialize(config, {"double": double}) is double
-    assert activations.deserialize("double", {"double": double}) is double
-    with pytest.raises(ConfigError, match="'double', which is not known"):
-        activations.deserialize(config)
-    saving.register_keras_serializable("tests_of_activations")(double)
-    assert activations.get(activations.serialize(double)) is double
-    assert activations.get("tests_of_activations>double") is double
-
-
-@pytest.mark.parametrize(
-    ("identifier", "error", "words"),
-    [
-        ("rellu", UnknownNameError, r"unknown activation 'rellu' \(did you mean 'relu'\?\)"),
-        (3, ModelError, "cannot be called as activation"),
-        (lambda: 0.0, ModelError, "cannot be called as activation"),
-        (lambda x, y: 0.0, ModelError, "cannot be called as activation"),
-        ("threshold", ModelError, "cannot be called as activation"),
-        ({"class_name": "function", "config": "rellu"}, ConfigError, "'rellu', which is not known"),
-        ({"class_name": "relu", "config": {}}, ConfigError, "'relu', which is not known"),
-    ],
-)
-def test_what_is_no_activation_is_named(identifier: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
-        activations.get(identifier)
-    assert caught.value.given
-    assert caught.value.fix

@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import importlib.metadata
-import os
 import pathlib
 import pkgutil
 import re
@@ -15,6 +14,7 @@ import textwrap
 import pytest
 
 import keras_dist
+from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."))
@@ -23,7 +23,7 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__pa
 PATH = {"PYTHONPATH": str(ROOT)}
 README = (ROOT / "README.md").read_text()
 BLOCKS = [textwrap.dedent(text) for text in re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)]
-BARE = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC")}
+BARE = environment()
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])

@@ -1,11 +1,12 @@
 """The notebooks run from beginning to end. `python -m tests.test_notebooks` writes what they print into them."""
 
-import os
 import pathlib
 
 import nbclient
 import nbformat
 import pytest
+
+from tests.processes import environment
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 EVERY_NOTEBOOK = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -19,10 +20,8 @@ def read(path):
 def run(path):
     """The notebook after a run, with its outputs, and nothing else that depends on the machine."""
     notebook, cells = read(path)
-    mine = ("XLA_FLAGS", "PJRT_NPROC", "JAX_PLATFORMS")  # of this process: the notebook makes its devices itself
-    environment = {name: value for name, value in os.environ.items() if name not in mine}
     metadata = nbformat.from_dict(dict(notebook.metadata))
-    nbclient.NotebookClient(notebook, timeout=300).execute(env=environment, cwd=path.parent)
+    nbclient.NotebookClient(notebook, timeout=300).execute(env=environment(), cwd=path.parent)
     notebook.metadata = metadata
     for cell in cells:
         cell.metadata.pop("execution", None)

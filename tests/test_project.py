@@ -18,7 +18,7 @@ def make(*arguments):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
     "target",
-    ["help", "setup", "demo", "notebooks", "test", "lint", "type", "check", "clean", "bench", "dtensor"],
+    ["help", "setup", "demo", "notebooks", "test", "soak", "lint", "type", "check", "clean", "bench", "dtensor"],
 )
 def test_make_help_lists_every_target(target):
     assert re.search(rf"^  make {target}\b", make("help").stdout, re.MULTILINE)
@@ -32,7 +32,7 @@ def test_make_demo_passes_the_mesh_on():
 def test_ci_runs_what_a_person_runs():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "make lint type test" in script.read_text()
+    assert "make lint type test soak" in script.read_text()
 
 
 def test_license_and_type_marker():

@@ -1,6 +1,5 @@
 """Penalties, and what `regularizers.get` accepts."""
 
-import json
 from typing import Any
 
 import jax
@@ -8,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_dist import regularizers, saving
-from keras_dist.errors import ConfigError, ModelError, UnknownNameError
+from keras_dist import regularizers
+from keras_dist.errors import ModelError, UnknownNameError
 
 X = jnp.array([[1.0, -2.0], [0.0, 3.0]])
 
@@ -55,71 +54,6 @@ def test_one_row_alone_is_orthogonal() -> None:
     value, gradient = jax.value_and_grad(regularizers.OrthogonalRegularizer())(row)
     assert float(value) == 0.0
     assert not np.any(gradient)
-
-
-@pytest.mark.parametrize(
-    ("name", "cls"),
-    [
-        ("l1", regularizers.L1),
-        ("L1", regularizers.L1),
-        ("l2", regularizers.L2),
-        ("L2", regularizers.L2),
-        ("l1l2", regularizers.L1L2),
-        ("l1_l2", regularizers.L1L2),
-        ("L1L2", regularizers.L1L2),
-        ("orthogonal_regularizer", regularizers.OrthogonalRegularizer),
-        ("OrthogonalRegularizer", regularizers.OrthogonalRegularizer),
-    ],
-)
-def test_names(name: str, cls: type) -> None:
-    assert type(regularizers.get(name)) is cls
-    if name != "l1l2":
-        assert getattr(regularizers, name) is cls
-
-
-def test_objects_functions_classes_and_none() -> None:
-    mean = Mean()
-    assert regularizers.get(mean) is mean
-    assert regularizers.get(jnp.sum) is jnp.sum
-    assert type(regularizers.get(Mean)) is Mean
-    assert regularizers.get(None) is None
-
-
-@pytest.mark.parametrize(
-    "regularizer",
-    [regularizers.L1(0.3), regularizers.L1L2(0.1), regularizers.OrthogonalRegularizer(0.2, "columns")],
-    ids=lambda regularizer: type(regularizer).__name__,
-)
-def test_configs_survive_json(regularizer: Any) -> None:
-    config = json.loads(json.dumps(regularizers.serialize(regularizer)))
-    again = regularizers.deserialize(config)
-    assert type(again) is type(regularizer)
-    assert again.get_config() == regularizer.get_config()
-    assert float(regularizers.get(config)(X)) == float(regularizer(X))  # type: ignore[misc]
-
-
-def test_custom_objects() -> None:
-    config = regularizers.serialize(Mean(4.0))
-    assert float(regularizers.deserialize(config, {"Mean": Mean})(X)) == 2.0
-    with saving.custom_object_scope({"mean": Mean}):
-        assert type(regularizers.get("mean")) is Mean
-
-
-@pytest.mark.parametrize(
-    ("identifier", "error", "words"),
-    [
-        ("l3", UnknownNameError, r"unknown regularizer 'l3' \(did you mean 'l"),
-        (0.01, ModelError, "cannot be called as regularizer"),
-        (lambda: 0.0, ModelError, "cannot be called as regularizer"),
-        (lambda x, y: 0.0, ModelError, "cannot be called as regularizer"),
-        ({"class_name": "L3", "config": {}}, ConfigError, "'L3', which is not known"),
-    ],
-)
-def test_what_is_no_regularizer_is_named(identifier: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
-        regularizers.get(identifier)
-    assert caught.value.given
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("factor", [-0.1, float("inf"), float("nan"), "0.1", True, [0.1]])

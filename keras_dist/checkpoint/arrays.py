@@ -90,7 +90,6 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
         folder: where they are, below `FOLDER`.
         wanted: what is read, by name: with a sharding arrays on devices, of which each process reads its own shards;
             without one arrays on the host.
-
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415
 

@@ -29,7 +29,6 @@ class Draft:
     Attributes:
         place: where the folder is to be.
         folder: where it is written.
-
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:

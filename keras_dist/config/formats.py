@@ -21,7 +21,6 @@ def read_table(file: Path) -> dict[Any, Any]:
 
     Returns:
         What the file holds.
-
     """
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         raise ConfigError(

@@ -192,7 +192,7 @@ class DistributionConfig(Table):
 
     by_name: ClassVar[dict[str, type[DistributionConfig]]] = {}
 
-    strategy: str
+    strategy: Any  # a Literal in each subclass
     batch_axis: Axes = None
 
     @classmethod

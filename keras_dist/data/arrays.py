@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from keras_dist._ranges import check_fits
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
-from keras_dist.data.conversion import as_arrays, common_length, named_leaves
+from keras_dist.data.conversion import Arrays, as_arrays, common_length, named_leaves
 from keras_dist.data.source import RowSource
 
 
@@ -28,7 +27,7 @@ class ArraySource(RowSource):
 
     way_of_targets = "pass y"
 
-    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> None:
+    def __init__(self, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> None:
         self.name, self.title = name, f"{name}arrays"
         self._arrays = tuple(
             as_arrays(value, f"{name}{argument}")
@@ -41,12 +40,12 @@ class ArraySource(RowSource):
         self.form = (self._tree, tuple((leaf.shape[1:], leaf.dtype) for leaf in self._leaves))
 
     @property
-    def like(self) -> tuple[Any, Any, Any]:
+    def like(self) -> Arrays:
         """The arrays."""
         return self._arrays
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any]:
+    def arrays(self) -> Arrays:
         """`(x, y, sample_weight)` as numpy arrays, possibly the caller's own, or `SparseRows`."""
         return self._arrays
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist.data.conversion import describe
+from keras_dist.data.conversion import Arrays, describe
 from keras_dist.distribution.process_rows import Portion
 from keras_dist.errors import DataError, shorten
 
@@ -29,7 +29,7 @@ class Batch:
         portion: which rows of the global batch these are; None for all.
     """
 
-    arrays: tuple[Any, Any, Any]
+    arrays: Arrays
     rows: int
     form: Hashable = None
     name: str = ""
@@ -59,7 +59,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
     yield from waiting
 
 
-def unpack(element: Any, name: str) -> tuple[Any, Any, Any]:
+def unpack(element: Any, name: str) -> Arrays:
     """Return `(x, y, sample_weight)`, with None for what is missing.
 
     Source: `keras.utils.unpack_x_y_sample_weight`.

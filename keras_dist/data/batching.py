@@ -43,7 +43,6 @@ class Batching:
         batch_size: rows in all batches but the last.
         steps: how many batches make an epoch; None for all.
         drop_remainder: whether rows that fill no batch are left out.
-
     """
 
     source: RowSource
@@ -146,7 +145,6 @@ class Streaming:
         source: the batches.
         steps: how many of them make an epoch; None for all.
         steps_argument: how errors call it.
-
     """
 
     source: StreamSource
@@ -263,7 +261,6 @@ class _Taken:
         batches: what is left of the pass.
         count: how many were taken.
         is_over: whether there was no other.
-
     """
 
     def __init__(

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.conversion import SparseRows
 from keras_dist.errors import DataError, shorten
 
 
-def weights_of_classes(y: Any, class_weight: Any) -> np.ndarray:
+def weights_of_classes(y: PyTree, class_weight: Any) -> np.ndarray:
     """Return the weight of the class of each example.
 
     Args:
@@ -54,5 +55,5 @@ def _check_weights(class_weight: Any) -> None:
         )
 
 
-def _shape(y: Any) -> str:
+def _shape(y: PyTree) -> str:
     return f"shape {y.shape}" if hasattr(y, "shape") else f"a {type(y).__name__} for several outputs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -13,7 +13,11 @@ from keras_dist import _paths
 from keras_dist._arguments import check_int
 from keras_dist._operators import native
 from keras_dist._ranges import check_fits
+from keras_dist._types import PyTree
 from keras_dist.errors import DataError, shorten
+
+Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
+"""`(x, y, sample_weight)`; y and sample_weight may be None."""
 
 
 def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
@@ -23,7 +27,7 @@ def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int
     return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
 
 
-def as_arrays(value: Any, argument: str) -> Any:
+def as_arrays(value: Any, argument: str) -> PyTree:
     """Convert the leaves of a pytree to numpy arrays or `SparseRows`."""
     # JAX is about to refuse iterators inside a tree with an error of its own
     value = with_lists_as_arrays(value)
@@ -31,7 +35,7 @@ def as_arrays(value: Any, argument: str) -> Any:
     return treedef.unflatten([as_array(leaf, leaf_name(argument, path)) for path, leaf in leaves])
 
 
-def with_lists_as_arrays(value: Any) -> Any:
+def with_lists_as_arrays(value: Any) -> PyTree:
     """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
     if type(value) is dict:
         return {key: with_lists_as_arrays(item) for key, item in value.items()}
@@ -51,7 +55,7 @@ def leaf_name(argument: str, path: Any) -> str:
     return argument + "".join(f"[{part!r}]" for part in parts)
 
 
-def named_leaves(arrays: tuple[Any, Any, Any], name: str) -> list[tuple[str, Any]]:
+def named_leaves(arrays: Arrays, name: str) -> list[tuple[str, Any]]:
     """Return the leaves of `(x, y, sample_weight)` with their names in errors."""
     return [
         (leaf_name(f"{name}{argument}", path), leaf)
@@ -60,7 +64,7 @@ def named_leaves(arrays: tuple[Any, Any, Any], name: str) -> list[tuple[str, Any
     ]
 
 
-def describe(arrays: tuple[Any, Any, Any], name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
+def describe(arrays: Arrays, name: str = "", shape_of: Callable[[Any], Any] = np.shape) -> str:
     """Return the leaves of `(x, y, sample_weight)` with their dtypes and shapes, as text."""
     return ", ".join(f"{leaf_name} {leaf.dtype}{shape_of(leaf)}" for leaf_name, leaf in named_leaves(arrays, name))
 
@@ -98,7 +102,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     return array
 
 
-def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set") -> int:
+def common_length(arrays: Arrays, name: str, what: str = "data set") -> int:
     """Return the number of rows, which must be that of all arrays of `(x, y, sample_weight)`."""
     lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
@@ -136,7 +140,7 @@ def common_length(arrays: tuple[Any, Any, Any], name: str, what: str = "data set
     return length
 
 
-def check_targets(arrays: tuple[Any, Any, Any], name: str, way: str = "pass y") -> None:
+def check_targets(arrays: Arrays, name: str, way: str = "pass y") -> None:
     """Check that there are targets."""
     x, y, _ = arrays
     if jax.tree.leaves(y):

@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
+from keras_dist._types import PyTree
 from keras_dist.distribution import TensorLayout, cluster
 from keras_dist.distribution.process_rows import Portion, process_rows, wrong_rows
 from keras_dist.errors import DataError, shorten
 
 
-def global_batch(arrays: Any, layouts: Any, global_rows: int, *, copy: bool = True) -> Any:
+def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: bool = True) -> PyTree:
     """Global arrays from the rows of this process. All processes of the mesh call it, each with its own rows.
 
     Args:
@@ -58,7 +59,6 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
         sharding: of the global array.
         portion: where the rows are in the global batch.
         dim: that of the rows; 1 in a stack.
-
     """
     positions = portion.positions if array.shape[dim] == len(portion.positions) else np.empty(0, np.intp)
 
@@ -75,7 +75,9 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
     return jax.make_array_from_callback(shape, sharding, part)
 
 
-def _check_all_rows(leaves: list[Any], shardings: list[Any], names: list[str], global_rows: int) -> None:
+def _check_all_rows(
+    leaves: list[Any], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
+) -> None:
     owned = [process_rows(sharding, global_rows) for sharding in shardings]
     wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
     if wrong:
@@ -94,7 +96,7 @@ def _checked(leaf: Any, name: str) -> Any:
     )
 
 
-def _broadcast(layouts: Any, arrays: Any) -> list[Any]:
+def _broadcast(layouts: PyTree, arrays: PyTree) -> list[Any]:
     """Return a layout for each leaf of `arrays`."""
     try:
         nested = jax.tree.map(lambda layout, tree: jax.tree.map(lambda _: layout, tree), layouts, arrays)

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from keras_dist._arguments import check_int
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
-from keras_dist.data.conversion import check_batch_size
+from keras_dist.data.conversion import Arrays, check_batch_size
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.recognition import source_of
 from keras_dist.data.source import RowSource
@@ -50,9 +51,9 @@ class DataLoader:
 
     def __init__(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: PyTree,
+        y: PyTree = None,
+        sample_weight: PyTree = None,
         *,
         batch_size: int | None = None,
         shuffle: bool = False,
@@ -120,7 +121,7 @@ class LoaderIterator:
     def __iter__(self) -> LoaderIterator:
         return self
 
-    def __next__(self) -> tuple[Any, Any, Any]:
+    def __next__(self) -> Arrays:
         if self._batches is None:
             self._batches = self._loader.batches_from(self._cursor)
         batch = next(self._batches)

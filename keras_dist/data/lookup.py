@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from keras_dist.data.batch import Batch, stacked, unpack
-from keras_dist.data.conversion import SparseRows, as_arrays, describe, is_plain, noting, to_host
+from keras_dist.data.conversion import Arrays, SparseRows, as_arrays, describe, is_plain, noting, to_host
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
 from keras_dist.distribution.process_rows import Share
@@ -60,7 +60,7 @@ class LookupSource(RowSource):
         return is_numbered and (hasattr(x, "__getitems__") or not isinstance(x, Iterable))
 
     @property
-    def like(self) -> tuple[Any, Any, Any]:
+    def like(self) -> Arrays:
         """The first example, as a batch."""
         return self._like
 
@@ -120,7 +120,7 @@ class LookupSource(RowSource):
                 )
         return [leaf.copy() for leaf in leaves]
 
-    def _checked(self, example: Any, number: int) -> tuple[Any, Any, Any]:
+    def _checked(self, example: Any, number: int) -> Arrays:
         """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
         with noting(self._place(number)):
             named = zip(("x", "y", "sample_weight"), unpack(example, "the example"), strict=True)

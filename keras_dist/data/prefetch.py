@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from keras_dist._arguments import check_int
+from keras_dist._types import PyTree
 from keras_dist.data.conversion import SparseRows, as_array
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.distribution.layout import TensorLayout
@@ -49,7 +50,7 @@ def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -
     yield from waiting
 
 
-def _placed(batch: Any, number: int, distribution: Distribution) -> Any:
+def _placed(batch: PyTree, number: int, distribution: Distribution) -> Any:
     def place(leaf: Any) -> jax.Array:
         host = as_array(leaf, f"a leaf of batch {number}")
         array = host.copy() if isinstance(host, SparseRows) else host

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._ranges import check_indices
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import DataError, shorten
 
 
-def to_categorical(x: Any, num_classes: int | None = None) -> Any:
+def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
     """Convert class indices to one-hot rows.
 
     Args:
@@ -44,7 +45,7 @@ def to_categorical(x: Any, num_classes: int | None = None) -> Any:
     return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 
-def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
+def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
     """Divide `x` by its norm along an axis; zeros stay zeros.
 
     Args:
@@ -65,7 +66,7 @@ def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
 def pad_sequences(
     sequences: Sequence[Any],
     maxlen: int | None = None,
-    dtype: Any = "int32",
+    dtype: DTypeLike = "int32",
     padding: str = "pre",
     truncating: str = "pre",
     value: Any = 0.0,

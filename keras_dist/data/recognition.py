@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import is_array
 from keras_dist.data.source import DataSource, RowSource, registered
@@ -19,7 +21,7 @@ TAKEN = (
 )
 
 
-def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") -> Any:
+def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Any:
     """Return the source that reads what was given to `fit`, `evaluate` or `predict`.
 
     Args:
@@ -30,7 +32,6 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") 
 
     Returns:
         A `RowSource` or a `StreamSource`.
-
     """
     kind = _kind_of(x)
     if kind is None:
@@ -53,10 +54,10 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, name: str = "") 
     return kind(x, name=name)
 
 
-def is_data_set(x: Any) -> bool:
+def is_data_set(x: PyTree) -> bool:
     """Whether `x` holds targets and weights itself, and is no array or pytree of arrays."""
     return _kind_of(x) is not None
 
 
-def _kind_of(x: Any) -> type[DataSource] | None:
+def _kind_of(x: PyTree) -> Callable[..., DataSource] | None:
     return next((kind for kind in registered if kind.recognises(x)), None)

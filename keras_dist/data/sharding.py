@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution import cluster
@@ -122,7 +123,7 @@ def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) 
     return ShareRows(np.concatenate(numbers), np.concatenate(is_padding))
 
 
-def shard_batch(batch: Any, group: ReplicaGroup | None = None) -> Any:
+def shard_batch(batch: PyTree, group: ReplicaGroup | None = None) -> PyTree:
     """Return copies of the rows of a padded global batch that this process owns.
 
     Args:

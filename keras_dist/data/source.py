@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from keras_dist.data.batch import Batch
-from keras_dist.data.conversion import check_targets
+from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
 
 
@@ -34,7 +34,7 @@ class DataSource:
         return False
 
     @property
-    def like(self) -> tuple[Any, Any, Any]:
+    def like(self) -> Arrays:
         """`(x, y, sample_weight)` with the structure, dtypes and dims of all batches, and any number of rows."""
         raise NotImplementedError
 

@@ -15,8 +15,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch, unpack
-from keras_dist.data.conversion import SparseRows, as_arrays, common_length, describe, is_plain, noting
+from keras_dist.data.conversion import Arrays, SparseRows, as_arrays, common_length, describe, is_plain, noting
 from keras_dist.data.source import DataSource, register_source
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError, shorten
@@ -76,7 +77,7 @@ class StreamSource(DataSource):
         """Called after each epoch."""
 
     @functools.cached_property
-    def like(self) -> tuple[Any, Any, Any]:
+    def like(self) -> Arrays:
         """`(x, y, sample_weight)` of the first batch, which is asked for the first time.
 
         Raises:
@@ -126,7 +127,7 @@ class StreamSource(DataSource):
     def _place(self, number: int) -> str:
         return f"batch {number} of {self.title}"
 
-    def _arrays(self, element: Any) -> tuple[Any, Any, Any]:
+    def _arrays(self, element: Any) -> Arrays:
         """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
         x, y, sample_weight = unpack(element, "the batch")
         if self._weigh is not None:
@@ -144,7 +145,7 @@ class StreamSource(DataSource):
         common_length(arrays, self.name, "batch")
         return arrays
 
-    def _padded(self, arrays: tuple[Any, Any, Any], multiple_of: int, share: Share | None) -> Batch:
+    def _padded(self, arrays: Arrays, multiple_of: int, share: Share | None) -> Batch:
         leaves, tree = jax.tree.flatten(arrays)
         rows = len(leaves[0])
         padding = -rows % multiple_of
@@ -165,7 +166,7 @@ class IterableSource(StreamSource):
 
     def __init__(self, dataset: Iterable[Any], name: str = "") -> None:
         super().__init__(dataset, name)
-        self._begun: Iterator[Any] | None = None
+        self._begun: Any = None
         self._passing: Any = None
         length = _length(dataset)
         self.is_endless = length == float("inf")
@@ -371,7 +372,7 @@ def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead:
     return (element for (element,) in grain.MapDataset.source(_Reads(read, count)).to_iter_dataset(options))
 
 
-def _check_alike(arrays: tuple[Any, Any, Any], first: tuple[Any, Any, Any]) -> None:
+def _check_alike(arrays: Arrays, first: Arrays) -> None:
     if _kind(arrays) != _kind(first):
         raise DataError(
             "a batch is another than the first",
@@ -386,6 +387,6 @@ def _copied(leaf: np.ndarray, padding: int) -> np.ndarray:
     return np.concatenate([leaf, np.repeat(leaf[-1:], padding, axis=0)]) if padding else np.array(leaf)
 
 
-def _kind(arrays: Any) -> Hashable:
+def _kind(arrays: PyTree) -> Hashable:
     leaves, tree = jax.tree.flatten(arrays)
     return tree, tuple((leaf.ndim, leaf.dtype) for leaf in leaves)

@@ -161,7 +161,7 @@ def _arrays(rows: Sequence[Any]) -> Arrays:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Hides tfds's progress bars, and gives Python's random numbers back, of which tfds takes some for a name."""
-    shown, numbers = tfds.core.utils.tqdm_utils._active, random.getstate()
+    shown, numbers = tfds.core.utils.tqdm_utils._active, random.getstate()  # pyright: ignore[reportAttributeAccessIssue]
     tfds.disable_progress_bar()
     try:
         yield

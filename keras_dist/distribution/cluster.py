@@ -6,13 +6,16 @@ import itertools
 import os
 import socket
 import sys
-from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from keras_dist import _jax, random
 from keras_dist._arguments import is_int
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist._types import Device
 from keras_dist.errors import ClusterError
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -88,7 +91,7 @@ def print_message(text: str) -> None:
         sys.stdout.write(f"{text}\n")
 
 
-def process_of(device: Any) -> int:
+def process_of(device: Device) -> int:
     """Return the index of the process that a device belongs to."""
     return device.process_index
 
@@ -111,7 +114,7 @@ def reached_preemption_point() -> bool:
 def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:
     if job_addresses is None:
         return None
-    if not isinstance(job_addresses, str):
+    if not isinstance(job_addresses, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ClusterError(
             "initialize: `job_addresses` is not a string",
             given=f"job_addresses={job_addresses!r}",

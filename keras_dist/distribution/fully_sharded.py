@@ -81,7 +81,8 @@ class FullySharded(RuleBased):
     def from_config(cls, mesh: DeviceMesh, config: FullyShardedConfig) -> Self:
         """Return the distribution of a config file with `strategy = "fully_sharded"`."""
         rules = LayoutMap(mesh)
-        rules.update(config.layout_axes())
+        for rule, axes in config.layout_axes().items():
+            rules[rule] = axes
         least = config.min_size_bytes or 0
         return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=least, strict=config.strict)
 
@@ -121,7 +122,7 @@ def _nbytes(variable: Any) -> int:
 def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:
     if layout_map is None:
         return LayoutMap(mesh)
-    if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:
+    if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DistributionError(
             "FullySharded: `layout_map` is not a LayoutMap of the same mesh",
             given=f"layout_map={layout_map!r} of type {type_name(layout_map)}, device_mesh={mesh}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownArgumentType=false
+# users hand in anything
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -147,7 +149,7 @@ class TensorLayout:
             )
         if self._device_mesh is None:
             return
-        if not isinstance(self._device_mesh, DeviceMesh):
+        if not isinstance(self._device_mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise LayoutError(
                 "TensorLayout: `device_mesh` is not a DeviceMesh",
                 given=f"{shorten(self._device_mesh)} of type {type_name(self._device_mesh)}",
@@ -182,8 +184,9 @@ def _normal_axis(axis: Any, axes: Any) -> Axis:
         return None
     if isinstance(axis, str) and axis:
         return str(axis)
-    if isinstance(axis, tuple | list) and all(isinstance(name, str) and name for name in axis):
-        names = tuple(str(name) for name in axis)
+    entries = cast("Sequence[Any]", axis) if isinstance(axis, tuple | list) else (None,)
+    if all(isinstance(name, str) and name for name in entries):
+        names = tuple(map(str, entries))
         return names if len(names) > 1 else (names[0] if names else None)
     raise LayoutError(
         f"{shorten(axis)} is not an entry of a layout",

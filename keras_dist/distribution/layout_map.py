@@ -41,7 +41,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     """
 
     def __init__(self, device_mesh: DeviceMesh | None) -> None:
-        if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
+        if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise LayoutError(
                 "LayoutMap: `device_mesh` is not a DeviceMesh",
                 given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
@@ -146,7 +146,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         Raises:
             LayoutError: `path` is not a string.
         """
-        if not isinstance(path, str):
+        if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise LayoutError(
                 "LayoutMap: a path is not a string",
                 given=f"{shorten(path)} of type {type(path).__name__}",

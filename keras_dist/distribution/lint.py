@@ -270,12 +270,12 @@ def _widened(rule: str, path: str) -> str:
 
 
 def frames_inside() -> int:
-    """How many frames up from the caller the user's code is, for a warning that points there.
+    """Return the number of frames from the caller up to the user's code, for `stacklevel` of a warning.
 
     Frames of Flax between ours count as ours: its metaclass calls the constructors of modules.
     """
     inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__))
-    frame, level = sys._getframe(1), 1
+    frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
     return level

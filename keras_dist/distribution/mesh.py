@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set

@@ -101,7 +101,8 @@ class ModelParallel(RuleBased):
     def from_config(cls, mesh: DeviceMesh, config: ModelParallelConfig) -> Self:
         """Return the distribution of a config file with `strategy = "model_parallel"`."""
         rules = LayoutMap(mesh)
-        rules.update(config.layout_axes())
+        for rule, axes in config.layout_axes().items():
+            rules[rule] = axes
         return cls(rules, config.batch_axis, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:

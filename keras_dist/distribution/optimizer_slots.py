@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from keras_dist import _paths
+from keras_dist._types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.variables import leaf_parts
 
@@ -44,7 +45,7 @@ class Claim(NamedTuple, Generic[P]):
     is_whole: bool = False
 
 
-def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
+def owners(planned: Mapping[_paths.Parts, P], tree: PyTree) -> list[Claim[P]]:
     """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
     A subtree belongs to the parameters when the way to each of its leaves begins with the way to a parameter; branches
@@ -58,10 +59,12 @@ def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
     """
     by_names = {tuple(map(str, parts)): parameter for parts, parameter in planned.items()}
 
-    def explain(node: Any) -> list[Claim[P]]:
+    def explain(node: PyTree) -> list[Claim[P]]:
         children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
         is_leaf = len(children) == 1 and children[0] is node
-        inside = [Claim(None, node)] if is_leaf else [claim for child in children for claim in explain(child)]
+        inside: list[Claim[P]] = (
+            [Claim(None, node)] if is_leaf else [claim for child in children for claim in explain(child)]
+        )
         here = _claim(by_names, node)
         if here is None:
             return inside
@@ -71,7 +74,7 @@ def owners(planned: Mapping[_paths.Parts, P], tree: Any) -> list[Claim[P]]:
     return explain(tree)
 
 
-def _claim(by_names: Mapping[tuple[str, ...], P], node: Any) -> list[Claim[P]] | None:
+def _claim(by_names: Mapping[tuple[str, ...], P], node: PyTree) -> list[Claim[P]] | None:
     """Return the leaves of `node`, each with its parameter; None where one of them has none."""
     ways: list[tuple[str, ...]] = []
     for parts in leaf_parts(node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -26,7 +26,7 @@ class OwnLayout:
 
     reason: str
     entries: tuple[Any, ...] = ()
-    axis_names: AxisNames = dataclasses.field(default_factory=dict)
+    axis_names: AxisNames = dataclasses.field(default_factory=dict[str, Any])
     layout: TensorLayout | None = None
 
     def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
@@ -43,7 +43,6 @@ class OwnLayout:
         Args:
             mesh: the devices.
             axis_names: axes by the names in sharding metadata; these come before what the model says of the names.
-
         """
         layout = self.layout
         if layout is None:
@@ -55,7 +54,9 @@ class OwnLayout:
 
 
 def _names_in(entry: Any) -> tuple[Any, ...]:
-    return tuple(entry) if isinstance(entry, tuple | list) else (entry,) if isinstance(entry, str) else ()
+    if isinstance(entry, tuple | list):
+        return tuple(cast("Sequence[Any]", entry))
+    return (entry,) if isinstance(entry, str) else ()
 
 
 def _mapped(entry: Any, axis_names: Mapping[str, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +13,13 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._operators import native
+from keras_dist._types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import LayoutError, type_name
 
 
-def distribute_tensor(tensor: Any, layout: Any) -> Any:
+def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     """Give `tensor` a layout.
 
     Args:

@@ -11,6 +11,10 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist._types import DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -69,7 +73,7 @@ class LayoutPlan:
 
     mesh: DeviceMesh
     rows: tuple[Row, ...]
-    treedef: Any
+    treedef: PyTreeDef
     problems: tuple[Problem, ...] = ()
     rules: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
 
@@ -85,7 +89,7 @@ class LayoutPlan:
         return by_alias | {row.path: row for row in self.rows}
 
     @property
-    def shardings(self) -> Any:
+    def shardings(self) -> PyTree:
         """A `jax.sharding.NamedSharding` for each array, in the planned tree's structure."""
         mesh = self.mesh.backend_mesh
         return self.treedef.unflatten(
@@ -134,7 +138,7 @@ class LayoutPlan:
         """
         return CompiledInit(fn, args, self)
 
-    def init(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def init(self, fn: Callable[..., Any], *args: Any) -> PyTree:
         """Return the tree `fn(*args)`, initialized in shards: no array is ever whole on one device.
 
         Example:
@@ -151,7 +155,7 @@ class LayoutPlan:
         """
         return self.compile_init(fn, *args)(*args)
 
-    def place(self, tree: Any) -> Any:
+    def place(self, tree: PyTree) -> PyTree:
         """Return copies of the arrays of `tree`, placed as planned. The originals are left alone.
 
         Raises:
@@ -165,7 +169,7 @@ class LayoutPlan:
         ]
         return jax.tree.structure(tree).unflatten(placed)
 
-    def follow(self, tree: Any, role: Role = "slot") -> LayoutPlan:
+    def follow(self, tree: PyTree, role: Role = "slot") -> LayoutPlan:
         """Return the plan for arrays that belong to the planned ones: optimizer slots, gradients, averages.
 
         Args:
@@ -186,7 +190,7 @@ class LayoutPlan:
         return LayoutPlan(self.mesh, tuple(rows), jax.tree.structure(tree))
 
     @staticmethod
-    def join(plans: Any) -> LayoutPlan:
+    def join(plans: PyTree) -> LayoutPlan:
         """Join a pytree of plans on one mesh to one plan."""
         parts, treedef = jax.tree.flatten(plans)
         return LayoutPlan(
@@ -198,7 +202,7 @@ class LayoutPlan:
         )
 
     @classmethod
-    def replicated_scalar(cls, path: str, dtype: Any, mesh: DeviceMesh) -> LayoutPlan:
+    def replicated_scalar(cls, path: str, dtype: DTypeLike, mesh: DeviceMesh) -> LayoutPlan:
         """Return the plan for one counter."""
         row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
         return cls(mesh, (row,), jax.tree.structure(0))
@@ -208,7 +212,7 @@ class LayoutPlan:
         rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=()) for row in self.rows]
         return LayoutPlan(self.mesh, tuple(rows), self.treedef, self.problems, self.rules)
 
-    def check_tree(self, tree: Any, what: str) -> None:
+    def check_tree(self, tree: PyTree, what: str) -> None:
         """Compare `tree` with what was planned.
 
         Raises:
@@ -283,7 +287,7 @@ def plan_variables(
     mesh: DeviceMesh,
     specs: Sequence[VariableSpec],
     layouts: Sequence[tuple[TensorLayout, TensorLayout]],
-    treedef: Any,
+    treedef: PyTreeDef,
     problems: Sequence[Problem],
     rules: Sequence[tuple[str, tuple[Axis, ...]]],
 ) -> LayoutPlan:
@@ -298,7 +302,7 @@ def plan_variables(
 def make_row(
     path: str,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: DTypeLike,
     role: Role,
     layout: TensorLayout,
     rule: str | None,

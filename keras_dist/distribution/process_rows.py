@@ -13,6 +13,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from keras_dist._arguments import is_int
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist._types import Device
 from keras_dist.distribution import cluster
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import DataError, shorten
@@ -27,11 +31,11 @@ class LaysOutData(Protocol):
 BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
 """What says where the rows of a batch live; only its first dim counts."""
 
-ProcessOf = Callable[[Any], int]
+ProcessOf = Callable[[Device], int]
 """The index of the process that a device belongs to."""
 
 
-def process_of_device(device: Any) -> int:
+def process_of_device(device: Device) -> int:
     """Return the process of a device of the job."""
     return cluster.process_of(device)
 

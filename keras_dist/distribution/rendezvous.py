@@ -72,7 +72,6 @@ class Rendezvous:
 
         Returns:
             The values of all processes, by their indices, as they come from JSON.
-
         """
         if self.processes == 1:
             return [action()]
@@ -143,7 +142,7 @@ class Rendezvous:
             if "ALREADY_EXISTS" not in str(error):
                 raise
             raise self._forged(self.process, "a value that was there before its own") from error
-        found = []
+        found: list[tuple[str, Any, Exception | None]] = []
         for process in range(self.processes):
             content = mine if process == self.process else self._awaited(client, f"{place}/{process}", process)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -97,7 +97,6 @@ class RuleBased(Distribution):
 
         In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
         itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
-
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
@@ -125,5 +124,5 @@ def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tupl
         )
     return {
         name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
-        for name, axes in (axis_names or {}).items()
+        for name, axes in cast("Mapping[str, Any]", axis_names or {}).items()
     }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -142,7 +143,7 @@ class Distribution:
         return self.get_variable_layout(variable)
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Generator[None]:
         """Make this the current distribution inside a `with` block; models that are made inside keep it."""
         with override(self):
             yield
@@ -163,7 +164,7 @@ class Distribution:
             return dataset
         return shard_dataset(dataset, all_replica_groups(self), self._replica_group())
 
-    def plan(self, tree: Any, tied: Sequence[Sequence[str]] = ()) -> LayoutPlan:
+    def plan(self, tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> LayoutPlan:
         """Return the layouts of all arrays of `tree`. Allocates nothing.
 
         Args:
@@ -180,7 +181,7 @@ class Distribution:
         specs, treedef = describe_variables(_jax.state_of(tree), [*_jax.tied_paths(tree), *tied])
         return self.plan_variables(specs, treedef)
 
-    def plan_variables(self, specs: Sequence[VariableSpec], treedef: Any) -> LayoutPlan:
+    def plan_variables(self, specs: Sequence[VariableSpec], treedef: PyTreeDef) -> LayoutPlan:
         """Return the plan for arrays that are described already; see `plan`."""
         _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
         errors: list[lint.Problem] = []
@@ -349,7 +350,7 @@ def set_distribution(value: Distribution | None) -> None:
 
 
 @contextlib.contextmanager
-def override(value: Distribution) -> Iterator[None]:
+def override(value: Distribution) -> Generator[None]:
     """Make `value` the current distribution inside a `with` block of this thread or task."""
     token = _override.set(value)
     try:
@@ -377,7 +378,7 @@ def check_mesh(device_mesh: Any) -> DeviceMesh:
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:
     """Return the axes of `mesh` that `value` names: one name, or several as a tuple."""
-    names: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,)
+    names = tuple(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else (value,)
     unknown = [name for name in names if name not in mesh.axis_sizes]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(

@@ -26,7 +26,6 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
         distribution: that of the model.
         rows: of the batch; None where it is known to be even.
         trace: calls the module.
-
     """
     mesh = distribution.device_mesh
     try:

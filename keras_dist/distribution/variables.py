@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ import jax
 import numpy as np
 
 from keras_dist import _jax, _paths
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
@@ -49,7 +52,7 @@ class VariableSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
 
 
-def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
+def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
     """Return the arrays of `tree` in flattening order, and its structure."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables_by_prefix(tree)
@@ -65,12 +68,12 @@ def describe_variables(tree: Any, tied: Sequence[Sequence[str]] = ()) -> tuple[l
     return _with_neighbours(specs), treedef
 
 
-def leaf_paths(tree: Any) -> list[str]:
+def leaf_paths(tree: PyTree) -> list[str]:
     """Return the paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
     return [_paths.join(parts) for parts in leaf_parts(tree)]
 
 
-def leaf_parts(tree: Any) -> list[_paths.Parts]:
+def leaf_parts(tree: PyTree) -> list[_paths.Parts]:
     """Return the names and indices that lead to each array of `tree`, in flattening order.
 
     NNX's `value` and Linen's leading `params` are dropped.
@@ -84,7 +87,7 @@ def leaf_parts(tree: Any) -> list[_paths.Parts]:
     return names
 
 
-def leaf_owners(tree: Any) -> list[Any]:
+def leaf_owners(tree: PyTree) -> list[Any]:
     """For each array of `tree` the variable that holds it; a raw array is its own."""
     nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
     return [node for node in nodes for _ in jax.tree.leaves(node)]
@@ -102,7 +105,7 @@ def _own_layout(path: str, owner: Any) -> OwnLayout | None:
     return None
 
 
-def _variables_by_prefix(tree: Any) -> dict[tuple[Any, ...], Any]:
+def _variables_by_prefix(tree: PyTree) -> dict[tuple[Any, ...], Any]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_jax.is_variable)
     return {tuple(key_path): node for key_path, node in flat if _jax.is_variable(node)}
 
@@ -129,7 +132,7 @@ def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
     )
 
 
-def _canonical_dtype(dtype: Any) -> Any:
+def _canonical_dtype(dtype: DTypeLike) -> Any:
     """Return the dtype that JAX gives an array of `dtype`: float32 for float64, unless 64 bits are enabled."""
     return dtype if _jax.is_key_dtype(dtype) else jax.dtypes.canonicalize_dtype(dtype)
 
@@ -146,7 +149,7 @@ def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:
         )
 
 
-def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in_nnx: bool) -> Role:
+def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: str, in_nnx: bool) -> Role:
     if _jax.is_key_dtype(dtype):
         return "rng"
     role = _jax.variable_role(variable) if variable is not None else ("statistic" if in_nnx else "parameter")
@@ -161,7 +164,7 @@ def _role(variable: Any, shape: tuple[int, ...], dtype: Any, collection: str, in
     return role  # type: ignore[return-value]
 
 
-def _linen_collections(tree: Any) -> tuple[str, ...]:
+def _linen_collections(tree: PyTree) -> tuple[str, ...]:
     """Return the collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
     if _jax.is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
         return ()

@@ -56,7 +56,6 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
         names: of what stands in it.
         value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
             this array.
-
     """
     if isinstance(value, Mapping) and not _has_keys(structure, value) and set(names) <= value.keys():
         return [value[name] for name in names]

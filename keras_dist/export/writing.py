@@ -46,7 +46,6 @@ class Lowered:
         shapes: of the inputs, with names for dims of any size.
         dtypes: of the inputs.
         output_structure: where the outputs stand.
-
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Lowered:
                     warnings.warn(
                         f"export: the program runs on {', '.join(these)} only, for elsewhere it cannot be lowered: "
                         f"{_first_line(errors[0])}",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
                 return program, named
         self._explain(shapes, tuple(platforms or here), errors[0])
@@ -141,7 +140,6 @@ def write(
         input_names: in the order of the program.
         output_names: in the order of the program.
         weights: by path, with their elements in C order.
-
     """
     program = lowered.program
     with writing_to(path), draft_of(path) as folder:

@@ -9,7 +9,8 @@ from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.symbolic import KerasTensor
-from keras_dist.models.session import Choices, Session
+from keras_dist.models.session import Session
+from keras_dist.training.choices import Choices
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -10,15 +11,21 @@ from flax import nnx
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
-from keras_dist.layers.foreign import as_layer
+from keras_dist.layers.nnx_layer import as_layer
 from keras_dist.layers.symbolic import KerasTensor, Node
-from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
 from keras_dist.models.naming import name_members
 from keras_dist.models.session import Session
 from keras_dist.saving import custom_object_scope, serialize_keras_object
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """The names of layers in the order of their calls: for NNX one value, which it need not look into."""
+
+    names: tuple[str, ...] = ()
 
 
 class Sequential(Model):
@@ -50,7 +57,7 @@ class Sequential(Model):
     ) -> None:
         super().__init__(name=name, trainable=trainable, **kwargs)
         self._members = nnx.Dict()
-        self._chain: tuple[str, ...] = ()
+        self._chain = _Chain()
         if layers is not None and not isinstance(layers, Iterable):
             raise ModelError(
                 "Sequential: `layers` is not a list",
@@ -63,7 +70,7 @@ class Sequential(Model):
     @property
     def layers(self) -> list[Layer]:
         """Its layers in the order in which they are called, without an `InputLayer`; one may occur twice."""
-        return [vars(self._members)[name] for name in self._chain]
+        return [vars(self._members)[name] for name in self._chain.names]
 
     @property
     def output_names(self) -> list[str] | None:
@@ -123,7 +130,9 @@ class Sequential(Model):
         starts = input_layers(self._outside.start)
         with one_config():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
-            config["layers"] += [write_layer(layer, name) for name, layer in zip(self._chain, self.layers, strict=True)]
+            config["layers"] += [
+                write_layer(layer, name) for name, layer in zip(self._chain.names, self.layers, strict=True)
+            ]
         built = super().get_build_config()
         if built is not None:
             config |= {f"build_{name}": value for name, value in built.items()}
@@ -233,14 +242,14 @@ class Sequential(Model):
         names = {id(layer): name for name, layer in members.items()}
         for layer in starts:
             layer.output.name = layer.name
-            del members[names[id(layer)]]
-        held = children_of(self._members)
-        if held == [*members.items()][: len(held)]:
-            for name, layer in [*members.items()][len(held) :]:
-                setattr(self._members, name, layer)  # to set them all would take NNX time for each
+            del members[names.pop(id(layer))]
+        held = {name: vars(self._members)[name] for name in self._chain.names}
+        if [*held.items()] == [*members.items()][: len(held)]:
+            for name in [*members][len(held) :]:  # to set all anew would take time for each
+                setattr(self._members, name, members[name])
         else:
             self._members = nnx.Dict(members)
-        self._chain = tuple(names[id(layer)] for layer in layers)
+        self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
         self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
 
 

@@ -30,41 +30,18 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.layers.variable import checked_value
 from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
-from keras_dist.models.variable import ModelVariable, SlotVariable
+from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
-from keras_dist.training.compile_metrics import ModelMetrics
-from keras_dist.training.compiled import StepOptions
+from keras_dist.training.choices import Choices
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
-from keras_dist.training.recipe import Recipe
-from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, ModuleCall, TrainStep
+from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainer import Trainer
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Choices:
-    """What `compile` was given, checked as far as it can be without weights.
-
-    Attributes:
-        optimizer: what `compile` was given.
-        objective: loss and metrics; None when the train step needs none.
-        train_step: the user's own step, or None for gradient descent on the loss.
-        arguments: of `compile`, as they were given.
-        measures: the metric objects, which tell what was measured last.
-        options: how the steps run.
-        remat: what the way back computes again; None for nothing.
-    """
-
-    optimizer: Any
-    objective: Objective | None
-    train_step: TrainStep | None
-    arguments: Mapping[str, Any]
-    measures: ModelMetrics
-    options: StepOptions
-    remat: Remat | None = None
+_MOST_PROGRAMS = 32
+"""How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
 
 
 class Session:
@@ -84,7 +61,7 @@ class Session:
         distribution: where data lives.
         seed: fixes initial values, Dropout and the order of rows.
         trainer: the compiled steps and the loop over them.
-        recipe: what `compile` chose; None before.
+        choices: what `compile` was given; None before.
         trainability: what the layers say about training; None for foreign modules.
         stated: what each layer said of itself when `compile` looked last.
         added_losses: what layers added to the loss in the last call, by their paths.
@@ -103,7 +80,7 @@ class Session:
     ) -> None:
         self.cell = cell
         self.seed = seed
-        self.recipe: Recipe | None = None
+        self.choices: Choices | None = None
         self.fits = 0
         self.trainability: Trainability | None = None
         self.stated: tuple[bool, ...] = ()
@@ -111,20 +88,20 @@ class Session:
         self._call = call
         self._compute_loss = compute_loss
         self._names = names or {}
-        self._remat: Remat | None = None
         self._optimizer_states: list[ModelState] = []
         self._handles: dict[str, ModelVariable] = {}
-        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[Any, Callable[..., Any]] = {}  # of `call`, those used last at the end
+        self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
         self._settle(distribution)
 
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        graph, loss = self.cell.graph, self._compute_loss
-        self.forward = Forward(graph, self._call, distribution, self.seed, loss, self._remat)
+        graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
+        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat)
         self._programs.clear()
-        self.trainer = Trainer(self.cell, self.forward, self.recipe)
+        self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
@@ -142,11 +119,10 @@ class Session:
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         self.release_optimizers()
-        if self.recipe is None or not _are_same(self.recipe.optimizers, optimizers):
+        if self.choices is None or not _are_same(self.choices.optimizers, optimizers):
             self.cell.add_slots(optimizers)
-        self.recipe = Recipe(choices.objective, optimizers, choices.train_step, choices.measures, choices.options)
+        self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
-        self._remat = choices.remat
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
@@ -159,7 +135,7 @@ class Session:
 
     def release_optimizers(self) -> None:
         """Let the optimizers go, before they are others or their state is dropped."""
-        for optimizer in self.recipe.optimizers.values() if self.recipe is not None else ():
+        for optimizer in self.choices.optimizers.values() if self.choices is not None else ():
             optimizer.transformation.detach()
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -167,16 +143,11 @@ class Session:
         self._optimizer_states.clear()
         rows, state = self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
-        steps = SlotVariable(rows[numbers.step], self.cell, None)
+        handles = jax.tree.map(lambda index: ModelVariable(rows[index], self.cell, _never, index=index), numbers)
         for name, optimizer in optimizers.items():
-            first = min(jax.tree.leaves(numbers.slots[name]), default=0)
-            handles = jax.tree.map(
-                lambda number, name=name, first=first: SlotVariable(rows[number], self.cell, name, number - first),
-                numbers.slots[name],
-            )
             updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
             optimizer.transformation.know_variables(updated)
-            self._optimizer_states.append(ModelState(handles, steps, self.cell))
+            self._optimizer_states.append(ModelState(handles.slots[name], handles.step, self.cell))
             optimizer.transformation.attach(self._optimizer_states[-1])
 
     def use_seed(self, seed: int) -> None:
@@ -193,7 +164,7 @@ class Session:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
         distribution = distribution.snapshot()
-        self.cell.move(distribution, self.recipe.optimizers if self.recipe is not None else {})
+        self.cell.move(distribution, self.choices.optimizers if self.choices is not None else {})
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,10 +185,12 @@ class Session:
 
         stated = None if self.trainability is None else self.trainability.stated()
         is_checked = not any(map(_jax.is_traced, leaves))
-        key = (training, treedef, others, stated, is_checked)
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = jax.jit(_ranges.checked(run) if is_checked else run)
+        key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
+        program = self._programs.pop(key, None) or jax.jit(_ranges.checked(run) if is_checked else run)
+        self._programs[key] = program  # the last one used comes last
+        if len(self._programs) > _MOST_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+            self._warn_of_programs()
         with self.cell.lock:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
@@ -232,6 +205,15 @@ class Session:
         self.added_losses = losses
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
+
+    def _warn_of_programs(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model was called with {_MOST_PROGRAMS + 1} different values of arguments that are no arrays, and "
+                "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
+                stacklevel=lint.frames_inside(),
+            )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
         """Take over what a call has changed: in training statistics and random streams, else the streams alone."""
@@ -380,15 +362,15 @@ class Session:
         values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
-    def compiled(self, method: str) -> Recipe:
-        """What `compile` chose.
+    def compiled(self, method: str) -> Choices:
+        """What `compile` was given.
 
         Raises:
             ModelError: it was not called.
         """
-        if self.recipe is None:
+        if self.choices is None:
             raise not_compiled(method)
-        return self.recipe
+        return self.choices
 
     def objective(self, method: str) -> Objective:
         """The loss and metrics that `compile` chose.
@@ -420,12 +402,17 @@ class Session:
                 fix=f"end the training with model.stop_training = True, and call {method} after it",
             )
 
+    def next_shuffle_key(self) -> tuple[int, ...]:
+        """What fixes the order of rows of the next `fit` without a seed."""
+        self.fits += 1
+        return self.seed, self.fits - 1
+
     def warn_of_trainable(self) -> None:
         """Warn, if layers say other things about training than when `compile` looked."""
         if self.trainability is not None and self.trainability.stated() != self.stated:
             warnings.warn(
                 "`trainable` of a layer was set after compile, and does not count before the next compile",
-                stacklevel=3,
+                stacklevel=lint.frames_inside(),
             )
 
     def check_current_distribution(self, method: str) -> None:
@@ -479,6 +466,16 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
                 "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
             )
         raise
+
+
+def _never(path: str) -> bool:
+    """Whether gradients train an optimizer's own arrays."""
+    return False
+
+
+def _as_key(value: Any) -> tuple[type, Any]:
+    """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
+    return type(value), repr(value) if isinstance(value, float | complex | np.inexact) else value
 
 
 def not_compiled(method: str) -> ModelError:

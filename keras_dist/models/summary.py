@@ -228,7 +228,7 @@ class _Arrays:
             "Counters and random states": [row for row in state if row.role != "slot" and row.path not in known],
             "Whole training state": list(state),
         }
-        if self._session.recipe is None:
+        if self._session.choices is None:
             del groups["Optimizer params"]
         for label, rows in groups.items():
             yield {

@@ -1,4 +1,4 @@
-"""`ModelVariable`: the handle on one variable of a model, valid for as long as the model; and those on its slots."""
+"""`ModelVariable`: the handle on one array of a model, valid for as long as the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from keras_dist.training.state_cell import StateCell, host_copy
 
 @as_pytree
 class ModelVariable(Operators):
-    """The handle on one variable of a model. It holds no array: it reads and writes the model's current state.
+    """The handle on one array of a model: a variable, or a slot of its optimizer such as a momentum.
+
+    It holds no array: it reads and writes the model's current state.
 
     Reading it gives a copy, which later training does not change or delete.
 
@@ -29,6 +31,7 @@ class ModelVariable(Operators):
         cell: owns the arrays.
         is_trainable: tells whether the variable of a path is trained, as far as its layers have a say.
         name: what `add_weight` called it; by default the last name of its path.
+        index: of an optimizer's array its place in the training state; None for variables.
 
     Attributes:
         path: the names that lead to it, such as `d1/kernel`.
@@ -38,10 +41,18 @@ class ModelVariable(Operators):
         is_key: whether it is the key of a random stream.
     """
 
-    def __init__(self, row: Row, cell: StateCell, is_trainable: Callable[[str], bool], name: str | None = None) -> None:
+    def __init__(
+        self,
+        row: Row,
+        cell: StateCell,
+        is_trainable: Callable[[str], bool],
+        name: str | None = None,
+        index: int | None = None,
+    ) -> None:
         self._row = row
         self._cell = cell
         self._is_trainable = is_trainable
+        self._index = index
         self.path = row.path
         self.name = name or row.path.rpartition("/")[2]
         self.shape = row.shape
@@ -73,16 +84,21 @@ class ModelVariable(Operators):
     @property
     def constraint(self) -> Callable[[Any], Any] | None:
         """What is applied to its value after each update, or None."""
-        return self._cell.graph.constraints[self._cell.index(self.path)]
+        return None if self._index is not None else self._cell.graph.constraints[self._cell.index(self.path)]
 
     @property
     def layout(self) -> TensorLayout:
         """Where its dims lie."""
-        return TensorLayout(self._cell.row(self.path).axes, self._cell.mesh)
+        row = self._cell.row(self.path) if self._index is None else self._cell.state_plan.rows[self._index]
+        return TensorLayout(row.axes, self._cell.mesh)
+
+    def _array(self) -> jax.Array:
+        """The array itself, which the next step may delete."""
+        return self._cell.read(self.path) if self._index is None else self._cell.arrays[self._index]
 
     def _read(self) -> jax.Array:
         with self._cell.lock:
-            return place_copy(self._cell.read(self.path), self.layout.backend_layout)
+            return place_copy(self._array(), self.layout.backend_layout)
 
     def stands_for(self, other: Any) -> bool:
         """Whether `other` is a handle on this variable, or on that of another model which shares it."""
@@ -95,7 +111,7 @@ class ModelVariable(Operators):
     def numpy(self) -> np.ndarray:
         """Its current value on the host; of a PRNG key its data. In a job of several processes all must call."""
         with self._cell.lock:
-            return host_copy(self._cell.read(self.path))
+            return host_copy(self._array())
 
     def assign(self, value: Any) -> jax.Array:
         """Set its value, from the next step on; gives a copy of it. Layout and dtype stay as they are.
@@ -107,68 +123,15 @@ class ModelVariable(Operators):
             ModelError: the shape differs, or it is no array that its dtype can hold.
         """
         check_not_forked()
-        self._cell.write(self.path, checked_value(value, self._row))
+        value = checked_value(value, self._row)
+        if self._index is None:
+            self._cell.write(self.path, value)
+        else:
+            with self._cell.lock:
+                self._cell.put({self._index: place_copy(value, self.layout.backend_layout)})
         return self.value
 
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, axes={self.layout.axes}>"
         )
-
-
-@as_pytree
-class SlotVariable(ModelVariable):
-    """A handle on one array of an optimizer's state in a model, such as a momentum.
-
-    Args:
-        row: the plan's.
-        cell: owns the arrays.
-        key: the name of the optimizer among the model's; None for the number of steps.
-        index: which of its arrays.
-    """
-
-    def __init__(self, row: Row, cell: StateCell, key: str | None, index: int = 0) -> None:
-        super().__init__(row, cell, lambda path: False)
-        self._key = key
-        self._index = index
-
-    @property
-    def constraint(self) -> None:
-        """None."""
-
-    @property
-    def layout(self) -> TensorLayout:
-        """Where its dims lie."""
-        return TensorLayout(self._cell.state_plan.row(self.path).axes, self._cell.mesh)
-
-    def _array(self) -> jax.Array:
-        """The array itself, which the next step may delete."""
-        state = self._cell.state
-        return state.step if self._key is None else jax.tree.leaves(state.slots[self._key])[self._index]
-
-    def _read(self) -> jax.Array:
-        with self._cell.lock:
-            array = self._array()
-            return place_copy(array, array.sharding)
-
-    def numpy(self) -> np.ndarray:
-        """Its current value on the host; in a job of several processes all must call."""
-        with self._cell.lock:
-            return host_copy(self._array())
-
-    def assign(self, value: Any) -> jax.Array:
-        """Set its value, from the next step on; gives a copy of it. Layout and dtype stay as they are.
-
-        Raises:
-            ModelError: the shape differs, or it is no array that its dtype can hold.
-        """
-        value = checked_value(value, self._row)
-        with self._cell.lock:
-            state, new = self._cell.state, place_copy(value, self._array().sharding)
-            if self._key is None:
-                self._cell.state = state.replace(step=new)
-            else:
-                leaves, treedef = jax.tree.flatten(state.slots[self._key])
-                leaves[self._index] = new
-                self._cell.state = state.replace(slots={**state.slots, self._key: treedef.unflatten(leaves)})
-        return self.value

@@ -10,24 +10,23 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.optimizers.learning_rate import Rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate
 
 
 class Adafactor(Optimizer):
-    """Gradients divided by the root of their mean squares, of which only means over the last two dims are kept.
+    """`w -= rate * max(epsilon_2, rms(w)) * clip(gradient / sqrt(v))`, with `v` factored into rows and columns.
+
+    `v` is the mean of squared gradients, `rate` is `min(learning_rate, 1 / sqrt(t))` after t updates.
 
     Args:
-        learning_rate: as of `Optimizer`; the largest rate: after t updates it is at most `1 / sqrt(t)`.
+        learning_rate, **common: as of `Optimizer`.
         beta_2_decay: after t updates, means keep `1 - t ** beta_2_decay`.
         epsilon_1: added to squares of gradients.
         epsilon_2: the smallest root mean square of a variable that steps are scaled by.
         clip_threshold: the largest root mean square of a direction.
         relative_step: changes nothing; Keras limits the rate in any case.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
 
     Source: `keras.optimizers.Adafactor`.
     """
@@ -45,31 +44,27 @@ class Adafactor(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("beta_2_decay", beta_2_decay, high=0)
-        check_number("epsilon_1", epsilon_1, 0)
-        check_number("epsilon_2", epsilon_2, 0)
-        check_number("clip_threshold", clip_threshold, above=0)
-        self.beta_2_decay = beta_2_decay
-        self.epsilon_1 = epsilon_1
-        self.epsilon_2 = epsilon_2
-        self.clip_threshold = clip_threshold
+        self.beta_2_decay = check_number("beta_2_decay", beta_2_decay, high=0)
+        self.epsilon_1 = check_number("epsilon_1", epsilon_1, 0)
+        self.epsilon_2 = check_number("epsilon_2", epsilon_2, 0)
+        self.clip_threshold = check_number("clip_threshold", clip_threshold, above=0)
         self.relative_step = relative_step
 
     def transformation(self) -> optax.GradientTransformation:
         """The scaled and clipped gradient, times the size of the variable and the negative rate."""
         return optax.GradientTransformationExtraArgs(_init, self._update)
 
-    def _update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def _update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         count = optax.safe_increment(state.count)
         time = jnp.asarray(count, jnp.float32)
         kept = 1 - time**self.beta_2_decay
         rate = jnp.minimum(extra["learning_rate"], 1 / jnp.sqrt(time))
 
-        def blend(mean: Any, grad: Any, axis: int | tuple[()]) -> jax.Array:
+        def blend(mean: jax.Array, grad: jax.Array, axis: int | tuple[()]) -> jax.Array:
             new = jnp.mean(jnp.square(grad) + self.epsilon_1, axis, keepdims=True)
             return (kept * mean + (1 - kept) * new).astype(mean.dtype)
 
-        def step(grad: Any, row: Any, column: Any, entry: Any, param: Any) -> jax.Array:
+        def step(grad: jax.Array, row: jax.Array, column: jax.Array, entry: jax.Array, param: jax.Array) -> jax.Array:
             mean = row / jnp.mean(row, -2, keepdims=True) * column if grad.ndim > 1 else entry
             direction = grad / jnp.sqrt(mean)
             clipped = direction / jnp.maximum(1, _rms(direction) / self.clip_threshold)
@@ -88,19 +83,19 @@ class AdafactorState(NamedTuple):
     Attributes:
         count: updates taken.
         rows: means over the last dim of each variable, which is kept as a dim of 1.
-        columns: means over the last dim but one, likewise.
-        entries: of the variables with less than two dims, not averaged.
+        columns: means over the last dim but one, which is kept as a dim of 1.
+        entries: of variables with less than two dims, for each entry.
     """
 
-    count: Any
-    rows: Any
-    columns: Any
-    entries: Any
+    count: ArrayLike
+    rows: PyTree
+    columns: PyTree
+    entries: PyTree
 
 
-def _init(params: Any) -> AdafactorState:
-    def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> Any:
-        """Dims of 1 where nothing is kept, so that the slot still shows which variable it belongs to."""
+def _init(params: PyTree) -> AdafactorState:
+    def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> PyTree:
+        """Zeros, of dims of 1 where nothing is kept: the rank says which variable a slot belongs to."""
         return jax.tree.map(
             lambda p: jnp.zeros(shape_of(p.shape) if (p.ndim > 1) == is_factored else (1,) * p.ndim, p.dtype), params
         )
@@ -113,5 +108,5 @@ def _init(params: Any) -> AdafactorState:
     )
 
 
-def _rms(values: Any) -> jax.Array:
+def _rms(values: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(values)))

@@ -7,21 +7,17 @@ from typing import Unpack
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
 class Adagrad(Optimizer):
-    """Gradients divided by the root of the sum of their squares so far.
+    """`w -= learning_rate * gradient / sqrt(s + epsilon)` with the sum `s` of squared gradients.
 
     Args:
-        learning_rate: as of `Optimizer`.
-        initial_accumulator_value: what the sums begin with.
-        epsilon: added to the sums, under the root.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        learning_rate, **common: as of `Optimizer`.
+        initial_accumulator_value: initial value of `s`.
+        epsilon: added to `s`, under the root.
 
     Source: `keras.optimizers.Adagrad`.
     """
@@ -34,10 +30,8 @@ class Adagrad(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("initial_accumulator_value", initial_accumulator_value, 0)
-        check_number("epsilon", epsilon, 0)
-        self.initial_accumulator_value = initial_accumulator_value
-        self.epsilon = epsilon
+        self.initial_accumulator_value = check_number("initial_accumulator_value", initial_accumulator_value, 0)
+        self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
         """The scaled gradient times the negative rate."""
@@ -45,16 +39,14 @@ class Adagrad(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Gradients scaled to the mean square of the updates so far.
+    """`w -= learning_rate * gradient * sqrt(u + epsilon) / sqrt(v + epsilon)`.
+
+    `v` and `u` are the means of squared gradients and of squared updates.
 
     Args:
-        learning_rate: as of `Optimizer`; 1.0 as in the paper.
+        learning_rate, **common: as of `Optimizer`; 1.0 for the form of the paper.
         rho: how much of the means each step keeps.
         epsilon: added to the means, under the roots.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
 
     Source: `keras.optimizers.Adadelta`.
     """
@@ -67,10 +59,8 @@ class Adadelta(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("rho", rho, 0, 1)
-        check_number("epsilon", epsilon, 0)
-        self.rho = rho
-        self.epsilon = epsilon
+        self.rho = check_number("rho", rho, 0, 1)
+        self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
         """The scaled gradient times the negative rate."""

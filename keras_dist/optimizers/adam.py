@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import ArgumentsButDecay, CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
-class Adam(Optimizer):
-    """Means of gradients divided by the root of the means of their squares.
+class MomentsOptimizer(Optimizer):
+    """Base of Adam and its variants, with the arguments that they share."""
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        self.beta_1 = check_number("beta_1", beta_1, 0, below=1)
+        self.beta_2 = check_number("beta_2", beta_2, 0, below=1)
+        self.epsilon = check_number("epsilon", epsilon, 0)
+
+
+class Adam(MomentsOptimizer):
+    """`w -= learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)`.
 
     Args:
-        learning_rate: as of `Optimizer`.
-        beta_1: how much of the means each step keeps.
-        beta_2: how much of the means of squares each step keeps.
+        learning_rate, **common: as of `Optimizer`.
+        beta_1: how much of `m`, the mean of gradients, each step keeps.
+        beta_2: how much of `v`, the mean of their squares, each step keeps.
         epsilon: added to the root, before the bias of the first steps is corrected.
-        amsgrad: whether the largest mean of squares so far counts instead of the last.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        amsgrad: whether `v` is the largest mean of squares so far instead of the last.
 
     Source: `keras.optimizers.Adam`.
     """
@@ -40,12 +54,7 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(learning_rate, **common)
-        check_betas(beta_1, beta_2)
-        check_number("epsilon", epsilon, 0)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, **common)
         self.amsgrad = amsgrad
 
     def transformation(self) -> optax.GradientTransformation:
@@ -55,19 +64,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with weight decay.
-
-    Args:
-        learning_rate: as of `Optimizer`.
-        weight_decay: as of `Optimizer`.
-        beta_1: as of `Adam`.
-        beta_2: as of `Adam`.
-        epsilon: as of `Adam`.
-        amsgrad: as of `Adam`.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`.
 
     Source: `keras.optimizers.AdamW`.
     """
@@ -92,20 +89,10 @@ class AdamW(Adam):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **common)
 
 
-def check_betas(beta_1: Any, beta_2: Any) -> None:
-    """Nothing, if both are at least 0 and less than 1.
-
-    Raises:
-        ModelError: one is not.
-    """
-    check_number("beta_1", beta_1, 0, below=1)
-    check_number("beta_2", beta_2, 0, below=1)
-
-
 def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` with Keras's epsilon, which the correction of the bias leaves alone."""
+    """`optax.scale_by_adam` with Keras's epsilon, which the correction of the bias does not scale."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         corrected = epsilon / _root_bias(beta_2, state.count)
         return optax.scale_by_adam(beta_1, beta_2, corrected).update(updates, state, params)
 
@@ -113,10 +100,10 @@ def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradien
 
 
 def scale_by_amsgrad(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_amsgrad` as in Keras: the largest mean is chosen first, its bias is corrected afterwards."""
+    """`optax.scale_by_amsgrad` as in Keras: the maximum is taken before the bias is corrected."""
     inner = optax.scale_by_amsgrad(beta_1, beta_2, epsilon, bias_correction_nu=False)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         root = _root_bias(beta_2, state.count)
         updates, state = inner.update(updates, state, params)
         return jax.tree.map(lambda u: u * root, updates), state
@@ -124,5 +111,5 @@ def scale_by_amsgrad(beta_1: float, beta_2: float, epsilon: float) -> optax.Grad
     return optax.GradientTransformation(inner.init, update)
 
 
-def _root_bias(beta_2: float, count: Any) -> jax.Array:
+def _root_bias(beta_2: float, count: jax.Array) -> jax.Array:
     return jnp.sqrt(1 - beta_2 ** (count + 1))

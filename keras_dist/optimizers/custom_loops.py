@@ -1,4 +1,4 @@
-"""The variables of an optimizer: its own, in training loops of one's own, or those of the model that it trains."""
+"""The variables of an optimizer: its own in custom training loops, or those of the model that it trains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import optax
 from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
+from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
 from keras_dist.saving import absent
 
 _INSTEAD = {
@@ -37,11 +37,11 @@ _INSTEAD = {
 
 @as_pytree
 class OptimizerVariable(Operators):
-    """An array of the state of an optimizer that was built. It counts as its value in arithmetic and `jax.numpy`.
+    """An array of the state of a built optimizer. It counts as its value in arithmetic and `jax.numpy`.
 
     Args:
         path: the names that lead to it, such as `inner/slots/0/mu/dense/kernel`.
-        value: the first one; it decides shape and dtype for good.
+        value: the initial value; it decides shape and dtype for good.
 
     Attributes:
         path: the names that lead to it.
@@ -60,7 +60,7 @@ class OptimizerVariable(Operators):
         return self._value
 
     def assign(self, value: Any) -> jax.Array:
-        """Put `value` in the place of the current one; gives the new one.
+        """Replace the value, and return the new one.
 
         Raises:
             ModelError: it has another shape, or is traced.
@@ -98,8 +98,8 @@ class ModelState:
 class CustomLoops:
     """The variables of an optimizer, and its steps on lists of arrays.
 
-    `build` makes variables for a loop of one's own. `compile` makes them in the model instead: from then on the
-    optimizer reads and writes those, and the steps are the model's.
+    `build` makes variables for a custom training loop. `compile` makes them in the model instead: from then on the
+    optimizer reads and writes those, and the model takes the steps.
 
     Source: `keras.optimizers.Optimizer`.
     """
@@ -125,11 +125,11 @@ class CustomLoops:
 
     @property
     def built(self) -> bool:
-        """Whether `build`, or a model, has made its variables."""
+        """Whether `build` or a model has made its variables."""
         return self._state is not None
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Make the variables of the state before the first step. Once built, it stays as it is.
+        """Make the variables of the state before the first step; does nothing for a built optimizer.
 
         Args:
             variables: what is to be trained, such as `model.trainable_variables`, or arrays.
@@ -137,33 +137,43 @@ class CustomLoops:
         if self.built:
             return
         trained = tuple(variables)
-        object.__setattr__(self, "_trained", trained)
+        self._trained = trained
         self.know_variables(dict(zip(_keys(trained), trained, strict=True)))
         state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
         held = jax.tree_util.tree_map_with_path(
             lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
         )
-        object.__setattr__(self, "_own_state", held)
+        self._own_state = held
+
+    def _inner(self) -> dict[str, CustomLoops]:
+        """The optimizers inside this one, by the attributes of its state that hold theirs."""
+        return {}
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Take note of which variables it is going to update, by the paths that rules of optimizers match."""
+        """Note which variables it is going to update, by the paths that rules of optimizers match."""
+        for inner in self._inner().values():
+            inner.know_variables(variables)
 
     def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
-        """Read and write the state that a model holds, for as long as it does.
+        """Read and write the state that a model holds, for as long as the model does.
 
         Args:
             model: its state, with handles in the places of the arrays.
             part: the attributes that lead to what `init` of this optimizer gave.
         """
-        for name, value in (("_model", weakref.ref(model)), ("_part", part), ("_own_state", None), ("_trained", ())):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_is_used", False)  # nobody else has its state
+        self._model, self._part = weakref.ref(model), part
+        self._own_state, self._trained = None, ()
+        self._is_used = False  # nobody else has its state
+        for name, inner in self._inner().items():
+            inner.attach(model, (*part, name))
 
     def detach(self) -> None:
-        """Let go of the model's state, and keep the learning rate that it has now."""
+        """Stop using the model's state, and keep its current learning rate."""
         if self._model_cell is not None:
             self._begin_with(self._current_rate())
-            object.__setattr__(self, "_model", None)
+            self._model = None
+        for inner in self._inner().values():
+            inner.detach()
 
     @property
     def _holder(self) -> ModelState | None:
@@ -179,7 +189,7 @@ class CustomLoops:
         return self._own_state if self._holder is None else functools.reduce(getattr, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model, and no loop of one's own, trains with it.
+        """Check that no other model and no custom loop trains with it.
 
         Args:
             cell: of the model that is going to.
@@ -187,6 +197,8 @@ class CustomLoops:
         Raises:
             ModelError: one does.
         """
+        for inner in self._inner().values():
+            inner.check_free(cell)
         if self._model_cell not in (None, cell):
             gc.collect()  # a model that nobody holds any more has cycles
         if self._model_cell is cell or not self.built:
@@ -232,7 +244,7 @@ class CustomLoops:
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next step, a float; before it has state what it was made with.
+        """The rate of the next step, a float; without state the rate that it was made with.
 
         Setting it counts from the next step on and compiles nothing.
 
@@ -266,21 +278,23 @@ class CustomLoops:
             self._begin_with(rate)
 
     def _begin_with(self, rate: Any) -> None:
-        """Take another rate for the first one, unless it is the same in float32."""
+        """Replace the first rate, unless it is the same in float32."""
         if not callable(rate) and np.float32(self._rate) != rate:  # type: ignore[arg-type]
-            object.__setattr__(self, "_rate", float(rate))
+            self._rate = float(rate)
+        for inner in self._inner().values():
+            inner._begin_with(rate)
 
     def _current_rate(self) -> Rate:
-        """The rate that it would go on with: a number, or what it was made with where it is told by a schedule."""
+        """The current rate as a number; the schedule, if there is one."""
         node = next(iter(self._rates()), None)
-        return float(node.learning_rate.numpy()) if isinstance(node, LearningRateState) else self._rate
+        return float(np.asarray(node.learning_rate)) if isinstance(node, LearningRateState) else self._rate
 
     def _rates(self) -> list[Any]:
         nodes = jax.tree.leaves(self._state, is_leaf=lambda node: _has_rate(node) or _is_variable(node))
         return [node for node in nodes if _has_rate(node)]
 
     def _rated(self) -> Any:
-        """The part of the state that has the learning rate."""
+        """The part of the state that holds the learning rate."""
         for node in self._rates():
             return node
         raise ModelError(
@@ -293,7 +307,7 @@ class CustomLoops:
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """One step as a pure function, which may be compiled.
+        """Take one step as a pure function, which may be compiled.
 
         Args:
             optimizer_variables: the arrays of `variables`.
@@ -328,7 +342,7 @@ class CustomLoops:
         return constrained, jax.tree.leaves(state)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """One step, whose results are assigned to the variables.
+        """Take one step and assign its results to the variables.
 
         Args:
             grads: the gradients, one for each variable, which stays as it is where one is None; nothing happens when
@@ -371,13 +385,13 @@ class CustomLoops:
             variable.assign(value)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        """As `apply`, for pairs of gradients and variables; gives `iterations`."""
+        """Call `apply` with pairs of gradients and variables, and return `iterations`."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self.iterations
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Assign to the variables their averages, if it keeps these.
+        """Assign their averages to the variables, with `use_ema`.
 
         Args:
             var_list: the variables that it was built for.
@@ -405,7 +419,7 @@ class CustomLoops:
             variable.assign(value)
 
     def _absent(self, grads: Sequence[Any]) -> set[str]:
-        """The keys of the variables without a gradient, which are warned of."""
+        """Return the keys of variables without a gradient, with a warning."""
         if len(grads) != len(self._trained) or all(grad is not None for grad in grads):
             return set()
         absent = [key for key, grad in zip(_keys(self._trained), grads, strict=True) if grad is None]
@@ -420,11 +434,11 @@ class CustomLoops:
         return {*absent}
 
     def _by_path(self, arrays: Sequence[Any]) -> OrderedDict[str, Any]:
-        """The arrays in the order of what it was built for, by the paths that rules of optimizers match."""
+        """Return the arrays by the paths of the variables that it was built for, which rules of optimizers match."""
         return OrderedDict(zip(_keys(self._trained), arrays, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies hold no model's state, and begin with the current learning rate."""
+        """Leave out the state of a model."""
         return {name: value for name, value in vars(self).items() if name not in ("_model", "_part")}
 
     def _check_built(self, method: str) -> None:
@@ -463,7 +477,7 @@ class CustomLoops:
 
 
 def _kept(absent: set[str], before: Any, after: Any) -> Any:
-    """`after`, with what belongs to these keys as it was before."""
+    """Return `after`, with the values of `before` under these keys."""
     if not absent:
         return after
 
@@ -482,7 +496,7 @@ def _has_rate(node: Any) -> bool:
 
 
 def _keys(variables: Sequence[Any]) -> list[str]:
-    """The path of each variable, with its place where it shares it with another; its place where it has none."""
+    """Return the path of each variable: with its place, if another has the same; its place alone, if it has none."""
     paths = [getattr(variable, "path", None) for variable in variables]
     return [
         str(place) if not isinstance(path, str) else path if paths.count(path) == 1 else f"{path}/{place}"

@@ -9,25 +9,22 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist._types import PyTree
+from keras_dist.optimizers.learning_rate import Rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader.
+    """Follow the regularized leader: weights computed from sums of gradients, with penalties.
 
     Args:
-        learning_rate: as of `Optimizer`.
-        learning_rate_power: how the rate falls with the sums of squares; 0 for not at all.
-        initial_accumulator_value: what the sums of squares begin with.
-        l1_regularization_strength: of the penalty on absolute values.
-        l2_regularization_strength: of the penalty on squares.
-        l2_shrinkage_regularization_strength: of a penalty on squares that acts through the gradient.
-        beta: of the paper: more penalty on squares, `beta / (2 learning_rate)`.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        learning_rate, **common: as of `Optimizer`.
+        learning_rate_power: exponent of the sums of squares in the rate; 0 for a constant rate.
+        initial_accumulator_value: initial value of the sums of squares.
+        l1_regularization_strength: factor of the penalty on absolute values.
+        l2_regularization_strength: factor of the penalty on squares.
+        l2_shrinkage_regularization_strength: factor of a penalty on squares that is added to the gradient.
+        beta: adds `beta / (2 * learning_rate)` to the penalty on squares.
 
     Source: `keras.optimizers.Ftrl`; McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
     """
@@ -46,37 +43,35 @@ class Ftrl(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("learning_rate_power", learning_rate_power, high=0)
-        check_number("initial_accumulator_value", initial_accumulator_value, 0)
-        check_number("l1_regularization_strength", l1_regularization_strength, 0)
-        check_number("l2_regularization_strength", l2_regularization_strength, 0)
-        check_number("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength, 0)
-        check_number("beta", beta, 0)
-        self.learning_rate_power = learning_rate_power
-        self.initial_accumulator_value = initial_accumulator_value
-        self.l1_regularization_strength = l1_regularization_strength
-        self.l2_regularization_strength = l2_regularization_strength
-        self.l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
-        self.beta = beta
+        self.learning_rate_power = check_number("learning_rate_power", learning_rate_power, high=0)
+        self.initial_accumulator_value = check_number("initial_accumulator_value", initial_accumulator_value, 0)
+        self.l1_regularization_strength = check_number("l1_regularization_strength", l1_regularization_strength, 0)
+        self.l2_regularization_strength = check_number("l2_regularization_strength", l2_regularization_strength, 0)
+        self.l2_shrinkage_regularization_strength = check_number(
+            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength, 0
+        )
+        self.beta = check_number("beta", beta, 0)
 
     def transformation(self) -> optax.GradientTransformation:
         """From the weights to those that the sums give."""
         return optax.GradientTransformationExtraArgs(self._init, self._update)
 
-    def _init(self, params: Any) -> FtrlState:
+    def _init(self, params: PyTree) -> FtrlState:
         return FtrlState(optax.tree.full_like(params, self.initial_accumulator_value), optax.tree.zeros_like(params))
 
-    def _update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def _update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         learning_rate = extra["learning_rate"]
         l1, power = self.l1_regularization_strength, -self.learning_rate_power
         l2 = self.l2_regularization_strength + self.beta / (2 * learning_rate)
 
-        def pull(linear: Any, grad: Any, before: Any, after: Any, param: Any) -> jax.Array:
+        def pull(
+            linear: jax.Array, grad: jax.Array, before: jax.Array, after: jax.Array, param: jax.Array
+        ) -> jax.Array:
             shrunk = grad + 2 * self.l2_shrinkage_regularization_strength * param
             total = linear + shrunk - (after**power - before**power) / learning_rate * param
             return total.astype(linear.dtype)
 
-        def step(linear: Any, after: Any, param: Any) -> jax.Array:
+        def step(linear: jax.Array, after: jax.Array, param: jax.Array) -> jax.Array:
             return (jnp.clip(linear, -l1, l1) - linear) / (after**power / learning_rate + 2 * l2) - param
 
         squares = jax.tree.map(lambda s, g: s + jnp.square(g), state.squares, updates)
@@ -87,5 +82,5 @@ class Ftrl(Optimizer):
 class FtrlState(NamedTuple):
     """Sums of squares of gradients, and the linear terms."""
 
-    squares: Any
-    linear: Any
+    squares: PyTree
+    linear: PyTree

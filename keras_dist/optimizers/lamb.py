@@ -1,49 +1,24 @@
-"""LAMB: steps of Adam as long as the variable asks for."""
+"""LAMB: Adam with steps as long as the variable."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import optax
 
-from keras_dist._arguments import check_number
-from keras_dist.optimizers.adam import check_betas
-from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
+from keras_dist.optimizers.adam import MomentsOptimizer
+from keras_dist.optimizers.learning_rate import scale_by_rate
 
 
-class Lamb(Optimizer):
-    """Adam whose step for each variable is as long as the variable, times the rate.
+class Lamb(MomentsOptimizer):
+    """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam, for each variable.
 
-    Args:
-        learning_rate: as of `Optimizer`.
-        beta_1: how much of the means of gradients each step keeps.
-        beta_2: how much of the means of their squares each step keeps.
-        epsilon: added to the root of the means of squares.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+    Arguments: as of `Adam`.
 
     Source: `keras.optimizers.Lamb`.
     """
 
     needs_params: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        **common: Unpack[CommonArguments],
-    ) -> None:
-        super().__init__(learning_rate, **common)
-        check_betas(beta_1, beta_2)
-        check_number("epsilon", epsilon, 0)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
 
     def transformation(self) -> optax.GradientTransformation:
         """Directions of Adam, brought to the norm of their variable, times the negative rate."""

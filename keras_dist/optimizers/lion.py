@@ -7,21 +7,17 @@ from typing import Unpack
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
 class Lion(Optimizer):
-    """The sign of the momentum with the gradient in it: every weight moves by the learning rate.
+    """`w -= learning_rate * sign(beta_1 * m + (1 - beta_1) * gradient)` with the mean `m` of gradients.
 
     Args:
-        learning_rate: as of `Optimizer`; a third to a tenth of Adam's.
-        beta_1: how much the momentum counts beside the gradient.
-        beta_2: how much of the momentum each step keeps.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        learning_rate, **common: as of `Optimizer`; a third to a tenth of Adam's.
+        beta_1: weight of `m` beside the gradient.
+        beta_2: how much of `m` each step keeps.
 
     Source: `keras.optimizers.Lion`.
     """
@@ -34,10 +30,8 @@ class Lion(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("beta_1", beta_1, above=0, high=1)
-        check_number("beta_2", beta_2, 0, 1)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
+        self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
+        self.beta_2 = check_number("beta_2", beta_2, 0, 1)
 
     def transformation(self) -> optax.GradientTransformation:
         """The sign times the negative rate."""

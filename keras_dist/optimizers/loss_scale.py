@@ -1,8 +1,7 @@
-"""`LossScaleOptimizer`: another optimizer on a loss that is scaled as far up as float16 can hold its gradients."""
+"""`LossScaleOptimizer`: another optimizer on a loss that is scaled so that float16 can hold its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,23 +9,24 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_int, check_number
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.custom_loops import ModelState
+from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer import Optimizer
 
 
 class LossScaleState(NamedTuple):
-    """The scale of the next step's loss, and what the inner optimizer remembers.
+    """The scale of the next step's loss, and the state of the inner optimizer.
 
     Attributes:
         dynamic_scale: a float32 scalar.
-        step_counter: steps with finite gradients since the scale changed last, an int32 scalar.
+        step_counter: steps with finite gradients since the last change of the scale, an int32 scalar.
         inner: the state of the inner optimizer.
     """
 
-    dynamic_scale: Any
-    step_counter: Any
-    inner: Any
+    dynamic_scale: jax.Array
+    step_counter: jax.Array
+    inner: PyTree
 
 
 class LossScaleOptimizer(Optimizer):
@@ -41,7 +41,7 @@ class LossScaleOptimizer(Optimizer):
         initial_scale: of the first step.
         dynamic_growth_steps: how many finite steps double the scale.
         name: by default that of the class in lower case.
-        **kwargs: as None what all optimizers share; else they are to be given to `inner_optimizer`.
+        **kwargs: the arguments that all optimizers share, as None: they belong to `inner_optimizer`.
 
     Raises:
         ModelError: an argument is not known, out of range, or belongs to `inner_optimizer`.
@@ -73,26 +73,25 @@ class LossScaleOptimizer(Optimizer):
         steps = getattr(inner_optimizer, "gradient_accumulation_steps", None)
         use_ema = getattr(inner_optimizer, "use_ema", False)
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
-        check_number("initial_scale", initial_scale, above=0)
-        check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="is no count of steps")
         self.inner_optimizer = inner_optimizer
-        self.initial_scale = initial_scale
-        self.dynamic_growth_steps = dynamic_growth_steps
+        self.initial_scale = check_number("initial_scale", initial_scale, above=0)
+        growth_steps = check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="is no count of steps")
+        self.dynamic_growth_steps = growth_steps
 
-    def init(self, params: Any) -> Any:
-        """The state before the first step."""
+    def init(self, params: PyTree) -> LossScaleState:  # type: ignore[override]
+        """Return the state before the first step."""
         scale = jnp.asarray(self.initial_scale, jnp.float32)
         return LossScaleState(scale, jnp.zeros((), jnp.int32), self.inner_optimizer.init(params))
 
-    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        """What is to be added to the weights, nothing where a gradient is not finite, and the state afterwards."""
+    def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        """Return what is to be added to the weights, zeros where a gradient is not finite, and the state afterwards."""
         factor = (getattr(self.inner_optimizer, "loss_scale_factor", None) or 1.0) / state.dynamic_scale
         inner = self.inner_optimizer
         if not isinstance(inner, Optimizer):
             inner = optax.with_extra_args_support(inner)
             extra.pop("batch_weight", None)
 
-        def step() -> tuple[Any, LossScaleState]:
+        def step() -> tuple[PyTree, LossScaleState]:
             grads = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
             given = {**extra, "grad": grads} if "grad" in extra else extra
             steps, after = inner.update(grads, state.inner, params, **given)
@@ -100,19 +99,19 @@ class LossScaleOptimizer(Optimizer):
             scale = jnp.where(grows, state.dynamic_scale * 2, state.dynamic_scale)
             return steps, LossScaleState(scale, jnp.where(grows, 0, state.step_counter + 1), after)
 
-        def skip() -> tuple[Any, LossScaleState]:
+        def skip() -> tuple[PyTree, LossScaleState]:
             halved = LossScaleState(state.dynamic_scale / 2, jnp.zeros_like(state.step_counter), state.inner)
             return optax.tree.zeros_like(updates), halved
 
         finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)]
         return jax.lax.cond(jnp.all(jnp.stack(finite)), step, skip)
 
-    def finalize(self, state: Any, params: Any) -> Any:
-        """The weights that training ends with: as the inner optimizer says."""
+    def finalize(self, state: PyTree, params: PyTree) -> PyTree:
+        """Return the weights that training ends with: those of the inner optimizer."""
         return self.inner_optimizer.finalize(state.inner, params) if self.use_ema else params
 
-    def scale_loss(self, loss: Any, state: Any = None) -> Any:
-        """The loss that gradients are to be taken of.
+    def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
+        """Return the loss times its scale, of which gradients are taken.
 
         Args:
             loss: of the batch.
@@ -131,44 +130,15 @@ class LossScaleOptimizer(Optimizer):
         return loss * state.dynamic_scale
 
     def get_config(self) -> dict[str, Any]:
-        """The inner optimizer and the other arguments as plain values."""
+        """Return the inner optimizer and the other arguments as plain values."""
         names = ("inner_optimizer", "initial_scale", "dynamic_growth_steps", "name")
         return {name: value for name, value in super().get_config().items() if name in names}
 
-    def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """As of the inner optimizer."""
-        for inner in self._inner():
-            inner.know_variables(variables)
+    def _inner(self) -> dict[str, CustomLoops]:
+        return {"inner": self.inner_optimizer} if isinstance(self.inner_optimizer, Optimizer) else {}
 
-    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
-        """Read and write the state that a model holds; the inner optimizer, too."""
-        super().attach(model, part)
-        for inner in self._inner():
-            inner.attach(model, (*part, "inner"))
-
-    def detach(self) -> None:
-        """Let go of the model's state; the inner optimizer, too."""
-        super().detach()
-        for inner in self._inner():
-            inner.detach()
-
-    def check_free(self, cell: Any) -> None:
-        """Check that no one else trains with it, or with the inner optimizer."""
-        super().check_free(cell)
-        for inner in self._inner():
-            inner.check_free(cell)
-
-    def _begin_with(self, rate: Any) -> None:
-        super()._begin_with(rate)
-        for inner in self._inner():
-            inner._begin_with(rate)
-
-    def _inner(self) -> list[Optimizer]:
-        """The inner optimizer, unless it is a transformation of optax."""
-        return [self.inner_optimizer] if isinstance(self.inner_optimizer, Optimizer) else []
-
-    def __eq__(self, other: Any) -> bool:
-        """Whether it does the same to the same inner optimizer: `compile` goes on with the slots of an equal one."""
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same with the same inner optimizer: `compile` goes on with the slots of an equal one."""
         return isinstance(other, LossScaleOptimizer) and self._key() == other._key()
 
     def __hash__(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
@@ -13,37 +12,32 @@ import optax
 from keras_dist import _paths
 from keras_dist._arguments import check_int, check_number
 from keras_dist._patterns import pattern
-from keras_dist.errors import ModelError
-from keras_dist.optimizers.adam import check_betas, scale_by_adam
-from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
+from keras_dist._types import PyTree
+from keras_dist.optimizers.adam import scale_by_adam
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
+from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer, check_patterns
 
 
 class Muon(Optimizer):
-    """Momentum of matrices, made orthogonal by a few Newton-Schulz steps; Adam for all other variables.
+    """`w -= learning_rate * orthogonal(velocity)` for matrices, by Newton-Schulz steps; Adam for other variables.
 
     Args:
-        learning_rate: as of `Optimizer`.
+        learning_rate, **common: as of `Optimizer`.
         adam_beta_1: `beta_1` of Adam.
         adam_beta_2: `beta_2` of Adam.
         adam_weight_decay: weight decay of the variables that Adam updates.
         epsilon: of Adam.
         weight_decay: weight decay of the matrices.
-        exclude_layers: regular expressions; a matrix goes to Adam when one of them is found in its path.
-        exclude_embeddings: whether matrices with `embedding` in their path go to Adam.
+        exclude_layers: regular expressions; Adam updates a matrix when one of them is found in its path.
+        exclude_embeddings: whether Adam updates matrices with `embedding` in their path.
         muon_a: coefficient of x in the Newton-Schulz step.
         muon_b: coefficient of x xT x.
         muon_c: coefficient of x xT x xT x.
-        adam_lr_ratio: Adam's learning rate as a part of `learning_rate`.
-        momentum: how much of its velocity each step keeps.
+        adam_lr_ratio: Adam's learning rate divided by `learning_rate`.
+        momentum: how much of the velocity each step keeps.
         ns_steps: number of Newton-Schulz steps.
-        nesterov: whether the gradient counts once more beyond the velocity.
-        rms_rate: the root mean square of a step, by which it resembles Adam's; None for orthogonal matrices as they
-            are.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        nesterov: whether to use Nesterov momentum.
+        rms_rate: the root mean square of a step, near that of Adam; None for orthogonal matrices as they are.
 
     Source: `keras.optimizers.Muon`.
     """
@@ -72,27 +66,22 @@ class Muon(Optimizer):
         **common: Unpack[ArgumentsButDecay],
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, **common)
-        check_betas(adam_beta_1, adam_beta_2)
-        check_number("epsilon", epsilon, 0)
-        check_number("momentum", momentum, 0, 1)
-        check_int("ns_steps", ns_steps, 1, wrong="is no count of steps")
-        if adam_weight_decay is not None:
-            check_number("adam_weight_decay", adam_weight_decay)
-        self.adam_beta_1 = adam_beta_1
-        self.adam_beta_2 = adam_beta_2
-        self.adam_weight_decay = adam_weight_decay
-        self.epsilon = epsilon
-        self.exclude_layers = _expressions(exclude_layers)
+        self.adam_beta_1 = check_number("adam_beta_1", adam_beta_1, 0, below=1)
+        self.adam_beta_2 = check_number("adam_beta_2", adam_beta_2, 0, below=1)
+        decay = adam_weight_decay
+        self.adam_weight_decay = None if decay is None else check_number("adam_weight_decay", decay)
+        self.epsilon = check_number("epsilon", epsilon, 0)
+        self.exclude_layers = check_patterns("Muon", "exclude_layers", exclude_layers)
         self.exclude_embeddings = exclude_embeddings
         self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
         self.adam_lr_ratio = adam_lr_ratio
-        self.momentum = momentum
-        self.ns_steps = ns_steps
+        self.momentum = check_number("momentum", momentum, 0, 1)
+        self.ns_steps = check_int("ns_steps", ns_steps, 1, wrong="is no count of steps")
         self.nesterov = nesterov
         self.rms_rate = rms_rate
 
     def transformation(self) -> optax.GradientTransformation:
-        """Both, each for its variables."""
+        """Both rules, each for its variables, times the negative rate."""
         adam = optax.chain(
             scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
         )
@@ -102,19 +91,19 @@ class Muon(Optimizer):
         )
         return optax.chain(optax.partition({"adam": adam, "muon": muon}, self._labels), scale_by_rate())
 
-    def decay_of(self, path: str, param: Any) -> float | None:
-        """The weight decay of the weight at `path`: that of its optimizer, if it is not excluded."""
+    def decay_of(self, path: str, param: jax.Array) -> float | None:
+        """Return the weight decay of the weight at `path`: that of its optimizer, unless it is excluded."""
         if self._is_excluded(path):
             return None
         return self.adam_weight_decay if self._is_adams(path, param) else self.weight_decay
 
-    def _labels(self, params: Any) -> Any:
-        def label(key_path: Any, param: Any) -> str:
+    def _labels(self, params: PyTree) -> PyTree:
+        def label(key_path: Any, param: jax.Array) -> str:
             return "adam" if self._is_adams(_paths.join(_paths.parts_of(key_path)), param) else "muon"
 
         return jax.tree_util.tree_map_with_path(label, params)
 
-    def _is_adams(self, path: str, param: Any) -> bool:
+    def _is_adams(self, path: str, param: jax.Array) -> bool:
         is_embedding = self.exclude_embeddings and "embedding" in path.lower()
         return param.ndim != 2 or is_embedding or any(pattern(rule).search(path) for rule in self.exclude_layers)
 
@@ -127,21 +116,3 @@ class Muon(Optimizer):
             x = self.muon_a * x + (self.muon_b * square + self.muon_c * square @ square) @ x
         x = x.T if matrix.shape[0] > matrix.shape[1] else x
         return x if self.rms_rate is None else x * max(matrix.shape) ** 0.5 * self.rms_rate
-
-
-def _expressions(given: Sequence[str] | None) -> tuple[str, ...]:
-    problem = None
-    try:
-        rules = () if isinstance(given, str) else tuple(given or ())
-        for rule in rules:
-            pattern(rule)
-    except (TypeError, re.error) as error:
-        rules, problem = (), str(error)
-    if problem is not None or isinstance(given, str):
-        raise ModelError(
-            "Muon: `exclude_layers` cannot be used",
-            given=f"exclude_layers={given!r}" + (f": {problem}" if problem else ""),
-            expected="a list of regular expressions",
-            fix="for example exclude_layers=['head']",
-        )
-    return rules

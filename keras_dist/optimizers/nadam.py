@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_number
-from keras_dist.optimizers.adam import check_betas
-from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.optimizers.adam import MomentsOptimizer
+from keras_dist.optimizers.learning_rate import scale_by_rate
 
 
-class Nadam(Optimizer):
+class Nadam(MomentsOptimizer):
     """Adam with Nesterov momentum, which grows from half of `beta_1` to all of it.
 
-    Args:
-        learning_rate: as of `Optimizer`.
-        beta_1: how much of the means of gradients each step keeps.
-        beta_2: how much of the means of their squares each step keeps.
-        epsilon: added to the root of the means of squares.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+    Arguments: as of `Adam`.
 
     Source: `keras.optimizers.Nadam`.
     """
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        **common: Unpack[CommonArguments],
-    ) -> None:
-        super().__init__(learning_rate, **common)
-        check_betas(beta_1, beta_2)
-        check_number("epsilon", epsilon, 0)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
 
     def transformation(self) -> optax.GradientTransformation:
         """Directions of Nadam, times the negative rate."""
@@ -53,10 +29,10 @@ class Nadam(Optimizer):
 class ScaleByNadamState(NamedTuple):
     """The state of Adam, and the product of the momenta so far."""
 
-    count: Any
-    mu: Any
-    nu: Any
-    product: Any
+    count: ArrayLike
+    mu: PyTree
+    nu: PyTree
+    product: jax.Array
 
 
 def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
@@ -65,14 +41,14 @@ def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
     Source: Dozat, "Incorporating Nesterov Momentum into Adam" (2016).
     """
 
-    def momentum(step: Any) -> jax.Array:
+    def momentum(step: ArrayLike) -> ArrayLike:
         return beta_1 * (1 - 0.5 * 0.96**step)
 
-    def init(params: Any) -> ScaleByNadamState:
+    def init(params: PyTree) -> ScaleByNadamState:
         zeros = optax.tree.zeros_like
         return ScaleByNadamState(jnp.zeros((), jnp.int32), zeros(params), zeros(params), jnp.ones(()))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         del params
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, beta_1, 1)

@@ -6,12 +6,13 @@ from typing import Any, NoReturn
 
 import optax
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.custom_loops import CustomLoops
 
 
 class OptaxOptimizer(CustomLoops):
-    """A transformation of optax, with the variables of an optimizer: what `compile(optax.adam(1e-3))` makes of it.
+    """A transformation of optax with the variables of an optimizer, as `compile(optax.adam(1e-3))` makes it.
 
     Args:
         transformation: of optax.
@@ -26,16 +27,16 @@ class OptaxOptimizer(CustomLoops):
         self.transformation = transformation
         self.name = name
 
-    def init(self, params: Any) -> Any:
-        """The state before the first step."""
+    def init(self, params: PyTree) -> PyTree:
+        """Return the state before the first step."""
         return self.transformation.init(params)
 
-    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        """What is to be added to the weights, and the state afterwards."""
+    def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        """Return what is to be added to the weights, and the state afterwards."""
         return self.transformation.update(updates, state, params, **extra)
 
     def get_config(self) -> NoReturn:
-        """An error: transformations of optax do not tell their arguments.
+        """Raise an error: the arguments of optax transformations are not known.
 
         Raises:
             ModelError: always.
@@ -48,7 +49,7 @@ class OptaxOptimizer(CustomLoops):
         )
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same transformation: `compile` goes on with its slots."""
+        """Whether it is the same transformation: then `compile` keeps its slots."""
         return isinstance(other, OptaxOptimizer) and self.transformation == other.transformation
 
     def __hash__(self) -> int:

@@ -15,9 +15,10 @@ import optax
 from keras_dist import _paths
 from keras_dist._arguments import check_int, check_number
 from keras_dist._patterns import pattern
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
+from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.saving import Configurable
 
 
@@ -33,7 +34,7 @@ class ArgumentsButDecay(TypedDict, total=False):
     loss_scale_factor: float | None
     gradient_accumulation_steps: int | None
     name: str | None
-    mesh: Any
+    mesh: object
 
 
 class CommonArguments(ArgumentsButDecay, total=False):
@@ -43,21 +44,22 @@ class CommonArguments(ArgumentsButDecay, total=False):
 
 
 class OptimizerState(NamedTuple):
-    """What an optimizer remembers, beside its learning rate.
+    """The state of an optimizer beside its learning rate.
 
     Attributes:
         iterations: steps taken, those that only accumulate gradients included; an int32 scalar.
         slots: of the transformation.
         average: of the weights, shaped as they are; empty without `use_ema`.
         accumulated: sums of gradients, shaped as the weights; empty without `gradient_accumulation_steps`.
-        batch_weight: how much the batches of these count together, a float32 scalar; likewise.
+        batch_weight: sum of the weights of these batches, a float32 scalar; empty without
+            `gradient_accumulation_steps`.
     """
 
-    iterations: Any
-    slots: Any
-    average: Any
-    accumulated: Any
-    batch_weight: Any
+    iterations: jax.Array
+    slots: PyTree
+    average: PyTree
+    accumulated: PyTree
+    batch_weight: jax.Array | tuple[()]
 
 
 class Optimizer(CustomLoops, Configurable):
@@ -83,7 +85,7 @@ class Optimizer(CustomLoops, Configurable):
             counts for what its loss was divided by, so that the update is that of one large batch, also where the last
             batch is shorter. Schedules count all steps, `ema_overwrite_frequency` counts updates.
         name: by default that of the class in lower case.
-        mesh: unused, for code that was written for DTensor: slots live where their parameters live.
+        mesh: unused, for code that was written for DTensor: slots have the layouts of their parameters.
 
     Raises:
         ModelError: an argument is not known, out of range, or excludes another.
@@ -136,7 +138,7 @@ class Optimizer(CustomLoops, Configurable):
         loss_scale_factor: float | None = None,
         gradient_accumulation_steps: int | None = None,
         name: str | None = None,
-        mesh: Any = None,
+        mesh: object = None,
         **unknown: Any,
     ) -> None:
         del mesh
@@ -165,9 +167,9 @@ class Optimizer(CustomLoops, Configurable):
         self.name = name or type(self).__name__.lower()
 
     def transformation(self) -> optax.GradientTransformation:
-        """What is particular to this optimizer: gradients to what is added to the weights.
+        """Return the rule of this optimizer: from gradients to what is added to the weights.
 
-        It is given `learning_rate`, a scalar, by keyword; `optax.chain(..., scale_by_rate())` takes it.
+        Its `update` is given `learning_rate`, a scalar, by keyword; `optax.chain(..., scale_by_rate())` takes it.
         """
         raise ModelError(
             f"the optimizer {type(self).__name__} defines no `transformation`",
@@ -176,13 +178,13 @@ class Optimizer(CustomLoops, Configurable):
             fix="for example return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())",
         )
 
-    def init(self, params: Any) -> LearningRateState | ScheduledRateState:
-        """The state before the first step.
+    def init(self, params: PyTree) -> LearningRateState | ScheduledRateState:
+        """Return the state before the first step.
 
         Args:
             params: the weights, as any pytree.
         """
-        object.__setattr__(self, "_is_used", True)
+        self._is_used = True
         iterations = jnp.zeros((), jnp.int32)
         state = OptimizerState(
             iterations,
@@ -195,13 +197,13 @@ class Optimizer(CustomLoops, Configurable):
             return ScheduledRateState(rate_after(self._rate, iterations), state)
         return LearningRateState(jnp.asarray(self._rate, jnp.float32), state)
 
-    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        """What is to be added to the weights, and the state afterwards.
+    def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        """Return what is to be added to the weights, and the state afterwards.
 
         Args:
             updates: the gradients.
             state: before the step.
-            params: the weights; some optimizers do without.
+            params: the weights; some optimizers do not need them.
             **extra: handed on to `transformation`, but for `batch_weight`: how much the gradients count among those
                 that are accumulated, 1 by default.
 
@@ -222,13 +224,13 @@ class Optimizer(CustomLoops, Configurable):
         average = before.average
         if self.use_ema:
             steps, average = self._average(steps, before, params)
-        iterations = optax.safe_increment(before.iterations)
+        iterations = jnp.asarray(optax.safe_increment(before.iterations))
         if callable(self._rate):
             rate = rate_after(self._rate, iterations)
         return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
 
-    def finalize(self, state: Any, params: Any) -> Any:
-        """The weights that training ends with: their average, if one is kept, else `params`.
+    def finalize(self, state: PyTree, params: PyTree) -> PyTree:
+        """Return the weights that training ends with: their average with `use_ema`, else `params`.
 
         Args:
             state: after the last step.
@@ -240,12 +242,12 @@ class Optimizer(CustomLoops, Configurable):
             return params
         return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
 
-    def scale_loss(self, loss: Any, state: Any = None) -> Any:
-        """The loss that gradients are to be taken of, for training steps of one's own.
+    def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
+        """Return the loss times its scale, of which gradients are taken, for custom training steps.
 
         Args:
             loss: of the batch.
-            state: of this optimizer, for those that find a scale out.
+            state: of this optimizer, for those that adapt the scale.
         """
         del state
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
@@ -253,11 +255,11 @@ class Optimizer(CustomLoops, Configurable):
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Leave some weights out of the weight decay, from the start.
+        """Exclude weights from weight decay, before the optimizer is used.
 
         Args:
             var_list: variables, or whole paths.
-            var_names: regular expressions; a variable is left out when one of them is found in its name. Where there
+            var_names: regular expressions; a variable is excluded when one of them is found in its name. Where there
                 are no variables, but a pytree of arrays, in its path.
 
         Raises:
@@ -270,19 +272,22 @@ class Optimizer(CustomLoops, Configurable):
                 expected="a call before",
                 fix="call it on the optimizer that compile() is going to get",
             )
-        excluded = _listed("var_list", var_list)
-        names = _listed("var_names", var_names)
-        for argument, values in (("var_list", [_path_of(one) for one in excluded]), ("var_names", names)):
-            for value in values:
-                _check_exclusion(argument, value)
-        object.__setattr__(self, "_excluded", tuple(excluded))
-        object.__setattr__(self, "_excluded_names", tuple(names))
+        excluded = tuple(var_list or ())
+        if isinstance(var_list, str) or not all(isinstance(_path_of(one), str) for one in excluded):
+            raise ModelError(
+                "exclude_from_weight_decay: `var_list` cannot be used",
+                given=f"var_list={shorten(var_list)}",
+                expected="a list of variables or their paths",
+                fix="for example var_list=[model.layers[0].bias]",
+            )
+        self._excluded = excluded
+        self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Find out which of the variables that it is going to update have no weight decay.
+        """Note which of the variables that it is going to update have no weight decay.
 
         Args:
-            variables: by the paths that `update` is going to see.
+            variables: by the paths that `update` will see.
         """
         excluded = {
             path
@@ -290,15 +295,15 @@ class Optimizer(CustomLoops, Configurable):
             if any(_means(one, variable) for one in self._excluded)
             or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
         }
-        object.__setattr__(self, "_excluded_paths", frozenset(excluded))
+        self._excluded_paths = frozenset(excluded)
 
-    def decay_of(self, path: str, param: Any) -> float | None:
-        """The weight decay of the weight at `path`; None for none."""
+    def decay_of(self, path: str, param: jax.Array | None) -> float | None:
+        """Return the weight decay of the weight at `path`; None for none."""
         del param
         return None if self._is_excluded(path) else self.weight_decay
 
     def _config_arguments(self) -> dict[str, Any]:
-        """The arguments that make the same optimizer, with the current learning rate unless it follows a schedule."""
+        """Return the arguments, with the current learning rate unless it follows a schedule."""
         given = self._arguments
         rate = self._current_rate()
         if "learning_rate" not in given or callable(rate) or np.float32(given["learning_rate"]) == np.float32(rate):
@@ -306,7 +311,7 @@ class Optimizer(CustomLoops, Configurable):
         return {**given, "learning_rate": rate}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies leave out of weight decay what has these paths."""
+        """Copies keep the current rate, and know excluded variables by their paths."""
         return {
             **super().__getstate__(),
             "_rate": self._current_rate(),
@@ -314,7 +319,7 @@ class Optimizer(CustomLoops, Configurable):
         }
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__:
+        if name in self.__dict__ and not name.startswith("_"):
             raise ModelError(
                 f"`{name}` of the optimizer {self.__dict__.get('name', type(self).__name__)!r} cannot be changed",
                 given=f"{name} = {shorten(value)}",
@@ -326,7 +331,7 @@ class Optimizer(CustomLoops, Configurable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    def _step(self, grads: Any, slots: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+    def _step(self, grads: PyTree, slots: PyTree, params: PyTree, extra: dict[str, Any]) -> tuple[PyTree, PyTree]:
         """Clip, decay, and the step of `transformation`."""
         decayed = self._decay(params, extra["learning_rate"])
         steps, slots = optax.with_extra_args_support(self.transformation()).update(
@@ -336,7 +341,7 @@ class Optimizer(CustomLoops, Configurable):
             steps = jax.tree.map(lambda s, d, p: s if d is p else s + (d - p), steps, decayed, params)
         return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
 
-    def _clip(self, grads: Any) -> Any:
+    def _clip(self, grads: PyTree) -> Any:
         if self.clipnorm is not None:
             return jax.tree.map(lambda g: _shortened(g, self.clipnorm), grads)
         if self.global_clipnorm is not None:
@@ -345,7 +350,7 @@ class Optimizer(CustomLoops, Configurable):
             return optax.tree.clip(grads, -self.clipvalue, self.clipvalue)
         return grads
 
-    def _decay(self, params: Any, rate: Any) -> Any:
+    def _decay(self, params: PyTree, rate: Any) -> Any:
         """The weights after their decay; those without any are the same objects."""
 
         def decayed(key_path: Any, param: Any) -> Any:
@@ -355,7 +360,7 @@ class Optimizer(CustomLoops, Configurable):
         return jax.tree_util.tree_map_with_path(decayed, params)
 
     def _accumulate(
-        self, grads: Any, weight: Any, before: OptimizerState, params: Any, extra: dict[str, Any]
+        self, grads: PyTree, weight: Any, before: OptimizerState, params: PyTree, extra: dict[str, Any]
     ) -> tuple[Any, Any, Any, Any]:
         """A step along the weighted mean of the gradients when enough have come, and none until then."""
         count = self.gradient_accumulation_steps or 1
@@ -376,7 +381,7 @@ class Optimizer(CustomLoops, Configurable):
 
         return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
 
-    def _average(self, steps: Any, before: OptimizerState, params: Any) -> tuple[Any, Any]:
+    def _average(self, steps: Any, before: OptimizerState, params: PyTree) -> tuple[PyTree, PyTree]:
         """The average with the weights after the step in it, and the step that leads to it when it is time."""
         iteration = before.iterations // (self.gradient_accumulation_steps or 1)
         kept = jnp.where(iteration == 0, 0.0, self.ema_momentum)
@@ -397,7 +402,7 @@ class Optimizer(CustomLoops, Configurable):
         is_listed = any(_path_of(one) == path for one in self._excluded)
         return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
 
-    def _check_params(self, params: Any) -> None:
+    def _check_params(self, params: PyTree) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
             raise ModelError(
                 f"the optimizer {self.name!r} needs the weights",
@@ -433,7 +438,7 @@ class Optimizer(CustomLoops, Configurable):
         )
 
 
-def _shortened(grads: Any, longest: Any) -> Any:
+def _shortened(grads: PyTree, longest: Any) -> Any:
     """`grads`, scaled down to a norm of `longest` where they are longer."""
     norm = optax.tree.norm(grads)
     return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)
@@ -452,18 +457,30 @@ def _check_clips(clips: dict[str, float | None]) -> None:
         check_number(name, value, above=0)
 
 
-def _listed(argument: str, values: Any) -> list[Any]:
-    if isinstance(values, str):
+def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
+    """Return a list of regular expressions as a tuple; None as an empty one.
+
+    Raises:
+        ModelError: it is not such a list.
+    """
+    problem = "a string" if isinstance(values, str) else ""
+    try:
+        rules = tuple(values or ())
+        for rule in rules:
+            pattern(rule)
+    except (TypeError, re.error) as error:
+        rules, problem = (), str(error)
+    if problem:
         raise ModelError(
-            f"exclude_from_weight_decay: `{argument}` is a string",
-            given=f"{argument}={values!r}",
-            expected="a list",
-            fix=f"{argument}=[{values!r}]",
+            f"{owner}: `{argument}` cannot be used",
+            given=f"{argument}={shorten(values)}: {problem}",
+            expected="a list of regular expressions",
+            fix=f"for example {argument}=['bias']",
         )
-    return list(values or ())
+    return rules
 
 
-def _path_of(variable: Any) -> Any:
+def _path_of(variable: object) -> Any:
     return getattr(variable, "path", variable)
 
 
@@ -472,19 +489,3 @@ def _means(entry: Any, variable: Any) -> bool:
     if isinstance(entry, str):
         return entry == _path_of(variable)
     return entry is variable or (hasattr(variable, "stands_for") and variable.stands_for(entry))
-
-
-def _check_exclusion(argument: str, value: Any) -> None:
-    problem = None if isinstance(value, str) else f"of type {type(value).__name__}"
-    if problem is None and argument == "var_names":
-        try:
-            pattern(value)
-        except re.error as error:
-            problem = f"no regular expression: {error}"
-    if problem is not None:
-        raise ModelError(
-            f"exclude_from_weight_decay: `{argument}` has an entry that cannot be used",
-            given=f"{shorten(value)}, {problem}",
-            expected="variables or their paths" if argument == "var_list" else "regular expressions, such as 'bias'",
-            fix=f"correct `{argument}`",
-        )

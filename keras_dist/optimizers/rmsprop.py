@@ -7,23 +7,19 @@ from typing import Unpack
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
 class RMSprop(Optimizer):
-    """Gradients divided by the root of their mean square, or of their variance.
+    """`w -= learning_rate * gradient / sqrt(v + epsilon)` with the mean `v` of squared gradients.
 
     Args:
-        learning_rate: as of `Optimizer`.
-        rho: how much of the mean each step keeps.
-        momentum: how much of its velocity each step keeps.
-        epsilon: added to the mean square, under the root.
-        centered: whether the square of the mean is taken off, which leaves the variance.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        learning_rate, **common: as of `Optimizer`.
+        rho: how much of `v` each step keeps.
+        momentum: how much of the velocity each step keeps.
+        epsilon: added to `v`, under the root.
+        centered: whether `v` is the variance instead.
 
     Source: `keras.optimizers.RMSprop`.
     """
@@ -38,12 +34,9 @@ class RMSprop(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("rho", rho, 0, 1)
-        check_number("momentum", momentum, 0, 1)
-        check_number("epsilon", epsilon, 0)
-        self.rho = rho
-        self.momentum = momentum
-        self.epsilon = epsilon
+        self.rho = check_number("rho", rho, 0, 1)
+        self.momentum = check_number("momentum", momentum, 0, 1)
+        self.epsilon = check_number("epsilon", epsilon, 0)
         self.centered = centered
 
     def transformation(self) -> optax.GradientTransformation:

@@ -7,21 +7,17 @@ from typing import Unpack
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
-from keras_dist.optimizers.rate import Rate, scale_by_rate
 
 
 class SGD(Optimizer):
-    """Gradient descent.
+    """`w += velocity` with `velocity = momentum * velocity - learning_rate * gradient`.
 
     Args:
-        learning_rate: as of `Optimizer`.
-        momentum: how much of its velocity each step keeps.
-        nesterov: whether the gradient counts once more beyond the velocity.
-        **common: as of `Optimizer`.
-
-    Raises:
-        ModelError: an argument is not known or out of range.
+        learning_rate, **common: as of `Optimizer`.
+        momentum: how much of the velocity each step keeps.
+        nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
 
     Source: `keras.optimizers.SGD`.
     """
@@ -34,8 +30,7 @@ class SGD(Optimizer):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(learning_rate, **common)
-        check_number("momentum", momentum, 0, 1)
-        self.momentum = momentum
+        self.momentum = check_number("momentum", momentum, 0, 1)
         self.nesterov = nesterov
 
     def transformation(self) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from keras_dist.errors import CheckpointWarning, KerasDistError, WriteError, shorten
 from keras_dist.saving.locks import lock_folder, unlock_folder
@@ -23,7 +23,7 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 
 
 @contextlib.contextmanager
-def writing_to(place: str | os.PathLike[str]) -> Iterator[None]:
+def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
     """Let errors of the system that name no file, as of a full disk, name the place that is written.
 
     Args:
@@ -59,7 +59,7 @@ def _number_of(error: Exception) -> int | None:
 
 
 @contextlib.contextmanager
-def draft_of(place: pathlib.Path) -> Iterator[pathlib.Path]:
+def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
     """Make a folder beside a place for one writer, who alone can read it; remove it in the end.
 
     What killed writers of the place have left is removed before. Where the system has no locks of folders, it stays.

@@ -6,7 +6,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from keras_dist._signatures import takes
 from keras_dist.errors import (
@@ -115,19 +115,21 @@ class Vocabulary:
         """
         if identifier is None:
             return None
-        found = identifier
+        found: Any = identifier
         if isinstance(identifier, str):
             found = self._named(identifier)
         elif isinstance(identifier, Mapping):
-            class_name = identifier.get("class_name")
-            known = self._lower_case.get(class_name.lower()) if isinstance(class_name, str) else None
-            names = self.names if known is None else {**self.names, class_name: self.names.get(class_name, known)}
-            found = deserialize_keras_object(identifier, module_objects=names)
+            config = cast("Mapping[str, Any]", identifier)
+            name = str(config.get("class_name"))
+            known = self.names.get(name, self._lower_case.get(name.lower()))
+            found = deserialize_keras_object(
+                config, module_objects=self.names | ({} if known is None else {name: known})
+            )
         if isinstance(found, type):
             if not takes(found):
                 raise ConfigError(
                     f"`{self._kind}` is a class that needs arguments",
-                    given=f"{self._kind}={shorten(identifier)}",
+                    given=f"{self._kind}={shorten(cast('object', identifier))}",
                     expected="a class that can be made without arguments",
                     fix=f"pass an object: {found.__name__}(...)",
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,9 +19,9 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, accumulator_of, add
+from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import batch_first
 from keras_dist.training.executions import Execution, Single, data_layouts
-from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.step import Forward, TrainStep, check_train_step
 from keras_dist.training.train_state import TrainState
 
@@ -55,25 +54,6 @@ def rows_multiple(x: Any, distribution: Distribution) -> int:
     mesh = distribution.device_mesh
     layouts = jax.tree.leaves(data_layouts((x, None, None), distribution))
     return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), batch_shards(distribution))
-
-
-@dataclasses.dataclass(frozen=True)
-class StepOptions:
-    """How steps run, whatever it is that they compute.
-
-    Attributes:
-        steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
-        jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
-        donate: whether a step may reuse the memory of the state before it.
-        check: whether compiled steps check indices, and leave the state as it is where one is wrong.
-        prefetch: how many executions the loop is ahead of the devices.
-    """
-
-    steps_per_execution: int | None = None
-    jit: bool = True
-    donate: bool = True
-    check: bool = False
-    prefetch: int = MAX_IN_FLIGHT
 
 
 class CompiledSteps:

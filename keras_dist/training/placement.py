@@ -13,7 +13,8 @@ from keras_dist.data.recognition import Source
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import check_tensor_rules
-from keras_dist.training.compiled import StepOptions, rows_multiple
+from keras_dist.training.choices import StepOptions
+from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import (
     ResidentFeed,
     Single,

@@ -15,9 +15,11 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator
-from keras_dist.training.compiled import CompiledSteps, Expected, Logs, StepOptions, zero_logs
+from keras_dist.training.choices import Choices, StepOptions
+from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
@@ -25,7 +27,6 @@ from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
-from keras_dist.training.recipe import Recipe
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.throughput import StepTimer, Timing
@@ -45,7 +46,7 @@ class LoggedStep:
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
-    def reset(self, mesh: Any) -> Logs:
+    def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
         own = {name: one for name, one in self.accumulators.items() if getattr(one, "has_own_start", False)}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
@@ -57,18 +58,18 @@ class Trainer:
     Args:
         cell: owns the arrays.
         forward: calls the module.
-        recipe: None while the model is not compiled: only prediction works then.
+        choices: None while the model is not compiled: only prediction works then.
 
     Attributes:
         stops: the modes whose run is to end after the current step; it is taken out of there when a run begins.
     """
 
-    def __init__(self, cell: StateCell, forward: Forward, recipe: Recipe | None) -> None:
-        self._cell, self._forward, self._recipe = cell, forward, recipe
-        self._options = recipe.options if recipe is not None else StepOptions()
+    def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
+        self._cell, self._forward, self._choices = cell, forward, choices
+        self._options = choices.options if choices is not None else StepOptions()
         self._compiled = CompiledSteps(cell.state_plan, forward, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
-        self._steps = _steps(forward, recipe)
+        self._steps = _steps(forward, choices)
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., Any]] = {}
         self._run: Run | None = None
@@ -96,12 +97,11 @@ class Trainer:
         self._compiled.forget_shapes("train")
         feed = self._placement.feed("train", examples, len(epochs), shuffle_key, hooks.sees_every_batch("train"))
         program = self._logged_step("train", lambda: self._placement.example(examples))
-        evaluate = self._evaluation(validation.examples, hooks, len(epochs)) if validation is not None else None
+        validate = self._validation(validation, hooks, len(epochs))
         timer, should_stop = StepTimer(feed.tuner), self._stopper("train")
         logs: Mapping[str, float] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
-        begun = Progress.begun(examples, epochs, shuffle_key)
-        run = Run(examples, hooks, begun, program.zeros, self._options)
+        run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
         with self._running(run, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
             start = run.begin()
@@ -124,11 +124,7 @@ class Trainer:
                 )
                 states = dict(run.progress.tallies) if states is None else states  # no step was left
                 self._hold(program, states)
-                known: dict[str, float] = {}
-                if validation is not None and evaluate is not None and validation.is_due(epoch):
-                    found = evaluate(check_interrupt) if validation.has_batches() else {}
-                    known = {f"val_{name}": value for name, value in found.items()}
-                logs = LazyLogs(states, program.accumulators, known)
+                logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt))
                 run.progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
@@ -194,6 +190,21 @@ class Trainer:
         """Loss and metrics over the examples."""
         with interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
+
+    def _validation(
+        self, validation: Validation | None, hooks: Hooks, epochs: int
+    ) -> Callable[[int, Callable[[], None]], dict[str, float]]:
+        """What evaluates after an epoch, and gives logs for it; nothing where none are due."""
+        if validation is None:
+            return lambda epoch, check_interrupt: {}
+        evaluate = self._evaluation(validation.examples, hooks, epochs)
+
+        def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
+            if not validation.is_due(epoch) or not validation.has_batches():
+                return {}
+            return {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
+
+        return validate
 
     def _evaluation(
         self, examples: Examples, hooks: Hooks, epochs: int = 1
@@ -286,12 +297,12 @@ class Trainer:
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
 
     def _check_targets(self, source: Source) -> None:
-        if self._recipe is not None and self._recipe.train_step is None:
+        if self._choices is not None and self._choices.train_step is None:
             self._cell.graph.check_trains()
             self._check_measurable(source)
 
     def _check_measurable(self, source: Source) -> None:
-        objective = self._recipe.objective if self._recipe is not None else None
+        objective = self._choices.objective if self._choices is not None else None
         if objective is not None and objective.needs_targets:
             source.check_targets()
 
@@ -299,7 +310,7 @@ class Trainer:
         """The train or test step. It is traced once, which gives metrics their shapes; ours logs what the test does."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
-            if mode == "train" and self._recipe is not None and self._recipe.train_step is None:
+            if mode == "train" and self._choices is not None and self._choices.train_step is None:
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
                 trace = self._compiled.train_accumulators if mode == "train" else self._compiled.test_accumulators
@@ -363,7 +374,7 @@ class Trainer:
 
     def _finalize(self) -> None:
         """Put what the optimizers end with in the place of the trained variables."""
-        optimizers = self._recipe.optimizers if self._recipe is not None else {}
+        optimizers = self._choices.optimizers if self._choices is not None else {}
         if has_final_values(optimizers):
             program = jax.jit(
                 lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
@@ -379,19 +390,19 @@ class Trainer:
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
-        if self._recipe is not None:
-            self._recipe.measures.hold(program.accumulators, states)
+        if self._choices is not None:
+            self._choices.metrics.hold(program.accumulators, states)
 
 
-def _steps(forward: Forward, recipe: Recipe | None) -> dict[Mode, Callable[..., Any]]:
-    """The train and test steps, as far as the recipe has them."""
+def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[..., Any]]:
+    """The train and test steps, as far as `compile` chose them."""
     found: dict[Mode, Callable[..., Any]] = {}
-    if recipe is not None and recipe.objective is not None:
-        found["test"] = steps.make_test_step(forward, recipe.objective)
-    if recipe is not None and recipe.train_step is not None:
-        found["train"] = recipe.train_step
-    elif recipe is not None and recipe.objective is not None:
-        found["train"] = steps.make_train_step(forward, recipe.objective, recipe.optimizers)
+    if choices is not None and choices.objective is not None:
+        found["test"] = steps.make_test_step(forward, choices.objective)
+    if choices is not None and choices.train_step is not None:
+        found["train"] = choices.train_step
+    elif choices is not None and choices.objective is not None:
+        found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     return found
 
 

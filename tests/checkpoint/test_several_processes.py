@@ -6,6 +6,7 @@ import pytest
 
 from keras_dist.callbacks import BackupAndRestore
 from tests import processes
+from tests.soak import ROUNDS
 
 SETUP = """
 import pathlib
@@ -263,7 +264,8 @@ def test_what_goes_wrong_in_one_process_all_are_told(tmp_path):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("batches", [5, 8])
+@pytest.mark.soak
+@pytest.mark.parametrize("batches", [5, 8] if ROUNDS else [5])
 def test_a_job_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, batches):
     for code, _, errors in processes.Job(f"{SETUP}\n{RESUMES}\n{KILLED}", tmp_path, batches).outcomes():
         assert code != 0, errors
@@ -277,7 +279,8 @@ def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("told", "signum"), [(1, signal.SIGTERM), (0, signal.SIGINT)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("told", "signum"), [(1, signal.SIGTERM), (0, signal.SIGINT)][: 1 + (ROUNDS > 0)])
 def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path, told, signum):
     job = processes.Job(f"{SETUP}\n{RESUMES}\n{SIGNALLED}", tmp_path, 0)
     while not job.processes[told].stdout.readline().startswith("epoch 2"):

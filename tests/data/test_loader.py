@@ -13,7 +13,7 @@ from keras_dist.data import Cursor, DataLoader, PyDataset
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import source_of
 from keras_dist.errors import DataError
-from keras_dist.models.arguments import batching
+from keras_dist.models.fitting import batching
 
 
 class Rows:

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.soak import ROUNDS
+
 SCRIPT = """
     import sys
     import keras_dist as kd
@@ -18,7 +20,7 @@ SCRIPT = """
             kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
         return kib * 1024
 
-    x = np.memmap(sys.argv[1], np.float32, "w+", shape=(2**20, 256))  # 1 GiB
+    x = np.memmap(sys.argv[1], np.float32, "w+", shape=(int(sys.argv[2]), 256))
     y = np.zeros(len(x), np.float32)
     with kd.DataParallel().scope():
         model = kd.Sequential([kd.Input((256,)), kd.layers.Dense(1)])
@@ -37,11 +39,15 @@ SCRIPT = """
 """
 
 
+ROWS = 2**20 if ROUNDS else 2**18  # of 1 KiB
+
+
+@pytest.mark.soak
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells of a process's memory in another way")
-def test_an_epoch_over_a_gibibyte_takes_less_than_150_mebibytes(tmp_path):
+def test_an_epoch_over_a_large_file_takes_less_than_150_mebibytes(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "x")],
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "x"), str(ROWS)],
         capture_output=True,
         text=True,
         timeout=240,

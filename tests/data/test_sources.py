@@ -18,7 +18,7 @@ from keras_dist.data.recognition import is_data_set
 from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
 from keras_dist.datasets import digits
 from keras_dist.errors import DataError
-from keras_dist.models.arguments import batching, split_source, validation_source, weighted_by_class
+from keras_dist.models.fitting import batching, split_source, validation_source, weighted_by_class
 from tests import sources
 from tests.data.rows import W, X, Y, assert_same, reads, source_of
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Examples, TFTensor, TorchTensor

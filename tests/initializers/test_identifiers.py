@@ -1,6 +1,5 @@
 """What `initializers.get` accepts, and configs."""
 
-import json
 from typing import Any
 
 import jax
@@ -10,8 +9,6 @@ import pytest
 from flax import nnx
 
 from keras_dist import initializers, saving
-from keras_dist.errors import ConfigError, ModelError, UnknownNameError
-from keras_dist.saving.vocabulary import snake_case
 
 KEY = jax.random.key(11)
 
@@ -32,55 +29,6 @@ def keras_form(shape: Any, dtype: Any) -> Any:
 
 def house_form(shape: Any, dtype: Any, key: Any) -> Any:
     return jax.random.uniform(key, shape, dtype)
-
-
-@pytest.mark.parametrize(
-    ("name", "cls"),
-    [
-        ("HeNormal", initializers.HeNormal),
-        ("he_normal", initializers.HeNormal),
-        ("glorot_uniform", initializers.GlorotUniform),
-        ("zeros", initializers.Zeros),
-        ("zero", initializers.Zeros),
-        ("one", initializers.Ones),
-        ("normal", initializers.RandomNormal),
-        ("uniform", initializers.RandomUniform),
-        ("OrthogonalInitializer", initializers.Orthogonal),
-        ("IdentityInitializer", initializers.Identity),
-        ("lecun_uniform", initializers.LecunUniform),
-        ("variance_scaling", initializers.VarianceScaling),
-    ],
-)
-def test_names(name: str, cls: type) -> None:
-    assert type(initializers.get(name)) is cls
-
-
-def test_all_classes_are_known_by_both_spellings() -> None:
-    classes = {
-        value
-        for value in vars(initializers).values()
-        if isinstance(value, type) and issubclass(value, initializers.Initializer)
-    }
-    special = {
-        initializers.Initializer,
-        initializers.RandomInitializer,
-        initializers.FromArray,
-        initializers.FromFunction,
-    }
-    assert len(classes - special) == 15
-    for cls in classes - special:
-        snake = snake_case(cls.__name__)
-        assert type(initializers.get(cls.__name__)) is type(initializers.get(snake)) is cls
-        assert getattr(initializers, snake) is cls
-        assert {cls.__name__, snake} <= set(initializers.__all__)
-
-
-def test_objects_classes_and_none() -> None:
-    he = initializers.HeNormal(seed=1)
-    assert initializers.get(he) is he
-    assert type(initializers.get(initializers.HeNormal)) is initializers.HeNormal
-    assert initializers.get(None) is None
-    assert initializers.get(house_form) is house_form
 
 
 @pytest.mark.parametrize(
@@ -131,74 +79,8 @@ def test_arrays_are_the_values(array: Any) -> None:
     assert np.array_equal(values.astype("float32"), array)
 
 
-@pytest.mark.parametrize(
-    ("identifier", "error", "words"),
-    [
-        ("he_norml", UnknownNameError, "did you mean 'he_normal'"),
-        ("nothing like it", UnknownNameError, "unknown initializer"),
-        (0.5, ModelError, "not an initializer"),
-        ([1.0], ModelError, "not an initializer"),
-        (lambda: 1, ModelError, r"parameters \(\)"),
-        (lambda shape: 1, ModelError, r"parameters \(shape\)"),
-        (lambda key, shape: 1, ModelError, r"parameters \(key, shape\)"),
-        (lambda shape, dtype, scale: 1, ModelError, r"parameters \(shape, dtype, scale\)"),
-        (KerasStyle, ConfigError, "needs arguments"),
-        ({"class_name": "Zeross", "config": {}}, ConfigError, "'Zeross', which is not known"),
-        ({"class_name": "Zeros"}, ModelError, "not an initializer"),
-        ({"class_name": "HeNormal", "config": {"sede": 1}}, ConfigError, "config with sede"),
-    ],
-)
-def test_what_is_no_initializer_is_named(identifier: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
-        initializers.get(identifier)
-    assert caught.value.given
-    assert caught.value.expected
-    assert caught.value.fix
-
-
-@pytest.mark.parametrize(
-    "initializer",
-    [
-        initializers.HeNormal(seed=3),
-        initializers.Constant(0.25),
-        initializers.Constant(np.float32(0.25)),
-        initializers.Constant(np.arange(3.0)),
-        initializers.VarianceScaling(2.0, "fan_out", "uniform", 5, [0], (1,)),
-        initializers.Orthogonal(2.0, seed=4),
-        initializers.Identity(2.0),
-        initializers.RandomUniform(0.0, 1.0, seed=9),
-        initializers.FromArray(np.eye(3, dtype="float32")),
-        initializers.get(jnp.eye(3)),
-    ],
-    ids=lambda initializer: type(initializer).__name__,
-)
-def test_configs_survive_json(initializer: Any) -> None:
-    config = json.loads(json.dumps(initializers.serialize(initializer)))
-    assert config["module"] == "keras_dist.initializers"
-    for again in (initializers.deserialize(config), initializers.get(config), saving.deserialize_keras_object(config)):
-        assert type(again) is type(initializer)
-        assert np.array_equal(again((3, 3)), initializer((3, 3)))
-
-
-def test_configs_of_keras_are_read() -> None:
-    assert initializers.get({"class_name": "zeros", "config": {}})((1,)).tolist() == [0.0]
-    config = {
-        "module": "keras.initializers",
-        "class_name": "Constant",
-        "config": {"value": 2.0},
-        "registered_name": None,
-    }
-    assert initializers.get(config)((1,)).tolist() == [2.0]
-
-
-def test_custom_objects() -> None:
-    config = initializers.serialize(KerasStyle(2.0))
-    with pytest.raises(ConfigError, match="KerasStyle"):
-        initializers.deserialize(config)
-    again = initializers.deserialize(config, {"KerasStyle": KerasStyle})
-    assert again((2,), "float32", key=KEY).tolist() == [2.0, 2.0]
-    with saving.custom_object_scope({"threes": keras_form}):
-        assert initializers.get("threes")((1,), "float32", key=KEY).tolist() == [3.0]
-    with saving.custom_object_scope({"keras_form": keras_form}):
+def test_functions_survive_configs_where_they_are_known() -> None:
+    with saving.custom_object_scope({"keras_form": keras_form, "threes": keras_form}):
         again = initializers.get(initializers.serialize(initializers.get(keras_form)))
-        assert again((1,), "float32", key=KEY).tolist() == [3.0]
+        for found in (again, initializers.get("threes")):
+            assert found((1,), "float32", key=KEY).tolist() == [3.0]

@@ -101,29 +101,3 @@ def test_several_at_once():
     assert metrics.get_all(None) == []
     with pytest.raises(errors.ModelError, match="logged as 'loss'"):
         metrics.get_all([metrics.Mean("loss")])
-
-
-def test_metrics_survive_configs_and_class_name_and_config_are_enough():
-    again = metrics.deserialize(metrics.serialize(metrics.Precision(thresholds=0.3, name="sure")))
-    assert (type(again), again.name, again.thresholds) == (metrics.Precision, "sure", [0.3])
-    assert type(metrics.deserialize({"class_name": "Mean", "config": {}})) is metrics.Mean
-
-
-def test_configs_of_unknown_metrics_are_refused():
-    with pytest.raises(errors.ConfigError, match="'Meen', which is not known"):
-        metrics.deserialize({"class_name": "Meen", "config": {}})
-
-
-@pytest.mark.parametrize("get", [metrics.get, metrics.deserialize])
-def test_what_get_gives_is_named_by_its_class(get):
-    assert (type(get("mse")), get("mse").name) == (metrics.MeanSquaredError, "mean_squared_error")
-    assert type(get("accuracy")) is metrics.Accuracy
-    assert type(get("AUC")) is type(get(metrics.AUC)) is metrics.AUC
-    metric = metrics.Mean()
-    for given in (metric, len, metrics.binary_accuracy, None):
-        assert get(given) is given
-    with pytest.raises(errors.UnknownNameError, match="unknown metric 'mes'"):
-        get("mes")
-    for wrong in (3, int):
-        with pytest.raises(errors.ModelError, match="neither a name nor a callable"):
-            get(wrong)

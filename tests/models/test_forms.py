@@ -120,6 +120,13 @@ class Scaled(kd.Model):
         return -outputs if negative else outputs
 
 
+class Typed(kd.Model):
+    """What tells the types of a Python number apart."""
+
+    def call(self, inputs, scale: Any = None):
+        return inputs[:, :1] * 0 + [bool, int, float].index(type(scale)) + 1
+
+
 class TestSeveralArguments:
     def test_all_of_them_tell_the_shapes_of_weights(self):
         x, factor = np.ones((4, 3), np.float32), np.full((4, 5), 2.0, np.float32)
@@ -131,6 +138,19 @@ class TestSeveralArguments:
             assert np.allclose(outputs, (x @ kernel) * (factor @ other), atol=1e-5)
             assert np.allclose(model(x, factor, negative=True), -np.asarray(outputs))
             assert model.get_build_config() is None  # one shape does not tell how to build it
+
+    def test_numbers_count_by_type_and_value(self):
+        """`True`, `1` and `1.0` shared one program; NaN never found its own, and every value left one behind."""
+        model, x = Typed(), np.ones((2, 3), np.float32)
+        assert [float(model(x, scale=scale)[0, 0]) for scale in (True, 1, 1.0, -0.0, 0.0)] == [1, 2, 3, 3, 3]
+        count = len(model._session._programs)
+        for _ in range(2):
+            model(x, scale=float("nan"))
+        assert len(model._session._programs) == count + 1
+        with pytest.warns(UserWarning, match="compiled a program for each. Pass numbers that change as arrays"):
+            for scale in range(40):
+                model(x, scale=scale)
+        assert len(model._session._programs) == 32
 
     def test_all_of_them_may_be_given_by_name(self):
         model = Subclassed()

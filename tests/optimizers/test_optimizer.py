@@ -329,24 +329,10 @@ class TestConfig:
         assert duplicate(optimizer).get_config() == optimizer.get_config()
 
 
-class TestGet:
-    """Names, classes and objects."""
-
-    def test_a_class(self) -> None:
-        assert type(optimizers.get(optimizers.Lion)) is optimizers.Lion
-
-    def test_an_optimizer_as_it_is(self) -> None:
-        optimizer = make("Adam")
-        assert optimizers.get(optimizer) is optimizer
-
-    def test_a_registered_name(self) -> None:
-        with saving.custom_object_scope({"Mine": optimizers.Nadam}):
-            assert type(optimizers.get("Mine")) is optimizers.Nadam
-
-    @pytest.mark.parametrize("identifier", [optax.adam(0.1), optimizers.Adam])
-    def test_a_rate_goes_with_a_name(self, identifier: Any) -> None:
-        with pytest.raises(errors.ModelError, match="`learning_rate` goes with the name"):
-            optimizers.get(identifier, 0.1)
+@pytest.mark.parametrize("identifier", [optax.adam(0.1), optimizers.Adam])
+def test_a_rate_goes_with_a_name(identifier: Any) -> None:
+    with pytest.raises(errors.ModelError, match="`learning_rate` goes with the name"):
+        optimizers.get(identifier, 0.1)
 
 
 def test_a_rate_may_be_a_callable_without_arguments() -> None:

@@ -102,13 +102,6 @@ def test_an_optax_transformation_is_taken_as_it_is():
     np.testing.assert_array_equal(run(get(optax.adagrad(0.1))), run(optax.adagrad(0.1)))
 
 
-def test_a_typo_names_the_nearest():
-    with pytest.raises(errors.UnknownNameError, match=r"unknown optimizer 'rmspop' \(did you mean 'rmsprop'") as caught:
-        get("rmspop")
-    assert "adagrad, adam, adamax, adamw, ftrl" in caught.value.expected
-    assert caught.value.fix
-
-
 @pytest.mark.parametrize("given", [None, 0.1, ["adam"], optax.adam, lambda grads: grads])
 def test_what_is_no_optimizer_is_refused(given):
     with pytest.raises(errors.ModelError, match="`optimizer` is neither a name nor an optax") as caught:

@@ -8,15 +8,6 @@ MISSING, EXTRA, BY_KEYWORD, ELSEWHERE, DEFAULT = "missing", "extra", "by keyword
 """In what way a parameter can differ."""
 
 
-def positional(cls: type) -> list[tuple[str, Any]]:
-    """The positional parameters of a constructor with their defaults; one for all dims stands for a tuple of them."""
-    return [
-        (parameter.name, _one_for_all(parameter.default))
-        for parameter in _named(cls).values()
-        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
-
-
 def differences(ours: Callable[..., Any], theirs: Callable[..., Any]) -> dict[str, str]:
     """In what way our parameters differ from theirs, by name: one of the words above.
 

@@ -13,8 +13,7 @@ from flax import nnx
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import EXTRA, differences
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -75,8 +74,7 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     return found.get(kind, {})
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     num_heads=st.sampled_from([1, 2]),
     value_dim=st.sampled_from([None, 5]),
     output_shape=st.sampled_from([None, 3, (2, 3)]),
@@ -89,38 +87,25 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_multi_head_attention(
-    keras: types.ModuleType,
-    num_heads: int,
-    value_dim: int | None,
-    output_shape: Any,
-    use_bias: bool,
-    use_gate: bool,
-    sliding_window: int | None,
-    causal: bool,
-    scores: bool,
-    own_key: bool,
-    masked: str,
-    seed: int,
-) -> None:
+def test_multi_head_attention(keras: types.ModuleType, case: Any) -> None:
     options = {
-        "num_heads": num_heads,
+        **picked(case, "num_heads", "output_shape", "use_bias", "use_gate", "sliding_window"),
         "key_dim": 3,
-        "value_dim": value_dim if scores else None,  # without scores Keras takes no other value_dim
-        "output_shape": output_shape,
-        "use_bias": use_bias,
-        "use_gate": use_gate,
-        "sliding_window": sliding_window,
+        "value_dim": case.value_dim if case.scores else None,  # without scores Keras takes no other value_dim
     }
-    tensors = [draw(seed, BATCH, TARGET, FEATURES), draw(seed + 1, BATCH, SOURCE, FEATURES)]
-    tensors += [draw(seed + 2, BATCH, SOURCE, 2)] if own_key else []
-    if masked == "attention_of_heads" and (causal or sliding_window):
-        masked = "attention"  # Keras adds the dim of heads to the one and not to the other
-    if masked == "value_and_key" and not own_key:
-        masked = "value"
-    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, num_heads)}
+    tensors = [draw(case.seed, BATCH, TARGET, FEATURES), draw(case.seed + 1, BATCH, SOURCE, FEATURES)]
+    tensors += [draw(case.seed + 2, BATCH, SOURCE, 2)] if case.own_key else []
+    if case.masked == "attention_of_heads" and (case.causal or case.sliding_window):
+        case.masked = "attention"  # Keras adds the dim of heads to the one and not to the other
+    if case.masked == "value_and_key" and not case.own_key:
+        case.masked = "value"
+    call = {
+        "return_attention_scores": case.scores,
+        "use_causal_mask": case.causal,
+        **masks_of(case.masked, case.seed, case.num_heads),
+    }
     compare_projected(
-        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, seed, **call
+        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, case.seed, **call
     )
 
 
@@ -137,8 +122,7 @@ def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bia
     compare_projected(theirs, ours, [x, x + 1], seed, return_attention_scores=True)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shared_heads=st.sampled_from([1, 2, 4]),
     use_bias=st.booleans(),
     use_gate=st.booleans(),
@@ -148,36 +132,27 @@ def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bia
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_grouped_query_attention(
-    keras: types.ModuleType,
-    shared_heads: int,
-    use_bias: bool,
-    use_gate: bool,
-    sliding_window: int | None,
-    causal: bool,
-    scores: bool,
-    masked: str,
-    seed: int,
-) -> None:
+def test_grouped_query_attention(keras: types.ModuleType, case: Any) -> None:
     options = {
+        **picked(case, "use_bias", "use_gate", "sliding_window"),
         "head_dim": 3,
         "num_query_heads": 4,
-        "num_key_value_heads": shared_heads,
-        "use_bias": use_bias,
-        "use_gate": use_gate,
-        "sliding_window": sliding_window,
+        "num_key_value_heads": case.shared_heads,
     }
-    if masked == "attention_of_heads" and (causal or sliding_window):
-        masked = "attention"
-    tensors = [draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE))]
-    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, 4)}
+    if case.masked == "attention_of_heads" and (case.causal or case.sliding_window):
+        case.masked = "attention"
+    tensors = [draw(case.seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE))]
+    call = {
+        "return_attention_scores": case.scores,
+        "use_causal_mask": case.causal,
+        **masks_of(case.masked, case.seed, 4),
+    }
     compare_projected(
-        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, seed, **call
+        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, case.seed, **call
     )
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     kind=st.sampled_from(["dot", "concat", "additive"]),
     use_scale=st.booleans(),
     own_key=st.booleans(),
@@ -186,28 +161,22 @@ def test_grouped_query_attention(
     masked=st.sampled_from([None, "query", "value", "both"]),
     seed=st.integers(0, 2**16),
 )
-def test_attention(
-    keras: types.ModuleType,
-    kind: str,
-    use_scale: bool,
-    own_key: bool,
-    causal: bool,
-    scores: bool,
-    masked: str | None,
-    seed: int,
-) -> None:
+def test_attention(keras: types.ModuleType, case: Any) -> None:
     made = [
-        package.AdditiveAttention(use_scale) if kind == "additive" else package.Attention(use_scale, score_mode=kind)
+        package.AdditiveAttention(case.use_scale)
+        if case.kind == "additive"
+        else package.Attention(case.use_scale, score_mode=case.kind)
         for package in (keras.layers, layers)
     ]
     tensors = [
-        draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE)[: 2 + own_key])
+        draw(case.seed + place, BATCH, size, FEATURES)
+        for place, size in enumerate((TARGET, SOURCE, SOURCE)[: 2 + case.own_key])
     ]
-    call: dict[str, Any] = {"return_attention_scores": scores, "use_causal_mask": causal}
-    if masked:
-        query = draw_mask(seed, BATCH, TARGET) if masked in ("query", "both") else None
-        call["mask"] = [query, draw_mask(seed, BATCH, SOURCE) if masked in ("value", "both") else None]
-    compare_layers(keras, made[0], made[1], tensors, weights_seed=seed, **call)
+    call: dict[str, Any] = {"return_attention_scores": case.scores, "use_causal_mask": case.causal}
+    if case.masked:
+        query = draw_mask(case.seed, BATCH, TARGET) if case.masked in ("query", "both") else None
+        call["mask"] = [query, draw_mask(case.seed, BATCH, SOURCE) if case.masked in ("value", "both") else None]
+    compare_layers(keras, made[0], made[1], tensors, weights_seed=case.seed, **call)
 
 
 def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> None:
@@ -241,10 +210,3 @@ def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
     made[1].set_weights(made[0].get_weights())
     for _ in range(2):
         assert_close(made[1](*inputs, training=True), made[0](*inputs, training=True))
-
-
-@pytest.mark.parametrize("name", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
-def test_arguments_are_those_of_keras(keras: types.ModuleType, name: str) -> None:
-    ours, theirs = getattr(layers, name), getattr(keras.layers, name)
-    assert set(differences(ours, theirs).values()) <= {EXTRA}
-    assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}

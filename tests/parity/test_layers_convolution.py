@@ -10,10 +10,8 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 SHAPES = {1: [(2, 7, 4), (1, 6, 2)], 2: [(2, 6, 5, 4), (1, 5, 7, 2)], 3: [(1, 5, 4, 6, 2)]}
-NAMES = [name for name in layers.__all__ if "Conv" in name and "LSTM" not in name]
 
 
 @st.composite
@@ -72,10 +70,3 @@ def test_sizes_of_transposed_convolutions(
     theirs, ours = keras.layers.Conv1DTranspose(**options), layers.Conv1DTranspose(**options)
     compare_layers(keras, theirs, ours, x, gradients=False)
     assert ours.compute_output_shape((1, 4, 1)) == tuple(theirs.compute_output_shape((1, 4, 1)))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    theirs, ours = getattr(keras.layers, name), getattr(layers, name)
-    assert ours.__name__ == theirs.__name__
-    assert positional(ours) == positional(theirs)

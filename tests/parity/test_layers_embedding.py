@@ -6,14 +6,10 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import positional
-
-NOT_OURS = {"lora_rank", "lora_alpha", "gptq_unpacked_column_size", "quantization_config"}
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples
 
 
 @few_examples
@@ -39,27 +35,19 @@ def test_embeddings(
     assert_close(mask, expected)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shape=st.sampled_from([(2, 4), (2, 3, 4)]),
     tie_weights=st.booleans(),
     reverse_dtype=st.sampled_from([None, "float32"]),
     logit_soft_cap=st.sampled_from([None, 2.0]),
     seed=st.integers(0, 2**16),
 )
-def test_the_way_back(
-    keras: types.ModuleType,
-    shape: tuple[int, ...],
-    tie_weights: bool,
-    reverse_dtype: Any,
-    logit_soft_cap: Any,
-    seed: int,
-) -> None:
-    vectors = np.random.default_rng(seed).normal(size=shape).astype("float32")
-    options = {"input_dim": 7, "output_dim": 4, "tie_weights": tie_weights}
-    options |= {"reverse_dtype": reverse_dtype, "logit_soft_cap": logit_soft_cap}
+def test_the_way_back(keras: types.ModuleType, case: Any) -> None:
+    vectors = np.random.default_rng(case.seed).normal(size=case.shape).astype("float32")
+    options = {"input_dim": 7, "output_dim": 4, "tie_weights": case.tie_weights}
+    options |= {"reverse_dtype": case.reverse_dtype, "logit_soft_cap": case.logit_soft_cap}
     theirs, ours = keras.layers.ReversibleEmbedding(**options), layers.ReversibleEmbedding(**options)
-    compare_layers(keras, theirs, ours, vectors, weights_seed=seed, reverse=True)
+    compare_layers(keras, theirs, ours, vectors, weights_seed=case.seed, reverse=True)
 
 
 EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
@@ -98,9 +86,3 @@ def test_einsum_dense(
     ours(x)
     assert_close(ours.kernel[...], theirs.kernel.value)  # fan-in and fan-out are the same
     compare_layers(keras, theirs, ours, x, weights_seed=seed)
-
-
-@pytest.mark.parametrize("name", ["Embedding", "ReversibleEmbedding", "EinsumDense"])
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    theirs = [argument for argument in positional(getattr(keras.layers, name)) if argument[0] not in NOT_OURS]
-    assert positional(getattr(layers, name)) == theirs

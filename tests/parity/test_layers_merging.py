@@ -7,12 +7,10 @@ import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import positional
 
 NAMES = ["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"]
 SHAPES = [
@@ -101,14 +99,3 @@ def test_masks(keras: types.ModuleType, masked: list[bool], axis: int, seed: int
         expected_mask = keras.src.backend.get_keras_mask(expected)
         assert (mask is None) == (expected_mask is None)
         assert_close(mask, expected_mask)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))
-    function = name.lower()
-    assert positional_of(getattr(layers, function)) == positional_of(getattr(keras.layers, function))
-
-
-def positional_of(function: Any) -> list[str]:
-    return list(function.__code__.co_varnames[: function.__code__.co_argcount])

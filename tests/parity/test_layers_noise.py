@@ -7,24 +7,12 @@ import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 SHAPES = {1: (2, 3, 4), 2: (2, 3, 2, 4), 3: (2, 3, 2, 2, 4)}
-NAMES = [
-    "Dropout",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
-    "AlphaDropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "ActivityRegularization",
-]
 
 
 def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -75,8 +63,3 @@ def test_activity_regularization(keras: types.ModuleType, l1: float, l2: float, 
     with call_context.entered() as context:
         ours(jnp.asarray(x))
     np.testing.assert_allclose(sum(context.losses), sum(theirs.losses), rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

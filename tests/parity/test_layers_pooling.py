@@ -10,10 +10,8 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 SHAPES = {1: [(2, 7, 3), (1, 5, 2)], 2: [(2, 5, 6, 3), (1, 7, 4, 2)], 3: [(1, 5, 4, 6, 2)]}
-NAMES = [name for name in layers.__all__ if "Pool" in name]
 
 
 @st.composite
@@ -69,10 +67,3 @@ def test_adaptive_pooling(keras: types.ModuleType, kind: str, data: Any, rank: i
     name = kind.format(rank)
     x = data.draw(inputs(rank, data_format))
     compare_layers(keras, getattr(keras.layers, name)(**options), getattr(layers, name)(**options), x)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    theirs, ours = getattr(keras.layers, name), getattr(layers, name)
-    assert ours.__name__ == theirs.__name__
-    assert positional(ours) == positional(theirs)

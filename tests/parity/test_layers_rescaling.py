@@ -7,14 +7,10 @@ import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
 from tests.parity.compare import assert_close, compare_layers, few_examples
-from tests.parity.signatures import positional
-
-NAMES = ["Rescaling", "Normalization", "CategoryEncoding", "Masking", "Identity", "Lambda", "Wrapper"]
 
 
 def draw(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
@@ -125,8 +121,3 @@ def test_masks_that_begin_and_go_on(keras: types.ModuleType, mask_value: float, 
             outputs = layer(outputs)
         assert_close(outputs, expected)
         assert_close(context.mask_of(outputs), keras.src.backend.get_keras_mask(expected))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

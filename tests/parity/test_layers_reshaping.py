@@ -6,11 +6,9 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 CASES: dict[str, list[tuple[dict[str, Any], tuple[int, ...]]]] = {
     "Flatten": [
@@ -32,8 +30,3 @@ def test_other_places(keras: types.ModuleType, data: Any, dtype: str) -> None:
         theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
         compare_layers(keras, theirs, ours, np.random.default_rng(0).normal(0, 9, shape).astype(dtype))
         assert ours.compute_output_shape(shape) == tuple(theirs.compute_output_shape(shape))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

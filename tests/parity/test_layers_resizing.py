@@ -10,10 +10,8 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import compare_layers, few_examples
-from tests.parity.signatures import positional
 
 SHAPES = {1: (2, 7, 3), 2: (2, 6, 7, 3), 3: (1, 6, 5, 7, 2)}
-NAMES = [name for name in layers.__all__ if any(word in name for word in ("ZeroPadding", "Cropping", "UpSampling"))]
 
 
 def draw_input(data: Any, rank: int, data_format: str | None) -> np.ndarray:
@@ -63,8 +61,3 @@ def test_up_sampling(keras: types.ModuleType, data: Any, rank: int, data_format:
     name = f"UpSampling{rank}D"
     x = draw_input(data, rank, data_format)
     compare_layers(keras, getattr(keras.layers, name)(**options), getattr(layers, name)(**options), x)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_arguments_and_defaults(keras: types.ModuleType, name: str) -> None:
-    assert positional(getattr(layers, name)) == positional(getattr(keras.layers, name))

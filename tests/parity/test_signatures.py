@@ -71,6 +71,19 @@ def test_every_exception_is_one(found):
     assert not unused, f"nothing differs like this any longer: {unused}"
 
 
+CALLS = ("*Attention", "*Normalization", "*RNN*", "GRU*", "LSTM*", "Bidirectional", "TimeDistributed")
+"""Layers whose `call` has arguments beside the inputs."""
+
+
+def test_layers_are_called_and_named_as_those_of_keras(keras):
+    for name in keras_names.public_names(keras.layers):
+        ours, theirs = keras_names.ours(f"layers.{name}"), getattr(keras.layers, name)
+        if isinstance(ours, type):
+            assert ours.__name__ == theirs.__name__
+            if any(fnmatchcase(name, pattern) for pattern in CALLS):
+                assert set(differences(ours.call, theirs.call).values()) <= {EXTRA}, name
+
+
 def theirs(a, b=1, strides=(2, 2), *, c="zeros", **kwargs): ...
 
 

@@ -1,7 +1,6 @@
 """SIGTERM and Ctrl-C in real processes: a training is saved and goes on later, or ends as any other program."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from keras_dist.callbacks import BackupAndRestore
+from tests.processes import killed_environment
 from tests.resuming.interruptions import CASES
 
 SAVED = {
@@ -28,8 +28,7 @@ def lives(tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("lives")
     ended = subprocess.run(
         [sys.executable, "-m", "tests.resuming.interruptions", str(folder)],
-        env=os.environ
-        | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+        env=killed_environment(),
         capture_output=True,
         text=True,
         timeout=600,

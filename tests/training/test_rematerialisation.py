@@ -92,7 +92,7 @@ def test_less_is_kept_for_the_way_back(remat: str) -> None:
         state, forward = session.cell.state, session.forward
 
         def loss(trainable: Any) -> Any:
-            return forward.measure(session.recipe.objective, state, trainable, (X[:, 0], X[:, 1], None), True)[0][
+            return forward.measure(session.choices.objective, state, trainable, (X[:, 0], X[:, 1], None), True)[0][
                 "loss"
             ]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_number
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 
@@ -38,10 +37,6 @@ class CosineDecay(LearningRateSchedule):
         warmup_target: float | None = None,
         warmup_steps: float = 0,
     ) -> None:
-        check_number("initial_learning_rate", initial_learning_rate)
-        check_number("decay_steps", decay_steps, above=0)
-        check_number("alpha", alpha)
-        check_number("warmup_steps", warmup_steps, 0)
         if warmup_target is not None:
             check_number("warmup_target", warmup_target)
         elif warmup_steps:
@@ -51,15 +46,15 @@ class CosineDecay(LearningRateSchedule):
                 expected="both, or neither: without a target there is no warmup",
                 fix=f"for example initial_learning_rate=0.0, warmup_target={initial_learning_rate}",
             )
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_steps = decay_steps
-        self.alpha = alpha
+        self.initial_learning_rate = check_number("initial_learning_rate", initial_learning_rate)
+        self.decay_steps = check_number("decay_steps", decay_steps, above=0)
+        self.alpha = check_number("alpha", alpha)
         self.name = name
         self.warmup_target = warmup_target
-        self.warmup_steps = warmup_steps
+        self.warmup_steps = check_number("warmup_steps", warmup_steps, 0)
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         step = jnp.asarray(step, jnp.float32)
         first, target = self.initial_learning_rate, self.warmup_target
         top = first if target is None else target
@@ -98,20 +93,15 @@ class CosineDecayRestarts(LearningRateSchedule):
         alpha: float = 0.0,
         name: str = "SGDRDecay",
     ) -> None:
-        check_number("initial_learning_rate", initial_learning_rate)
-        check_number("first_decay_steps", first_decay_steps, above=0)
-        check_number("t_mul", t_mul, 1)
-        check_number("m_mul", m_mul, 0)
-        check_number("alpha", alpha)
-        self.initial_learning_rate = initial_learning_rate
-        self.first_decay_steps = first_decay_steps
-        self.t_mul = t_mul
-        self.m_mul = m_mul
-        self.alpha = alpha
+        self.initial_learning_rate = check_number("initial_learning_rate", initial_learning_rate)
+        self.first_decay_steps = check_number("first_decay_steps", first_decay_steps, above=0)
+        self.t_mul = check_number("t_mul", t_mul, 1)
+        self.m_mul = check_number("m_mul", m_mul, 0)
+        self.alpha = check_number("alpha", alpha)
         self.name = name
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps
         if self.t_mul == 1:
             restarts = jnp.floor(periods)
@@ -126,7 +116,7 @@ class CosineDecayRestarts(LearningRateSchedule):
         return self.initial_learning_rate * _between(top * _half_cosine(fraction), self.alpha)
 
 
-def _half_cosine(fraction: Any) -> jax.Array:
+def _half_cosine(fraction: jax.Array) -> jax.Array:
     """From 1 at 0 to 0 at 1."""
     return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_number
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 
@@ -38,20 +38,17 @@ class ExponentialDecay(LearningRateSchedule):
         staircase: bool = False,
         name: str = "ExponentialDecay",
     ) -> None:
-        check_number("initial_learning_rate", initial_learning_rate)
-        check_number("decay_steps", decay_steps, above=0)
-        check_number("decay_rate", decay_rate)
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_steps = decay_steps
-        self.decay_rate = decay_rate
+        self.initial_learning_rate = check_number("initial_learning_rate", initial_learning_rate)
+        self.decay_steps = check_number("decay_steps", decay_steps, above=0)
+        self.decay_rate = check_number("decay_rate", decay_rate)
         self.staircase = staircase
         self.name = name
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** self._periods(step)
 
-    def _periods(self, step: Any) -> jax.Array:
+    def _periods(self, step: ArrayLike) -> jax.Array:
         periods = jnp.asarray(step, jnp.float32) / self.decay_steps
         return jnp.floor(periods) if self.staircase else periods
 
@@ -82,8 +79,8 @@ class InverseTimeDecay(ExponentialDecay):
     ) -> None:
         super().__init__(initial_learning_rate, decay_steps, decay_rate, staircase, name)
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         return self.initial_learning_rate / (1 + self.decay_rate * self._periods(step))
 
 
@@ -130,8 +127,8 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         self.values = values
         self.name = name
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         passed = jnp.sum(jnp.asarray(step) > jnp.asarray(self.boundaries), dtype=jnp.int32)
         return jnp.asarray(self.values, jnp.float32)[passed]
 
@@ -162,19 +159,15 @@ class PolynomialDecay(LearningRateSchedule):
         cycle: bool = False,
         name: str = "PolynomialDecay",
     ) -> None:
-        check_number("initial_learning_rate", initial_learning_rate)
-        check_number("decay_steps", decay_steps, above=0)
-        check_number("end_learning_rate", end_learning_rate)
-        check_number("power", power)
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_steps = decay_steps
-        self.end_learning_rate = end_learning_rate
-        self.power = power
+        self.initial_learning_rate = check_number("initial_learning_rate", initial_learning_rate)
+        self.decay_steps = check_number("decay_steps", decay_steps, above=0)
+        self.end_learning_rate = check_number("end_learning_rate", end_learning_rate)
+        self.power = check_number("power", power)
         self.cycle = cycle
         self.name = name
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         step = jnp.asarray(step, jnp.float32)
         if self.cycle:
             left = 1 - step / (self.decay_steps * jnp.maximum(jnp.ceil(step / self.decay_steps), 1))

@@ -1,4 +1,4 @@
-"""Learning rates: kept in state as numbers that can be set, or following a schedule."""
+"""Learning rates: numbers in state that can be set, or schedules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from keras_dist._signatures import takes
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 
 Rate = float | Callable[[Any], Any]
@@ -20,23 +21,23 @@ Rate = float | Callable[[Any], Any]
 class LearningRateState(NamedTuple):
     """A rate that may be set between steps, a float32 scalar, and the state of what it scales."""
 
-    learning_rate: Any
-    inner: Any
+    learning_rate: jax.Array
+    inner: PyTree
 
 
 class ScheduledRateState(NamedTuple):
-    """The rate of the next step, which a schedule gave, a float32 scalar, and the state of what it scales."""
+    """The rate of the next step by a schedule, a float32 scalar, and the state of what it scales."""
 
-    learning_rate: Any
-    inner: Any
+    learning_rate: jax.Array
+    inner: PyTree
 
 
 class LearningRate(float):
-    """A learning rate as it was when it was asked for, with what Keras's variable has beside its value.
+    """A learning rate when it was read, with the methods of Keras's variable.
 
     Args:
         value: the rate.
-        optimizer: whose it is.
+        optimizer: the optimizer that it was read from.
     """
 
     def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
@@ -46,7 +47,7 @@ class LearningRate(float):
         return rate
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are plain floats: a history that holds rates does not hold the model."""
+        """Copy as a plain float, so that a history of rates does not hold the model."""
         return float, (float(self),)
 
     @property
@@ -59,7 +60,7 @@ class LearningRate(float):
         return np.float32(self)
 
     def assign(self, value: float) -> None:
-        """The same as `optimizer.learning_rate = value`.
+        """Set `optimizer.learning_rate`.
 
         Raises:
             ModelError: the optimizer follows a schedule, or it is not a finite number.
@@ -80,10 +81,10 @@ def with_learning_rate(
     """
     inner = optax.chain(transformation, scale_by_rate())
 
-    def init(params: Any) -> LearningRateState:
+    def init(params: PyTree) -> LearningRateState:
         return LearningRateState(jnp.asarray(learning_rate, jnp.float32), inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         rate = state.learning_rate
         updates, inner_state = inner.update(updates, state.inner, params, **{**extra, "learning_rate": rate})
         return updates, LearningRateState(rate, inner_state)
@@ -105,7 +106,7 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
         -0.5
     """
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         del params
         if "learning_rate" not in extra:
             raise ModelError(
@@ -120,7 +121,7 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def checked_rate(value: Any) -> np.float32:
-    """`value` as a learning rate.
+    """Return `value` as a learning rate.
 
     Raises:
         ModelError: it is not a finite number.
@@ -141,7 +142,7 @@ def checked_rate(value: Any) -> np.float32:
 
 
 def check_rate(value: Any) -> None:
-    """Nothing, if `value` is a finite number that is not negative, or callable with a step or without arguments.
+    """Check that `value` is a finite number of at least 0, or callable with a step or without arguments.
 
     Raises:
         ModelError: it is neither.
@@ -164,7 +165,7 @@ def check_rate(value: Any) -> None:
 
 
 def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
-    """The rate that `schedule` gives after `step` steps, a float32 scalar.
+    """Return the rate of `schedule` after `step` steps, a float32 scalar.
 
     One that takes no step is called when a step is traced, as in Keras: compiled steps keep what it gave then.
 

@@ -1,0 +1,59 @@
+"""`Choices`: how a model is trained, as `compile` was told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist import optimizers
+from keras_dist.training.compile_metrics import ModelMetrics
+from keras_dist.training.loop import MAX_IN_FLIGHT
+from keras_dist.training.objective import Objective
+from keras_dist.training.optimization import Optimizer
+from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.step import TrainStep
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """How steps run, whatever it is that they compute.
+
+    Attributes:
+        steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
+        jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
+        donate: whether a step may reuse the memory of the state before it.
+        check: whether compiled steps check indices, and leave the state as it is where one is wrong.
+        prefetch: how many executions the loop is ahead of the devices.
+    """
+
+    steps_per_execution: int | None = None
+    jit: bool = True
+    donate: bool = True
+    check: bool = False
+    prefetch: int = MAX_IN_FLIGHT
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choices:
+    """What `compile` was given, checked and with names resolved.
+
+    Attributes:
+        arguments: as they were given.
+        optimizer: one, or a dict of them.
+        objective: loss and metrics; None when the train step needs none.
+        train_step: the user's own step, or None for gradient descent on the loss.
+        metrics: the metric objects, which tell what was measured last.
+        options: how the steps run.
+        remat: what the way back computes again; None for nothing.
+        optimizers: by name, with the variables they update; none before the weights exist.
+    """
+
+    arguments: Mapping[str, Any]
+    optimizer: optimizers.Optimizer | optimizers.OptaxOptimizer | Mapping[str, Any]
+    objective: Objective | None
+    train_step: TrainStep | None
+    metrics: ModelMetrics
+    options: StepOptions
+    remat: Remat | None
+    optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
