@@ -18,7 +18,7 @@ _THREADS_PER_DEVICE = 2
 
 
 def fake_device_count() -> int:
-    """The number of fake CPU devices that the environment asks for, or 0."""
+    """Return the number of fake CPU devices that the environment asks for, or 0."""
     flags = _XLA_DEVICE_COUNT.findall(_xla_flags())
     if flags:
         return int(flags[-1])
@@ -27,7 +27,7 @@ def fake_device_count() -> int:
 
 
 def _xla_flags() -> str:
-    """The flags in `XLA_FLAGS`, or in the file that it names."""
+    """Return the flags in `XLA_FLAGS`, or in the file that it names."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("-"):
         try:
@@ -38,7 +38,7 @@ def _xla_flags() -> str:
 
 
 def forget_fake_device_count() -> None:
-    """Take the device count out of `XLA_FLAGS`, so that JAX's own setting decides."""
+    """Remove the device count from `XLA_FLAGS`, so that JAX's own setting decides."""
     flags = os.environ.get("XLA_FLAGS")
     if flags is not None and _XLA_DEVICE_COUNT.search(flags):
         os.environ["XLA_FLAGS"] = _XLA_DEVICE_COUNT.sub("", flags).strip()

@@ -9,7 +9,7 @@ from keras_dist.errors import MissingExtraError
 
 
 def import_extra(module: str, extra: str, needed_for: str) -> Any:
-    """The module, which `pip install 'keras_dist[extra]'` brings.
+    """Import a module that `pip install 'keras_dist[extra]'` brings.
 
     Args:
         module: its whole name.

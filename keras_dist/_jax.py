@@ -1,4 +1,4 @@
-"""The one door to JAX and Flax calls that move between versions. Nothing else imports them."""
+"""Calls of JAX and Flax that differ between versions. Nothing else imports them."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def is_forked() -> bool:
 
 
 def configured_cpu_devices() -> int:
-    """The number of fake CPU devices in JAX's own config, or 0."""
+    """Return the number of fake CPU devices in JAX's own config, or 0."""
     return max(int(getattr(jax.config, "jax_num_cpu_devices", 0) or 0), 0)
 
 
 def job_client() -> Any:
-    """The client of the service by which the processes of a job know each other; None without `initialize`."""
+    """Return the client of JAX's distributed runtime; None without `initialize`."""
     return distributed.global_state.client
 
 
 def has_preemption_service() -> bool:
-    """Whether the processes of a job are told when one of them is to end."""
+    """Whether JAX's preemption service tells the processes of a job when one of them is to end."""
     return distributed.global_state.preemption_sync_manager is not None
 
 
@@ -71,17 +71,17 @@ def is_traced(value: Any) -> bool:
 
 
 def check(is_right: Any, text: str, **values: Any) -> None:
-    """Let the error of a function `with_checks` around this have the text, with these values in it, if not."""
+    """Check a condition inside a function that is called `with_checks`; the text of its error holds the values."""
     checkify.check(is_right, text, **values)
 
 
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """What returns what a function checks, for `failed_check`, beside what it returns."""
+    """Return a function that returns the error of its checks, for `failed_check`, and its results."""
     return checkify.checkify(function, errors=checkify.user_checks)
 
 
 def failed_check(error: Any) -> str | None:
-    """The text of the first check that failed; None if none has."""
+    """Return the text of the first check that failed, or None."""
     text = error.get()
     return None if text is None else text.removesuffix(" (`check` failed)")
 
@@ -97,14 +97,14 @@ def is_key_dtype(dtype: Any) -> bool:
 
 
 def key_impl(dtype: Any) -> str:
-    """The name of the generator that typed PRNG keys of `dtype` are of (`threefry2x32`)."""
+    """Return the name of the generator that typed PRNG keys of `dtype` are of (`threefry2x32`)."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
     return str(found[0])
 
 
 def dtype_named(name: str) -> Any:
-    """The element type that is written like this: `bfloat16`, `key<fry>`."""
+    """Return the element type of a name such as `bfloat16` or `key<fry>`."""
     if not name.startswith("key<"):
         return np.dtype(name)
     keys = [jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0) for impl in _KEY_IMPLS]
@@ -112,7 +112,7 @@ def dtype_named(name: str) -> Any:
 
 
 def itemsize(dtype: Any) -> int:
-    """Bytes of one element of `dtype`, PRNG keys included."""
+    """Return the bytes of one element of `dtype`, which may be that of PRNG keys."""
     if is_key_dtype(dtype):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return int(np.prod(data.shape)) * data.dtype.itemsize
@@ -120,24 +120,24 @@ def itemsize(dtype: Any) -> int:
 
 
 def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
-    """A callable that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
+    """Return a function that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
     return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
 
 
 def is_literal(value: Any) -> bool:
-    """Whether an input of an equation of a jaxpr is a value that is written there, and no variable."""
+    """Whether an input of an equation of a jaxpr is a literal."""
     return isinstance(value, jax.extend.core.Literal)
 
 
 def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """The outputs of an equation of a jaxpr for these inputs."""
+    """Evaluate an equation of a jaxpr."""
     with equation.ctx.manager:
         outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
     return outputs if equation.primitive.multiple_results else [outputs]
 
 
 def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Callable[..., Any]]) -> jax.stages.Lowered:
-    """A jitted program lowered for these arguments, with some primitives computed by other functions.
+    """Lower a jitted program for these arguments, with some primitives computed by other functions.
 
     Args:
         program: what `jax.jit` gave.
@@ -176,7 +176,7 @@ def compile_together(
 
 @contextlib.contextmanager
 def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
-    """Inside, `shard_map`, bare specs and whoever asks JAX for a mesh find this one, in both of the ways to ask.
+    """Set the mesh of JAX's context inside, in both of its ways, for `shard_map`, bare specs and modules.
 
     Inside of a trace that goes on already, the mesh that is there stays.
     """
@@ -202,26 +202,26 @@ def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:
 
 
 def without_eager_sharding() -> Any:
-    """A context in which Flax does not place annotated variables by itself."""
+    """Return a context in which Flax does not place annotated variables by itself."""
     return nnx.use_eager_sharding(False)
 
 
 def variable_role(variable: Any) -> str:
-    """The role of an NNX `Variable`: parameter, rng or statistic; parameter for a box of Linen's."""
+    """Return the role of an NNX `Variable`: parameter, rng or statistic; parameter for a box of Linen's."""
     if isinstance(variable, nnx.Param | meta.Partitioned):
         return "parameter"
     return "rng" if isinstance(variable, nnx.RngState) else "statistic"
 
 
 def metadata_of(variable: Any) -> dict[str, Any]:
-    """What is noted about an NNX `Variable`, a box of Linen's, or, nothing, about anything else."""
+    """Return the metadata of an NNX `Variable` or a box of Linen's; an empty dict for anything else."""
     if isinstance(variable, meta.Partitioned):
         return {"out_sharding": variable.names, "sharding_rules": getattr(variable, "rules", None)}
     return variable.get_metadata() if isinstance(variable, nnx.Variable) else {}
 
 
 def sharding_metadata(variable: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What the sharding metadata of a variable say, whatever they are called; None without any.
+    """Return the sharding metadata of a variable, under whichever name; None without any.
 
     Returns:
         An entry for each dim, as it is written there, and what the names in it stand for by Flax's own logical rules.
@@ -245,7 +245,7 @@ def is_nnx_state(tree: Any) -> bool:
 
 
 def state_of(tree: Any) -> Any:
-    """The state of an NNX module; any other tree as it is."""
+    """Return the state of an NNX module; any other tree as it is."""
     return nnx.state(tree) if isinstance(tree, nnx.Module) else tree
 
 
@@ -265,19 +265,19 @@ nnx.RngCount.set_value = _set_count  # type: ignore[method-assign]
 
 
 def tied_paths(tree: Any) -> list[list[str]]:
-    """Groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
+    """Return groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
     if not isinstance(tree, nnx.Module):
         return []
     return [[_paths.join(_paths.visible(parts)) for parts in group] for group in nnx.find_duplicates(tree)]
 
 
 def attribute_order(module: Any) -> dict[tuple[Any, ...], list[str]]:
-    """For each submodule by path the names of its attributes, in the order in which they were assigned."""
+    """Return the names of the attributes of each submodule, by path, in the order in which they were assigned."""
     return {path: list(vars(node)) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
 
 
 def restore_order(module: Any, order: Mapping[tuple[Any, ...], Sequence[str]]) -> None:
-    """Bring the attributes of a module into this order: `nnx.merge` has sorted them, and loops over dicts see it."""
+    """Restore the order of the attributes of a module, which `nnx.merge` sorts; loops over dicts depend on it."""
     for path, node in list(nnx.iter_graph(module)):
         if isinstance(node, nnx.Module) and path in order:
             attributes = dict(vars(node))
@@ -286,7 +286,7 @@ def restore_order(module: Any, order: Mapping[tuple[Any, ...], Sequence[str]]) -
 
 
 def shown_as(text: str) -> Any:
-    """What a module's `__nnx_repr__` yields for Flax to show it as `text`."""
+    """Return what a module's `__nnx_repr__` yields for Flax to show it as `text`."""
     return reprlib.Object(type=text, start="", end="")
 
 
@@ -305,7 +305,7 @@ def adopt_traced_buffers(module: Any) -> None:
 
 
 def with_sums(closed_jaxpr: Any) -> Any:
-    """`closed_jaxpr` with literals for sums of integer scalars that are literals themselves, such as Flax's counts."""
+    """Return `closed_jaxpr` with literals in place of sums of integer literals, such as Flax's counts."""
     jaxpr = closed_jaxpr.jaxpr
     sums: dict[Any, Any] = {}
     equations = []
@@ -329,7 +329,7 @@ def _is_integer(aval: Any) -> bool:
 
 
 def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:
-    """`closed_jaxpr` reduced to the outputs with the indices `wanted`; all inputs are kept."""
+    """Return `closed_jaxpr` reduced to the outputs with the indices `wanted`; all inputs are kept."""
     jaxpr = closed_jaxpr.jaxpr
     keep = [index in wanted for index in range(len(jaxpr.outvars))]
     reduced, _ = partial_eval.dce_jaxpr(jaxpr, keep, instantiate=True)

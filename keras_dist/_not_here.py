@@ -11,7 +11,7 @@ _TABLE = pathlib.Path(__file__).with_name("KERAS.md")
 
 
 def replacement_of(name: str) -> str | None:
-    """What `KERAS.md` says of a name of Keras that is not here, such as `ops` or `layers.Hashing`.
+    """Return the note of `KERAS.md` on a name of Keras that is not here, such as `ops` or `layers.Hashing`.
 
     Returns:
         The note, which may be empty; None for a name that Keras 3.15 does not have, or that is here.
@@ -24,7 +24,7 @@ def replacement_of(name: str) -> str | None:
 
 
 def missing_from(module: str) -> Callable[[str], Any]:
-    """`__getattr__` of a module of this package: an AttributeError that names what to use instead."""
+    """Return the `__getattr__` of a module, whose AttributeError names what to use instead of a name of Keras."""
 
     def __getattr__(name: str) -> Any:
         text = f"module {module!r} has no attribute {name!r}"

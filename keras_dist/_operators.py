@@ -14,19 +14,19 @@ from keras_dist.errors import ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
-    """The array that `operand` stands for; anything else as it is."""
+    """Return the array that `operand` stands for; anything else as it is."""
     return operand.value if isinstance(operand, Operators) else operand
 
 
 def native(value: Any) -> Any:
-    """An array of numpy in the byte order of this machine, the only one that JAX knows; all else as it is."""
+    """Return an array of numpy in the byte order of this machine, which JAX needs; anything else as it is."""
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         return value.astype(value.dtype.newbyteorder("="))
     return value
 
 
 def as_pytree(cls: type[Operators]) -> type[Any]:
-    """Let `cls` pass into functions of jax, which see its array."""
+    """Register `cls` as a pytree, so that functions of JAX see its array."""
     jax.tree_util.register_pytree_node(cls, lambda stand_in: ((stand_in.value,), None), lambda _, arrays: arrays[0])
     return cls
 
@@ -44,7 +44,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Operators:
-    """What stands for an array. Subclasses have `path`, `shape`, `dtype`, `assign` and `_read`.
+    """Base of objects that stand for an array. Subclasses have `path`, `shape`, `dtype`, `assign` and `_read`.
 
     Source: `keras.Variable`.
     """
@@ -61,7 +61,7 @@ class Operators:
         raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
-        """Put `value` in the place of the current one."""
+        """Set the value."""
         raise NotImplementedError
 
     @property
@@ -84,24 +84,24 @@ class Operators:
 
     @property
     def ndim(self) -> int:
-        """Number of dims."""
+        """The number of dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def numpy(self) -> np.ndarray:
-        """The current value on the host."""
+        """Return the current value as an array of numpy."""
         return np.asarray(self.value)
 
     def assign_add(self, value: Any) -> Any:
-        """Add `value`; gives the sum."""
+        """Add `value`, and return the sum."""
         return self.assign(self.value + jnp.asarray(value_of(value)))
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtract `value`; gives the difference."""
+        """Subtract `value`, and return the difference."""
         return self.assign(self.value - jnp.asarray(value_of(value)))
 
     def __jax_array__(self) -> jax.Array:

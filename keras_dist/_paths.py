@@ -1,4 +1,4 @@
-"""Tree paths as a user would say them: `block/dense/kernel`, `layers/0/kernel`."""
+"""Paths of leaves in pytrees, as users write them: `block/dense/kernel`, `layers/0/kernel`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MEMBERS = "_members"
 
 
 def parts_of(key_path: Sequence[Any]) -> Parts:
-    """The names and indices in a `jax.tree_util` key path."""
+    """Return the names and indices in a `jax.tree_util` key path."""
     return visible(_name(key) for key in key_path)
 
 
 def visible(parts: Iterable[Any]) -> Parts:
-    """The parts of a path that a user would say."""
+    """Return the parts of a path that users see."""
     return tuple(part for part in parts if part != MEMBERS)
 
 
 def join(parts: Iterable[Hashable]) -> str:
-    """`("layers", 0, "kernel")` -> `"layers/0/kernel"`."""
+    """Join the parts of a path: `("layers", 0, "kernel")` -> `"layers/0/kernel"`."""
     return "/".join(str(part) for part in parts)
 
 

@@ -15,7 +15,7 @@ import regex
 from keras_dist.errors import RuleTimeoutError
 
 LIMIT_SECONDS = 1.0
-"""Of one match. Ordinary rules take microseconds."""
+"""The limit of one match. Ordinary rules take microseconds."""
 
 
 _BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d*\})|\[(?=\[:)", re.DOTALL)
@@ -42,7 +42,7 @@ class Pattern:
         self._rule = rule
 
     def fullmatch(self, text: str) -> Any:
-        """The match of the whole text, or None.
+        """Match the whole text; return the match or None.
 
         Raises:
             RuleTimeoutError: it takes longer than `LIMIT_SECONDS`.
@@ -50,11 +50,11 @@ class Pattern:
         return self._limited(self._compiled.fullmatch, text)
 
     def match(self, text: str) -> Any:
-        """The match at the beginning of the text, or None. Raises as `fullmatch`."""
+        """Match the beginning of the text; return the match or None. Raises as `fullmatch`."""
         return self._limited(self._compiled.match, text)
 
     def search(self, text: str) -> Any:
-        """The first match in the text, or None. Raises as `fullmatch`."""
+        """Return the first match in the text, or None. Raises as `fullmatch`."""
         return self._limited(self._compiled.search, text)
 
     def _limited(self, method: Any, text: str) -> Any:
@@ -70,4 +70,4 @@ class Pattern:
 
 
 pattern = functools.lru_cache(1024)(Pattern)
-"""The pattern of a rule, which is made once."""
+"""Return the pattern of a rule, which is made once."""

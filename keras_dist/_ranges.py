@@ -1,4 +1,4 @@
-"""Integers that must lie in a range: those of 64 bits in the 32 that JAX has, indices in what they are indices of."""
+"""Checks of integer arrays: 64 bits must fit into the 32 of JAX, and indices must exist."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -21,7 +21,7 @@ _counted: contextvars.ContextVar[Any] = contextvars.ContextVar("counted", defaul
 
 
 def check_fits(array: Any, name: str, rows: Any = None) -> None:
-    """Check that an array of the host keeps its values on devices, where JAX has integers of 32 bits by default.
+    """Check that the integers of an array fit into those of JAX, which have 32 bits by default.
 
     Args:
         array: of numpy, or what has a `dtype`, a `size`, and `outside(limits)`, which does what `_outside` does.
@@ -50,7 +50,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
 
 
 def _outside(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
-    """The row and the value of the first one that is out of range."""
+    """Return the row and the value of the first integer that is out of range, or None."""
     if limits.min <= array.min() and array.max() <= limits.max:
         return None
     place = int(np.argmax((array < limits.min) | (array > limits.max)))
@@ -91,7 +91,7 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
 
 @contextlib.contextmanager
 def counting(counts: Any) -> Generator[None]:
-    """Inside, indices need not be right where these weights are 0 or False; None for a weight everywhere."""
+    """Leave out of checks inside the indices where these weights are 0 or False; None for checks of all."""
     token = _counted.set(counts)
     try:
         yield
@@ -100,7 +100,7 @@ def counting(counts: Any) -> Generator[None]:
 
 
 def _those_that_count(indices: Any) -> Any:
-    """The indices, with 0 for those that do not count."""
+    """Return the indices, with 0 for those that do not count."""
     counts = _counted.get()
     if counts is None:
         return indices
@@ -115,7 +115,7 @@ def _those_that_count(indices: Any) -> Any:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What gives an error for `raise_found` beside what the function does, and may be compiled: indices are checked."""
+    """Return a function, for `jax.jit`, that checks indices: it returns an error for `raise_found` and its results."""
 
     def check(*args: Any) -> Any:
         token = _is_checked.set(True)
@@ -128,7 +128,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def raise_found(error: Any) -> None:
-    """Wait for a function that is `checked`.
+    """Raise the error of a `checked` function, after waiting for it.
 
     Raises:
         DataError: an index was out of range.

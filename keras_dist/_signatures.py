@@ -1,4 +1,4 @@
-"""Whether a user's callable can be called as it is going to be."""
+"""Signatures of users' callables: whether they take the arguments they are called with."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def takes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
 
 
 def takes_keyword(cls: type, name: str) -> bool:
-    """Whether the constructor of `cls` takes an argument of this name, be it among any others."""
+    """Whether the constructor of `cls` takes a keyword argument of this name."""
     parameters = inspect.signature(cls.__init__).parameters
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments, by name, that `function` takes."""
+    """Return those of the arguments, by name, that `function` takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
@@ -36,7 +36,7 @@ def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def in_keras_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of `(y_true, y_pred)`: with its first two arguments exchanged if they are called as optax calls them.
+    """Return `function` as one of `(y_true, y_pred)`; if its parameters are named as in optax, they are exchanged.
 
     `optax.softmax_cross_entropy(logits, labels)` takes predictions first.
     """

@@ -1,4 +1,4 @@
-"""Constraints: what weights are brought back to after each step."""
+"""Constraints: projections of weights, applied after each step of training."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -31,11 +31,11 @@ __all__ = [
     "unit_norm",
 ]
 
-_EPSILON = 1e-7  # keeps weights of length 0 as they are
+_EPSILON = 1e-7  # keeps weights of norm 0 as they are
 
 
 class Constraint(Configurable):
-    """Base of all constraints: a subclass gives the nearest allowed weight in `__call__(w)`.
+    """Base of all constraints: a subclass defines `__call__(w)`, which returns the constrained weight.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,28 +50,28 @@ class Constraint(Configurable):
     """
 
     def __call__(self, w: ArrayLike) -> Any:
-        """An array of `w`'s shape and dtype: `w` itself."""
+        """Return the constrained weight, of the shape and dtype of `w`; here `w` itself."""
         return w
 
 
 class NonNeg(Constraint):
-    """Values below 0 become 0.
+    """Sets negative values to 0.
 
     Source: `keras.constraints.NonNeg`.
     """
 
     def __call__(self, w: ArrayLike) -> jax.Array:
-        """`max(w, 0)`."""
+        """Return the constrained weight."""
         return jnp.maximum(jnp.asarray(w), 0)
 
 
 class MaxNorm(Constraint):
-    """Scaled down where longer than `max_value`.
+    """Scales weights to norms of at most `max_value`.
 
     Args:
-        max_value: the greatest length.
-        axis: the dims over which a length is taken: 0 for a kernel (inputs, outputs), so that each output's weights
-            have one; [0, 1, 2] for that of a 2D convolution.
+        max_value: the largest norm.
+        axis: the dims over which norms are taken: 0 for a kernel (inputs, outputs), so that the weights of each output
+            have one; [0, 1, 2] for the kernel of a 2D convolution.
 
     Raises:
         ModelError: `max_value` is less than 0.
@@ -85,13 +85,13 @@ class MaxNorm(Constraint):
         self.axis = axis
 
     def __call__(self, w: ArrayLike) -> jax.Array:
-        """`w`, shortened."""
+        """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
         return w * (jnp.minimum(norms, self.max_value) / (norms + _EPSILON))
 
 
 class UnitNorm(Constraint):
-    """Scaled to length 1.
+    """Scales weights to norms of 1.
 
     Args:
         axis: as in `MaxNorm`.
@@ -103,18 +103,18 @@ class UnitNorm(Constraint):
         self.axis = axis
 
     def __call__(self, w: ArrayLike) -> jax.Array:
-        """`w`, of length 1."""
+        """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
         return w / (norms + _EPSILON)
 
 
 class MinMaxNorm(Constraint):
-    """Scaled towards a length between `min_value` and `max_value`.
+    """Scales weights towards norms between `min_value` and `max_value`.
 
     Args:
-        min_value: the least length.
-        max_value: the greatest length.
-        rate: how much of the way each step goes: 1 for all of it.
+        min_value: the least norm.
+        max_value: the largest norm.
+        rate: the part of the way that each step goes; 1 for all of it.
         axis: as in `MaxNorm`.
 
     Raises:
@@ -133,7 +133,7 @@ class MinMaxNorm(Constraint):
         self.axis = axis
 
     def __call__(self, w: ArrayLike) -> jax.Array:
-        """`w`, with its lengths moved by `rate` of the way."""
+        """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
         desired = self.rate * jnp.clip(norms, self.min_value, self.max_value) + (1 - self.rate) * norms
         return w * (desired / (norms + _EPSILON))
@@ -148,7 +148,7 @@ def _with_norms(w: ArrayLike, axis: int | Sequence[int]) -> tuple[jax.Array, jax
 def _check_bounds(min_value: float, max_value: float) -> None:
     if not 0 <= min_value <= max_value:
         raise ModelError(
-            "no weight can have such a length",
+            "no weight can have such a norm",
             given=f"min_value={min_value}, max_value={max_value}",
             expected="0 <= min_value <= max_value",
             fix="exchange them, or correct the sign",

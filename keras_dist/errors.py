@@ -44,7 +44,7 @@ class KerasDistError(Exception):
 
 
 class _ErrorOfProblems(KerasDistError):
-    """An error that lists the single things that are wrong, in ``problems``."""
+    """An error that lists single problems in ``problems``."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DeviceError(KerasDistError, ValueError, RuntimeError):
 
 
 class ClusterError(KerasDistError, ValueError):
-    """The description of the processes of a job does not add up."""
+    """The description of the processes of a job is inconsistent."""
 
 
 class MeshError(KerasDistError, ValueError):
@@ -95,7 +95,7 @@ class UnknownNameError(KerasDistError, ValueError):
 
 
 class ModelError(KerasDistError, ValueError):
-    """A model was used out of order, or does not return what its use needs."""
+    """An argument is wrong, a model was used out of order, or it does not return what its use needs."""
 
 
 class ConstructorError(ModelError, AttributeError):
@@ -114,7 +114,7 @@ class CheckpointError(_ErrorOfProblems, ValueError):
 
 
 class WriteError(KerasDistError, OSError):
-    """The system has not written what was to be saved: the disk is full, perhaps.
+    """The operating system could not write a file, for example because the disk is full.
 
     ``errno`` is the system's number, and ``filename`` the place.
     """
@@ -137,11 +137,11 @@ class CheckpointWarning(UserWarning):
 
 
 class LayoutWarning(UserWarning):
-    """Something is not sharded: rules of a plan had no effect, all in one warning, or no distribution counts."""
+    """Something is not sharded: rules of a plan had no effect, or no distribution is set."""
 
 
 def shorten(value: object) -> str:
-    """The repr of what a user gave, on one line of at most 120 characters; its type where it has no repr."""
+    """Return the repr of a value on one line of at most 120 characters; its type where its repr fails."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # the user's own __repr__
@@ -150,18 +150,18 @@ def shorten(value: object) -> str:
 
 
 def type_name(value: object) -> str:
-    """The name of the class of a value, and that it is Keras's where it is: the classes here have the same names."""
+    """Return the name of the class of a value, with a note where it is a class of Keras."""
     is_keras_s = any(cls.__module__.split(".")[0] in ("keras", "tf_keras") for cls in type(value).__mro__)
     return type(value).__name__ + (" of keras; that of keras_dist is another class" if is_keras_s else "")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
+    """Return `` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
     near = nearest(name, options)
     return f" (did you mean {near!r}?)" if near is not None else ""
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option most like ``name``, or None when none is like it."""
+    """Return the option most like ``name``, or None when none is like it."""
     matches = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return matches[0] if matches else None

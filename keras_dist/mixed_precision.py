@@ -30,7 +30,7 @@ _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DTypePolicy:
-    """In which element type a layer computes, and in which it keeps its weights.
+    """The element types a layer computes in and keeps its weights in.
 
     Args:
         name: `"mixed_bfloat16"` or `"mixed_float16"`, which compute in half precision on float32 weights; or the name
@@ -58,21 +58,21 @@ class DTypePolicy:
 
     @property
     def compute_dtype(self) -> str:
-        """Element type of arithmetic, and of what layers return."""
+        """The element type of arithmetic and of the outputs of layers."""
         return _MIXED.get(self.name, self.name)
 
     @property
     def variable_dtype(self) -> str:
-        """Element type of weights, and with them of gradients and of the optimizer's slots."""
+        """The element type of weights, gradients and the optimizer's slots."""
         return "float32" if self.name in _MIXED else self.name
 
     def get_config(self) -> dict[str, Any]:
-        """The name."""
+        """Return the name."""
         return {"name": self.name}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DTypePolicy:
-        """The policy that `get_config` has described."""
+        """Make a policy of what `get_config` returned."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class DTypePolicy:
 
 
 def dtype_policy() -> DTypePolicy:
-    """The policy of layers that are made without `dtype`: float32 until another is set.
+    """Return the policy of layers that are made without `dtype`: float32 until another is set.
 
     Source: `keras.config.dtype_policy`.
     """
@@ -88,7 +88,7 @@ def dtype_policy() -> DTypePolicy:
 
 
 def set_dtype_policy(policy: Any) -> None:
-    """Let layers that are made from now on, in the whole process, follow this policy. Those that exist keep theirs.
+    """Set the policy of layers that are made from now on in this process. Existing layers keep theirs.
 
     Args:
         policy: a `DTypePolicy`, or its name.
@@ -103,7 +103,7 @@ def set_dtype_policy(policy: Any) -> None:
 
 
 def get(identifier: Any) -> DTypePolicy:
-    """The policy that `identifier` means.
+    """Return the policy that `identifier` means.
 
     Args:
         identifier: a policy, its name or config, an element type, or None for the current policy.
@@ -141,7 +141,7 @@ _current = DTypePolicy("float32")
 
 
 def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
-    """`optimizer`, in a `LossScaleOptimizer` where the policy is "mixed_float16".
+    """Wrap an optimizer in a `LossScaleOptimizer` where the policy is "mixed_float16".
 
     Args:
         optimizer: one optimizer, or a dict of them that all have a `loss_scale_factor`.

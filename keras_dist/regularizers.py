@@ -36,7 +36,7 @@ _EPSILON = 1e-7  # rows shorter than this are not stretched to length 1
 
 
 class Regularizer(Configurable):
-    """Base of all regularizers: a subclass gives a penalty, a scalar, in `__call__(x)`.
+    """Base of all regularizers: a subclass defines `__call__(x)`, which returns a penalty, a scalar.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Regularizer(Configurable):
     """
 
     def __call__(self, x: ArrayLike) -> jax.Array | float:
-        """The penalty on `x`: none."""
+        """Return the penalty on `x`; here 0."""
         return 0.0
 
 
@@ -78,7 +78,7 @@ class L1L2(Regularizer):
         self.l2 = _check_factor("l2", 0.0 if l2 is None else l2)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The penalty, a scalar of `x`'s dtype."""
+        """Return the penalty, a scalar of the dtype of `x`."""
         x = jnp.asarray(x)
         return _sum_of_magnitudes(self.l1, x) + _sum_of_squares(self.l2, x)
 
@@ -99,7 +99,7 @@ class L1(Regularizer):
         self.l1 = _check_factor("l1", 0.01 if l1 is None else l1)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The penalty, a scalar of `x`'s dtype."""
+        """Return the penalty, a scalar of the dtype of `x`."""
         return _sum_of_magnitudes(self.l1, jnp.asarray(x))
 
 
@@ -119,7 +119,7 @@ class L2(Regularizer):
         self.l2 = _check_factor("l2", 0.01 if l2 is None else l2)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The penalty, a scalar of `x`'s dtype."""
+        """Return the penalty, a scalar of the dtype of `x`."""
         return _sum_of_squares(self.l2, jnp.asarray(x))
 
 
@@ -132,7 +132,7 @@ def _sum_of_squares(factor: float, x: jax.Array) -> jax.Array:
 
 
 class OrthogonalRegularizer(Regularizer):
-    """`factor` times the mean of `abs(u @ v)` over all pairs of normalized rows (or columns) of a matrix.
+    """`factor * mean(abs(u @ v))` over all pairs of normalized rows (or columns) of a matrix.
 
     Args:
         factor: 0 or more.
@@ -152,7 +152,7 @@ class OrthogonalRegularizer(Regularizer):
         self.mode = check_option("mode", mode, ("rows", "columns"), error=UnknownNameError)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The penalty, a scalar of `x`'s dtype.
+        """Return the penalty, a scalar of the dtype of `x`.
 
         Args:
             x: a matrix (rows, columns).

@@ -1,4 +1,4 @@
-"""Initializers that draw nothing."""
+"""Initializers of constant values."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -17,7 +17,7 @@ from keras_dist.initializers.initializer import Initializer
 
 
 class Constant(Initializer):
-    """One value everywhere, or the values of an array.
+    """Fills a weight with one number, or with the values of an array.
 
     Args:
         value: a number, or an array or list of numbers that broadcasts to the shapes it is called with.
@@ -43,7 +43,7 @@ class Constant(Initializer):
         self.value: Any = value
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """`value`, in `shape`.
+        """Return `value`, broadcast to `shape`.
 
         Raises:
             ModelError: it does not broadcast to the shape.
@@ -61,29 +61,29 @@ class Constant(Initializer):
 
 
 class Zeros(Initializer):
-    """0 everywhere.
+    """Fills a weight with 0.
 
     Source: `keras.initializers.Zeros`.
     """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Zeros, in `shape`."""
+        """Return zeros of `shape`."""
         return jnp.zeros(shape, dtype or "float32")
 
 
 class Ones(Initializer):
-    """1 everywhere.
+    """Fills a weight with 1.
 
     Source: `keras.initializers.Ones`.
     """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Ones, in `shape`."""
+        """Return ones of `shape`."""
         return jnp.ones(shape, dtype or "float32")
 
 
 class Identity(Initializer):
-    """`gain` on the diagonal of a matrix, 0 elsewhere.
+    """Gives `gain` times the identity matrix.
 
     Args:
         gain: a number.
@@ -95,7 +95,7 @@ class Identity(Initializer):
         self.gain = gain
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """The matrix (rows, columns).
+        """Return the matrix (rows, columns).
 
         Raises:
             ModelError: `shape` is not that of a matrix.

@@ -21,10 +21,10 @@ _KEYS = ("key", "rng", "rng_key", "prng_key")
 
 
 class Initializer(Configurable):
-    """Base of all initializers: a subclass gives values in `__call__(shape, dtype, key)`.
+    """Base of all initializers: a subclass defines `__call__(shape, dtype, key)`, which returns the values of a weight.
 
-    Values follow from the arguments alone, so that they can be computed inside a `jax.jit`. A subclass without
-    `key`, as in Keras, is taken by `initializers.get`, too.
+    Values follow from the arguments alone, so that they can be computed inside a `jax.jit`. `initializers.get` also
+    takes a subclass without `key`, as in Keras.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Initializer(Configurable):
     """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """The values of a weight.
+        """Return the values of a weight.
 
         Args:
             shape: of the weight.
@@ -50,7 +50,7 @@ class Initializer(Configurable):
         raise NotImplementedError(f"{type(self).__name__} does not say in __call__(shape, dtype, key) what it gives")
 
     def clone(self) -> Self:
-        """A new one with the same arguments."""
+        """Return a new initializer with the same arguments."""
         return self.from_config(self.get_config())
 
 
@@ -69,7 +69,7 @@ class RandomInitializer(Initializer):
         self.seed = None if seed is None else check_seed(seed)
 
     def choose_key(self, key: jax.Array | None) -> jax.Array:
-        """The key of the seed, else `key`, else the next one of `keras_dist.random`.
+        """Return the key of the seed, else `key`, else the next one of `keras_dist.random`.
 
         Raises:
             ModelError: `key` is no PRNG key.
@@ -89,7 +89,7 @@ class RandomInitializer(Initializer):
 
 
 class FromFunction(RandomInitializer):
-    """An initializer of a function of another form.
+    """Calls a function that takes other arguments than an initializer.
 
     Args:
         function: `f(shape, dtype)`, as in Keras, or `f(key, shape, dtype)`, as in `jax.nn.initializers`. The names of
@@ -111,7 +111,7 @@ class FromFunction(RandomInitializer):
         self._wants_key = _wants_key(function)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """What the function gives, as an array of `dtype`."""
+        """Return the result of the function as an array of `dtype`."""
         dtype = dtype or "float32"
         if self._wants_key:
             values = self.function(self.choose_key(key), shape, dtype)
@@ -123,7 +123,7 @@ class FromFunction(RandomInitializer):
 
 
 class FromArray(Initializer):
-    """The values of an array.
+    """Gives the values of an array.
 
     Args:
         value: an array of the shape of the weight.
@@ -135,7 +135,7 @@ class FromArray(Initializer):
         self.value = value
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """The array, as `dtype`.
+        """Return the array as `dtype`.
 
         Raises:
             ModelError: it has another shape.
@@ -177,7 +177,7 @@ def _takes_dtype_by_name(function: Callable[..., Any]) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of its parameters; none where Python cannot tell."""
+    """Return the names of the parameters; none where Python cannot tell."""
     try:
         return list(inspect.signature(function).parameters)
     except ValueError:

@@ -24,7 +24,7 @@ _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
 
 
 class RandomNormal(RandomInitializer):
-    """Normally distributed values.
+    """Draws normally distributed values.
 
     Args:
         mean: of the values.
@@ -40,14 +40,14 @@ class RandomNormal(RandomInitializer):
         self.stddev = stddev
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Values of `shape` that follow from the seed or `key`."""
+        """Return values of `shape` for the seed or `key`."""
         dtype = dtype or "float32"
         values = jax.nn.initializers.normal(self.stddev)(self.choose_key(key), shape, dtype)
         return values + jnp.asarray(self.mean, dtype)
 
 
 class TruncatedNormal(RandomInitializer):
-    """Normally distributed values, drawn again where they are more than two standard deviations from the mean.
+    """Draws normally distributed values; those more than two standard deviations from the mean are drawn again.
 
     Args:
         mean: of the values.
@@ -63,14 +63,14 @@ class TruncatedNormal(RandomInitializer):
         self.stddev = stddev
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Values of `shape` that follow from the seed or `key`."""
+        """Return values of `shape` for the seed or `key`."""
         dtype = dtype or "float32"
         values = jax.nn.initializers.truncated_normal(self.stddev)(self.choose_key(key), shape, dtype)
         return values + jnp.asarray(self.mean, dtype)
 
 
 class RandomUniform(RandomInitializer):
-    """Values that are equally likely in [minval, maxval).
+    """Draws uniformly distributed values from [minval, maxval).
 
     Args:
         minval: the least value.
@@ -86,12 +86,12 @@ class RandomUniform(RandomInitializer):
         self.maxval = maxval
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Values of `shape` that follow from the seed or `key`."""
+        """Return values of `shape` for the seed or `key`."""
         return jax.random.uniform(self.choose_key(key), shape, dtype or "float32", self.minval, self.maxval)
 
 
 class VarianceScaling(RandomInitializer):
-    """Values with mean 0 and variance `scale / n`.
+    """Draws values with mean 0 and variance `scale / n`.
 
     For a weight (..., inputs, outputs), with r the product of the leading dims, `n` is fan_in = r * inputs,
     fan_out = r * outputs, or their mean.
@@ -138,7 +138,7 @@ class VarianceScaling(RandomInitializer):
         self.output_axes = output_axes
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Values of `shape` that follow from the seed or `key`.
+        """Return values of `shape` for the seed or `key`.
 
         Raises:
             ModelError: the axes are not distinct dims of `shape`.
@@ -152,7 +152,7 @@ class VarianceScaling(RandomInitializer):
         return draw(self.choose_key(key), shape, dtype)
 
     def _fan_axes(self, shape: Sequence[int]) -> tuple[Any, Any, tuple[int, ...]]:
-        """The dims of inputs, of outputs, and those that count for neither. All others count for both."""
+        """Return the dims of inputs, of outputs, and those that count for neither. All others count for both."""
         rank = len(shape)
         if self.input_axes is None or self.output_axes is None:
             return (-2, -1, ()) if rank > 1 else ((), (), ())
@@ -183,7 +183,7 @@ class _Preset(VarianceScaling):
 
 
 class GlorotNormal(_Preset):
-    """Truncated normal values with variance `2 / (fan_in + fan_out)`. For the arguments see `VarianceScaling`.
+    """Draws truncated normal values with variance `2 / (fan_in + fan_out)`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.GlorotNormal`; http://proceedings.mlr.press/v9/glorot10a.html.
     """
@@ -192,7 +192,7 @@ class GlorotNormal(_Preset):
 
 
 class GlorotUniform(_Preset):
-    """Uniform values with limit `sqrt(6 / (fan_in + fan_out))`. For the arguments see `VarianceScaling`.
+    """Draws uniform values with limit `sqrt(6 / (fan_in + fan_out))`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.GlorotUniform`; http://proceedings.mlr.press/v9/glorot10a.html.
     """
@@ -201,7 +201,7 @@ class GlorotUniform(_Preset):
 
 
 class HeNormal(_Preset):
-    """Truncated normal values with variance `2 / fan_in`. For the arguments see `VarianceScaling`.
+    """Draws truncated normal values with variance `2 / fan_in`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.HeNormal`; https://arxiv.org/abs/1502.01852.
     """
@@ -210,7 +210,7 @@ class HeNormal(_Preset):
 
 
 class HeUniform(_Preset):
-    """Uniform values with limit `sqrt(6 / fan_in)`. For the arguments see `VarianceScaling`.
+    """Draws uniform values with limit `sqrt(6 / fan_in)`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.HeUniform`; https://arxiv.org/abs/1502.01852.
     """
@@ -219,7 +219,7 @@ class HeUniform(_Preset):
 
 
 class LecunNormal(_Preset):
-    """Truncated normal values with variance `1 / fan_in`. For the arguments see `VarianceScaling`.
+    """Draws truncated normal values with variance `1 / fan_in`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.LecunNormal`; https://arxiv.org/abs/1706.02515.
     """
@@ -228,7 +228,7 @@ class LecunNormal(_Preset):
 
 
 class LecunUniform(_Preset):
-    """Uniform values with limit `sqrt(3 / fan_in)`. For the arguments see `VarianceScaling`.
+    """Draws uniform values with limit `sqrt(3 / fan_in)`. For the arguments see `VarianceScaling`.
 
     Source: `keras.initializers.LecunUniform`; https://arxiv.org/abs/1706.02515.
     """
@@ -237,7 +237,7 @@ class LecunUniform(_Preset):
 
 
 class Orthogonal(RandomInitializer):
-    """A random matrix whose columns are orthonormal, or its rows where it has more columns than rows.
+    """Draws a matrix with orthonormal columns, or rows where it has more columns than rows.
 
     A weight of more dims is such a matrix with all dims but the last as one.
 
@@ -253,7 +253,7 @@ class Orthogonal(RandomInitializer):
         self.gain = gain
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Values of `shape` that follow from the seed or `key`. They are computed in float32 or more.
+        """Return values of `shape` for the seed or `key`. They are computed in float32 or more.
 
         Raises:
             ModelError: `shape` has less than two dims.

@@ -30,11 +30,8 @@ from keras_dist.layers.dense import Dense as Dense
 from keras_dist.layers.einsum_dense import EinsumDense as EinsumDense
 from keras_dist.layers.embedding import Embedding as Embedding
 from keras_dist.layers.embedding import ReversibleEmbedding as ReversibleEmbedding
-from keras_dist.layers.foreign import NNXLayer as NNXLayer
 from keras_dist.layers.gru import GRU as GRU
 from keras_dist.layers.gru import GRUCell as GRUCell
-from keras_dist.layers.identifiers import deserialize as deserialize
-from keras_dist.layers.identifiers import serialize as serialize
 from keras_dist.layers.input_layer import Input as Input
 from keras_dist.layers.input_layer import InputLayer as InputLayer
 from keras_dist.layers.input_spec import InputSpec as InputSpec
@@ -63,6 +60,7 @@ from keras_dist.layers.merging import subtract as subtract
 from keras_dist.layers.multi_head_attention import GroupedQueryAttention as GroupedQueryAttention
 from keras_dist.layers.multi_head_attention import GroupQueryAttention as GroupQueryAttention
 from keras_dist.layers.multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from keras_dist.layers.nnx_layer import NNXLayer as NNXLayer
 from keras_dist.layers.normalization import GroupNormalization as GroupNormalization
 from keras_dist.layers.normalization import LayerNormalization as LayerNormalization
 from keras_dist.layers.normalization import RMSNormalization as RMSNormalization
@@ -119,6 +117,8 @@ from keras_dist.layers.reshaping import RepeatVector as RepeatVector
 from keras_dist.layers.reshaping import Reshape as Reshape
 from keras_dist.layers.rnn import RNN as RNN
 from keras_dist.layers.rnn import StackedRNNCells as StackedRNNCells
+from keras_dist.layers.serialization import deserialize as deserialize
+from keras_dist.layers.serialization import serialize as serialize
 from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
 from keras_dist.layers.symbolic import KerasTensor as KerasTensor

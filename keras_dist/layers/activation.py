@@ -30,10 +30,6 @@ class Activation(Layer):
         activation: a name or a function; None for none.
         **kwargs: as of `Layer`.
 
-    Raises:
-        UnknownNameError: no activation has this name.
-        ModelError: `activation` cannot be called with one array.
-
     Source: `keras.layers.Activation`.
     """
 
@@ -55,9 +51,6 @@ class ReLU(Layer):
         negative_slope: at least 0.
         threshold: at least 0.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: a number is negative.
 
     Source: `keras.layers.ReLU`.
     """
@@ -89,9 +82,6 @@ class LeakyReLU(Layer):
         negative_slope: at least 0.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `negative_slope` is negative.
-
     Source: `keras.layers.LeakyReLU`.
     """
 
@@ -113,9 +103,6 @@ class PReLU(Layer):
             of images.
         **kwargs: `alpha_initializer`, `alpha_regularizer`, `alpha_constraint` and `alpha_layout` of the weight `alpha`:
             the dims of the input without the batch, 1 for shared ones; and the arguments of `Layer`.
-
-    Raises:
-        ModelError: `shared_axes` are no dims, or among them is the batch.
 
     Source: `keras.layers.PReLU`; https://arxiv.org/abs/1502.01852.
     """
@@ -153,9 +140,6 @@ class ELU(Layer):
         alpha: a number.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `alpha` is no number.
-
     Source: `keras.layers.ELU`.
     """
 
@@ -175,9 +159,6 @@ class Softmax(Layer):
     Args:
         axis: an integer, or several.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `axis` is neither.
 
     Source: `keras.layers.Softmax`.
     """

@@ -24,9 +24,6 @@ class Attention(Layer):
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.Attention`.
     """
 
@@ -137,9 +134,6 @@ class AdditiveAttention(Attention):
         dropout: fraction of the scores that is dropped in training.
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range.
 
     Source: `keras.layers.AdditiveAttention`.
     """

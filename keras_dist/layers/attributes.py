@@ -1,4 +1,4 @@
-"""What the attributes of layers may be: names, element types, lists and dicts of sublayers."""
+"""Checks and conversions of attributes of layers: names, element types, lists and dicts of sublayers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_dist.errors import ModelError, shorten
 
 
 def contain(value: Any) -> Any:
-    """Lists, tuples and dicts of modules as `nnx.List` and `nnx.Dict`, also empty ones, which may be filled later."""
+    """Return lists, tuples and dicts of modules, and empty ones, as `nnx.List` and `nnx.Dict`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [contain(item) for item in value]
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
@@ -26,7 +26,7 @@ def contain(value: Any) -> Any:
 
 
 def check_name(name: Any) -> str:
-    """`name`, if a layer can have it.
+    """Return `name`, if a layer can have it.
 
     Raises:
         ModelError: it is no string, is empty, or contains "/" or what cannot be printed.
@@ -42,7 +42,7 @@ def check_name(name: Any) -> str:
 
 
 def check_dtype(dtype: Any, layer: str) -> str:
-    """`dtype` by name; float32 for None.
+    """Return the name of `dtype`; float32 for None.
 
     Raises:
         ModelError: there is no such element type.
@@ -59,7 +59,7 @@ def check_dtype(dtype: Any, layer: str) -> str:
 
 
 def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What `input_shape`, `input_dim` or `batch_input_shape` say of the input, the batch included; taken out."""
+    """Remove `input_shape`, `input_dim` and `batch_input_shape`, and return the shape with the batch."""
     if kwargs.get("input_shape") is not None:
         return (None, *kwargs.pop("input_shape"))
     if kwargs.get("input_dim") is not None:
@@ -70,6 +70,6 @@ def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def axes_of(layout: Any) -> Any:
-    """The axes of a layout, or the axes that stand for one, as a list; None for none."""
+    """Return the axes of a layout, or the axes that stand for one, as a list."""
     axes = getattr(layout, "axes", layout)
     return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]

@@ -44,9 +44,6 @@ class BatchNormalization(ScaledNormalization):
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
             (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.BatchNormalization`.
     """
 
@@ -173,11 +170,7 @@ def _move(statistic: Any, towards: jax.Array, momentum: float) -> None:
 
 
 def _limits(clipping: Mapping[str, float] | None, layer: str) -> tuple[float, float, float]:
-    """Return `rmin`, `rmax` and `dmax`.
-
-    Raises:
-        ModelError: one is not known, or they exclude everything.
-    """
+    """Return `rmin`, `rmax` and `dmax`."""
     limits = {"rmin": 0.0, "rmax": math.inf, "dmax": math.inf}
     if isinstance(clipping, Mapping | None):
         limits |= {name: limit for name, limit in (clipping or {}).items() if limit is not None}

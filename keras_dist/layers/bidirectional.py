@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist._arguments import check_option
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 
 
 class Bidirectional(Layer):
@@ -27,9 +27,6 @@ class Bidirectional(Layer):
         weights: only None: use `set_weights`.
         backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: the layers do not fit each other, or an argument is out of its range.
 
     Source: `keras.layers.Bidirectional`.
     """

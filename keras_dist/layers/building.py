@@ -1,4 +1,4 @@
-"""`Building`: the weights of a layer, described, created once, when it first sees an input, and kept."""
+"""`Building`: how a layer describes its weights, and creates them when it first sees an input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_dist.layers.weights import own_variables, walk
 
 
 class Building:
-    """How a layer comes by its weights. Subclasses are layers."""
+    """Creates the weights of a layer. Subclasses are layers."""
 
     __slots__ = ()
 
@@ -54,13 +54,13 @@ class Building:
         constraint: Any = None,
         layout: Any = None,
     ) -> None:
-        """Note how the weight `name` is to be created: as `kernel_initializer`, `kernel_layout` and so on.
+        """Store how the weight `name` is to be created, in attributes such as `kernel_initializer`, `kernel_layout`.
 
         Args:
             name: the name that `add_weight` is going to be given.
             initializer: a name, a config or a function.
-            regularizer: likewise, or None.
-            constraint: likewise, or None.
+            regularizer: a name, a config, a function or None.
+            constraint: a name, a config, a function or None.
             layout: a `TensorLayout`, axes, or None.
 
         Raises:
@@ -104,19 +104,19 @@ class Building:
         *,
         layout: Any = None,
     ) -> Variable:
-        """A new weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
+        """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
         Args:
             shape: its dims; a scalar by default.
-            initializer: gives its first value; by default what `describe_weight` noted for `name`, else
+            initializer: gives its first value; by default what `describe_weight` stored for `name`, else
                 `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
             dtype: its element type; by default that of the layer.
             trainable: whether gradients train it.
             autocast: whether `call` reads it in the element type that the layer computes in.
             regularizer: a function of its value that is added to the loss.
             constraint: a function of its value, applied after each update.
-            aggregation: as in Keras; not used, since arrays are global.
-            overwrite_with_gradient: as in Keras; not used.
+            aggregation: unused, as in Keras: arrays are global.
+            overwrite_with_gradient: unused.
             name: by default the attribute's.
             layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
 
@@ -159,7 +159,7 @@ class Building:
         constraint: Any = None,
         name: str | None = None,
     ) -> Variable:
-        """As `add_weight`."""
+        """Create a weight, as `add_weight` does."""
         options = {"regularizer": regularizer, "constraint": constraint, "name": name}
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
@@ -198,7 +198,7 @@ class Building:
         self._is_built = True
 
     def _number(self, variable: Variable) -> None:
-        """Note the place of a weight among the layer's own, if it has none yet."""
+        """Number a weight among the layer's own, if it has no number yet."""
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._outside.made or ()]
@@ -227,13 +227,13 @@ class Building:
             )
 
     def _is_made_by_building(self, name: str) -> bool:
-        """Whether a weight of this name was described, or `build` mentions such an attribute."""
+        """Return whether a weight of this name was described, or `build` mentions such an attribute."""
         builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
         return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
-    """`build`, after which the layer is built. What calls `super().build()` is so once, at the end."""
+    """Return `build`, after which the layer is built; once, at the end, if it calls `super().build()`."""
 
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:

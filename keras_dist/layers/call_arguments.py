@@ -1,4 +1,4 @@
-"""The arguments of a layer's call: which hold arrays, what was given, what is filled in."""
+"""The arguments of a layer's call: those that hold arrays, those that are filled in, and their checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_dist.layers import call_context
 
 @functools.cache
 def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """The parameters of `cls.call`, without the first one, which is the layer whatever its name."""
+    """Return the parameters of `cls.call`, without the first one, which is the layer whatever its name."""
     parameters = inspect.signature(cls.call).parameters  # type: ignore[attr-defined]
     is_bound = isinstance(inspect.getattr_static(cls, "call"), staticmethod | classmethod)
     named = list(parameters.items())
@@ -28,7 +28,7 @@ def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether there is a `**kwargs` among the parameters."""
+    """Return whether there is a `**kwargs` among the parameters."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
@@ -77,21 +77,21 @@ def check_numbers(
 def value_given(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, default: Any
 ) -> Any:
-    """The value that a call gives to a parameter; `default` when it gives none, or None."""
+    """Return the value that a call gives to a parameter; `default` for no value or None."""
     position = list(parameters).index(name)
     value = args[position] if position < len(args) else kwargs.get(name)
     return default if value is None else value
 
 
 def training_of(parameters: Mapping[str, inspect.Parameter], context: call_context.CallContext) -> bool:
-    """Whether a call that does not say so trains: as the call around it, else by the default of the layer's own."""
+    """Return the `training` of a call that does not give it: that of the call around, else the default."""
     return bool(parameters["training"].default is True if context.training is None else context.training)
 
 
 def tensor_arguments(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call that hold arrays, by the names of the parameters."""
+    """Return the arguments of a call that hold arrays, by the names of the parameters."""
     names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
     named |= {name: value for name, value in kwargs.items() if not name.endswith("mask")}
@@ -103,5 +103,5 @@ def _is_array(value: Any) -> bool:
 
 
 def shapes_of(tensors: Any) -> Any:
-    """The shape of an array; of a structure of arrays the structure of their shapes."""
+    """Return the shape of an array; for a structure of arrays the structure of their shapes."""
     return jax.tree.map(jnp.shape, tensors)

@@ -1,4 +1,4 @@
-"""What holds during one call of a model, for all layers in it: training or not, masks, extra losses."""
+"""The context of one call of a model, for all layers in it: training or not, masks, added losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_dist.errors import ModelError
 
 @dataclasses.dataclass
 class CallContext:
-    """What holds during one call of a model.
+    """The context of one call of a model.
 
     Attributes:
         training: whether the model is being trained; None when the caller did not say.
@@ -38,13 +38,13 @@ class CallContext:
     weights_dtype: str | None = None
 
     def mask_of(self, tensors: Any) -> Any:
-        """The mask of a tensor, or None; of a pytree of tensors a pytree of masks."""
+        """Return the mask of a tensor, or None; for a pytree of tensors a pytree of masks."""
         return jax.tree.map(
             lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
         )
 
     def set_mask(self, tensors: Any, masks: Any) -> None:
-        """Note the masks of tensors: pytrees of one structure, or one mask for all; None for no mask."""
+        """Set the masks of tensors: pytrees of one structure, or one mask for all; None for no mask."""
         if masks is None:
             return
         leaves = jax.tree.leaves(tensors)
@@ -62,13 +62,13 @@ _current: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar("c
 
 
 def current() -> CallContext | None:
-    """The context of the call that is running; None outside of calls."""
+    """Return the context of the current call; None outside of calls."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[CallContext]:
-    """Inside, a call is running, within the one around it unless `anew`.
+    """Enter a call, within the one around it unless `anew`.
 
     Args:
         training: whether it trains; None for what holds around it.
@@ -87,14 +87,14 @@ def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[Cal
 
 
 def caller() -> str | None:
-    """The name of the layer whose `call` runs; None outside of one, and while a layer builds."""
+    """Return the name of the layer whose `call` runs; None outside of one, and while a layer builds."""
     context = current()
     return None if context is None else context.caller
 
 
 @contextlib.contextmanager
 def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None]:
-    """Inside, the `call` of the layer of this name runs, and reads float weights as this; of none, a layer builds."""
+    """Enter the `call` of the layer of this name, which reads float weights as `weights_dtype`; None for a build."""
     context = current()
     if context is None:
         yield
@@ -108,13 +108,13 @@ def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None
 
 
 def weights_dtype() -> str | None:
-    """What float weights are read as in the `call` that runs; None for as they are."""
+    """Return the element type that the current `call` reads float weights as; None for their own."""
     context = current()
     return None if context is None else context.weights_dtype
 
 
 def note_created(variable: Any, value: Any) -> None:
-    """Note a new weight and its first value."""
+    """Store a new weight and its first value."""
     context = current()
     if context is not None:
         context.created.append((variable, value))

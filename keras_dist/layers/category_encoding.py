@@ -23,9 +23,6 @@ class CategoryEncoding(Layer):
         sparse: False; arrays are dense.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `num_tokens` is not a positive integer, or there is no such `output_mode`.
-
     Example:
         >>> import numpy as np
         >>> from keras_dist import layers

@@ -43,9 +43,6 @@ class BaseConvolution(SpatialLayer):
 
     Attributes:
         paddings: the options of `padding`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
 
     paddings: tuple[str, ...] = ("valid", "same")
@@ -134,26 +131,18 @@ class BaseConvolution(SpatialLayer):
 
 
 class Convolution(BaseConvolution):
-    """The base of `Conv1D`, `Conv2D` and `Conv3D`.
+    """The base of `Conv1D`, `Conv2D` and `Conv3D`. Arguments that are not listed are those of `BaseConvolution`.
+
+    Only one of `strides` and `dilation_rate` can be above 1.
 
     Args:
         filters: channels of the output.
-        kernel_size: as of `BaseConvolution`.
-        strides: as of `BaseConvolution`. Only one of `strides` and `dilation_rate` can be above 1.
         padding: as of `BaseConvolution`; in one dim also `"causal"`, for zeros before the input, so that no output sees
             later inputs.
-        data_format: as of `BaseConvolution`.
-        dilation_rate: as of `BaseConvolution`.
         groups: number of groups into which the channels are split; each has filters of its own.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, `groups` does not divide the filters or channels,
-            or the window is larger than the input.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -242,21 +231,13 @@ class Conv3D(Convolution):
 class DepthwiseConvolution(BaseConvolution):
     """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately.
 
+    Arguments that are not listed are those of `BaseConvolution`.
+
     Args:
-        kernel_size: as of `BaseConvolution`.
-        strides: as of `BaseConvolution`.
-        padding: as of `BaseConvolution`.
         depth_multiplier: number of channels of the output for each one of the input.
-        data_format: as of `BaseConvolution`.
-        dilation_rate: as of `BaseConvolution`.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
             depth_multiplier,), and the arguments of `Layer`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
@@ -315,23 +296,15 @@ class DepthwiseConv2D(DepthwiseConvolution):
 class SeparableConvolution(BaseConvolution):
     """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel separately, then mix channels.
 
+    Arguments that are not listed are those of `BaseConvolution`.
+
     Args:
         filters: channels of the output.
-        kernel_size: as of `BaseConvolution`.
-        strides: as of `BaseConvolution`.
-        padding: as of `BaseConvolution`.
-        data_format: as of `BaseConvolution`.
-        dilation_rate: as of `BaseConvolution`.
         depth_multiplier: number of channels for each one of the input, before they are mixed.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
             `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
             the arguments of `Layer`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}

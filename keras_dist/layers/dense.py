@@ -24,9 +24,6 @@ class Dense(Layer):
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, units), the same of `bias` (units,), and the arguments of `Layer`.
 
-    Raises:
-        ModelError: `units` is not a positive integer.
-
     Source: `keras.layers.Dense`.
     """
 

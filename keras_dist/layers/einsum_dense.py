@@ -37,9 +37,6 @@ class EinsumDense(Layer):
             `kernel`, whose dims follow from the equation, the same of `bias`: the output's dims from the first in
             `bias_axes` on, with size 1 for those that are not in it; and the arguments of `Layer`.
 
-    Raises:
-        ModelError: the equation is of another form, or `output_shape` or `bias_axes` do not fit it.
-
     Example:
         >>> from keras_dist import layers
         >>> heads = layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 16), bias_axes="de")
@@ -156,11 +153,7 @@ class EinsumDense(Layer):
 
 
 def _check_equation(equation: Any, layer: str) -> tuple[str, str, str, str | None]:
-    """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is.
-
-    Raises:
-        ModelError: the equation is of another form.
-    """
+    """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is."""
     found = _FORMS.fullmatch(equation) if isinstance(equation, str) else None
     problem = "ab,bc->ac, ...b,bc->...c or ab...,bc->ac..."
     if found and found["left"] == found["left_out"] and found["right"] == found["right_out"]:

@@ -29,9 +29,6 @@ class Embedding(Layer):
         **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
-    Raises:
-        ModelError: a size is not a positive integer, or `weights` have another shape.
-
     Differs from Keras: there are no `lora_rank` and `quantization_config`.
 
     Source: `keras.layers.Embedding`.
@@ -117,9 +114,6 @@ class ReversibleEmbedding(Embedding):
         reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
             value `embeddings_initializer` gives, too.
         **kwargs: the arguments of `Embedding`.
-
-    Raises:
-        ModelError: a size or limit is not positive, or `reverse_dtype` is no element type.
 
     Example:
         >>> import jax.numpy as jnp

@@ -25,9 +25,6 @@ class GRUCell(GatedCell):
             3 * units) and `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer` and
             `recurrent_initializer`; the arguments of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.GRUCell`.
     """
 
@@ -95,15 +92,8 @@ class GRU(RecurrentLayer):
     """A recurrent layer whose state is its output. Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
-        units: as of `GRUCell`.
-        activation: as of `GRUCell`.
-        recurrent_activation: as of `GRUCell`.
-        use_bias: as of `GRUCell`.
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: further arguments of `GRUCell`, and those of `RNN`, such as `return_sequences`.
-
-    Raises:
-        ModelError: an argument is out of its range.
+        **kwargs: the arguments of `GRUCell`, then those of `RNN`, such as `return_sequences`.
 
     Source: `keras.layers.GRU`.
     """

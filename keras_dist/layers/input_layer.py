@@ -1,4 +1,4 @@
-"""`Input` and `InputLayer`: where a model's graph begins."""
+"""`Input` and `InputLayer`: the inputs of a model's graph."""
 
 from __future__ import annotations
 
@@ -14,22 +14,9 @@ from keras_dist.layers.symbolic import KerasTensor, Node
 
 
 class InputLayer(Layer):
-    """The beginning of a model's graph: it gives its input.
+    """An input of a model's graph.
 
-    Args:
-        shape: dims of one example, without the batch; None for any size.
-        batch_size: the number of examples, when it is fixed.
-        dtype: element type; float32 by default.
-        sparse: as in Keras; only False.
-        ragged: as in Keras; only False.
-        batch_shape: dims with the batch, in place of `shape` and `batch_size`.
-        input_tensor: as in Keras; only None.
-        optional: whether the input may be left out.
-        name: its name.
-        **kwargs: `input_shape`, an older name of `shape`.
-
-    Raises:
-        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is no shape.
+    The arguments are those of `Input`, which calls `input_tensor` `tensor`.
 
     Source: `keras.layers.InputLayer`.
     """
@@ -65,11 +52,11 @@ class InputLayer(Layer):
         self._outside.nodes.append(node)
 
     def call(self) -> Any:
-        """Nothing: a model puts its input in the place of this layer."""
+        """Not called: a model uses its input in place of this layer."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Shape with the batch, element type, name."""
+        """Return the shape with the batch, the element type and the name."""
         return {
             "batch_shape": list(self.batch_shape),
             "dtype": self.dtype,
@@ -89,17 +76,17 @@ def Input(
     tensor: Any = None,
     optional: bool = False,
 ) -> KerasTensor:
-    """The symbolic input of a model.
+    """Make a symbolic input of a model.
 
     Args:
         shape: dims of one example, without the batch; None for any size.
-        batch_size: the number of examples, when it is fixed.
+        batch_size: the number of examples, if it is fixed.
         dtype: element type; float32 by default.
-        sparse: as in Keras; only False.
-        ragged: as in Keras; only False.
+        sparse: only False.
+        ragged: only False.
         batch_shape: dims with the batch, in place of `shape` and `batch_size`.
         name: its name; `model.fit` takes dicts by these names.
-        tensor: as in Keras; only None.
+        tensor: only None.
         optional: whether the input may be left out.
 
     Raises:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,16 @@ from keras_dist.layers.call_arguments import (
     value_given,
 )
 from keras_dist.layers.input_spec import check_inputs
-from keras_dist.layers.other_libraries import check_is_ours, is_of_keras
-from keras_dist.layers.owner import Owner
+from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
-from keras_dist.layers.weights import own_variables
+from keras_dist.layers.weights import WeightOwner, own_variables
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
 
-class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
+class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -67,7 +66,7 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
             `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
 
     Raises:
-        ModelError: an argument is not known, or the name cannot be one.
+        ModelError: an argument is not known, or has a value that cannot be used; so do all layers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,6 +87,17 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
     """
 
     __slots__ = ()
+
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("compute_output_spec", "symbolic_call"),
+            "leave it out: shapes and dtypes follow from `call`, which is traced",
+        ),
+        **dict.fromkeys(
+            ("save_own_variables", "load_own_variables", "save_assets", "load_assets"),
+            "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
+        ),
+    }
 
     supports_masking: bool = False
     input_spec: Any = None
@@ -123,12 +133,12 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the layer."""
         return self._name
 
     @property
     def path(self) -> str | None:
-        """The names that lead to it in its model, outside of one its name; None before it is built."""
+        """The path of the layer in its model, outside of a model its name; None before it is built."""
         binding = self._outside.binding
         return (binding.prefix if binding is not None else "") or (self.name if self.built else None)
 
@@ -143,7 +153,7 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
 
     @property
     def trainable(self) -> bool:
-        """Whether its weights are trained. Setting it sets all sublayers; steps follow from the next `compile` on."""
+        """Whether its weights are trained. Setting it sets all sublayers, and counts from the next `compile`."""
         return self._trainable
 
     @trainable.setter
@@ -152,16 +162,16 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
             layer._trainable, layer._trainable_was_set = bool(value), True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for the inputs.
+        """Compute the output. Subclasses define this method.
 
         Args:
-            *args: arrays; further options by name. A parameter `training` or `mask` is filled in when it is not given.
-            **kwargs: likewise.
+            *args: arrays. A parameter `training` or `mask` is filled in when it is not given.
+            **kwargs: further arguments.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for arrays; for symbolic inputs, as `Input` gives, a symbolic output.
+        """Return the output for arrays, or a symbolic output for symbolic inputs, as of `Input`.
 
         Raises:
             ModelError: the inputs do not fit, or a weight cannot be created.
@@ -186,10 +196,10 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
         return outputs
 
     def add_loss(self, loss: Any) -> None:
-        """Add a scalar, or each of several, to the loss of the call that is running.
+        """Add a scalar, or several, to the loss of the current call.
 
         Raises:
-            ModelError: no call is running.
+            ModelError: it is called outside of a call.
         """
         context = call_context.current()
         if context is None:
@@ -204,11 +214,11 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
         self._outside.added += terms
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the output for inputs of this shape, the batch included; None for any size."""
+        """Return the shape of the output for inputs of this shape, the batch included; None for any size."""
         return symbolic.output_shape(self, input_shape)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask of the output, given that of the inputs."""
+        """Return the mask of the output, given that of the inputs."""
         return previous_mask
 
     @property
@@ -222,7 +232,7 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
         return symbolic.first_node(self).outputs
 
     def _config_arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor, with layouts as lists of axes, and what has changed since."""
+        """Return the arguments of the constructor, with layouts as lists of axes, and what has changed since."""
         arguments = {
             name: axes_of(value) if name.endswith("_layout") else value
             for name, value in self._arguments.items()
@@ -333,7 +343,7 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
             )
 
     def _tell_of_one_device(self) -> None:
-        """Warn that the weights that a call outside of models has made do not lie as the current distribution says."""
+        """Warn that weights made outside of a model do not follow the current distribution."""
         distribution = current_distribution()
         if distribution is not None and distribution.device_mesh.size > 1 and self.weights:
             warnings.warn(
@@ -360,11 +370,11 @@ class Layer(Recorded, Building, Owner, Precision, Configurable, nnx.Module):
 
 
 _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
-"""Arguments that Keras writes into configs. As None they ask for nothing."""
+"""Arguments that Keras writes into configs, accepted as None."""
 
 
 def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:
-    """An array as the layer computes with it; anything else as it is."""
+    """Return an array in the element type that the layer computes in; anything else as it is."""
     if isinstance(value, np.ndarray | np.generic):
         value = jnp.asarray(native(value))
     value = value_of(value)

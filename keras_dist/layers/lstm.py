@@ -25,9 +25,6 @@ class LSTMCell(GatedCell):
             4 * units) and `bias` (4 * units,), such as `kernel_initializer` and
             `recurrent_initializer`; the arguments of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.LSTMCell`.
     """
 
@@ -89,15 +86,8 @@ class LSTM(RecurrentLayer):
     """A recurrent layer with a memory beside its output. Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
-        units: as of `LSTMCell`.
-        activation: as of `LSTMCell`.
-        recurrent_activation: as of `LSTMCell`.
-        use_bias: as of `LSTMCell`.
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: further arguments of `LSTMCell`, and those of `RNN`, such as `return_sequences`.
-
-    Raises:
-        ModelError: an argument is out of its range.
+        **kwargs: the arguments of `LSTMCell`, then those of `RNN`, such as `return_sequences`.
 
     Source: `keras.layers.LSTM`.
     """

@@ -19,9 +19,6 @@ class Masking(Layer):
         mask_value: a number, or one for each feature.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `mask_value` is no number.
-
     Source: `keras.layers.Masking`.
     """
 

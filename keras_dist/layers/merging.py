@@ -148,9 +148,6 @@ class Concatenate(Layer):
         axis: the dim along which they are concatenated; the others must be equal.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `axis` is not an integer.
-
     Source: `keras.layers.Concatenate`.
     """
 
@@ -187,9 +184,6 @@ class Dot(Layer):
         axes: the dim of both, or of each; the batch is dim 0 and cannot be one.
         normalize: whether both are divided by their norms along these dims first, which gives the cosine.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `axes` are neither one nor two integers, or name the batch.
 
     Example:
         >>> import jax.numpy as jnp

@@ -28,9 +28,6 @@ class MultiHeadAttention(ProjectedAttention):
         attention_axes: the dims of the input over which attention goes; by default all between batch and features.
         **kwargs: as of `ProjectedAttention`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Differs from Keras: a `query_mask` that is given is used. The causal mask follows `attention_axes`.
 
     Source: `keras.layers.MultiHeadAttention`.
@@ -74,9 +71,6 @@ class GroupedQueryAttention(ProjectedAttention):
         dropout: fraction of the scores that is dropped in training.
         use_bias: whether the projections add a bias.
         **kwargs: as of `ProjectedAttention`.
-
-    Raises:
-        ModelError: an argument is out of its range.
 
     Source: `keras.layers.GroupQueryAttention`.
     """

@@ -26,9 +26,6 @@ class ScaledNormalization(Layer):
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
         **kwargs: the arguments of the weights `gamma` and `beta`, and those of `Layer`.
-
-    Raises:
-        ModelError: `epsilon` is negative.
     """
 
     weight_initializers: ClassVar = {"beta": "zeros", "gamma": "ones"}
@@ -81,9 +78,6 @@ class LayerNormalization(ScaledNormalization):
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`, of
             the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.LayerNormalization`.
     """
 
@@ -130,9 +124,6 @@ class GroupNormalization(ScaledNormalization):
         scale: whether `gamma` multiplies.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
             (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range, or the groups do not divide the channels.
 
     Source: `keras.layers.GroupNormalization`.
     """
@@ -196,9 +187,6 @@ class RMSNormalization(Layer):
             rules win over it.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.RMSNormalization`.
     """
 
@@ -234,9 +222,6 @@ class UnitNormalization(Layer):
     Args:
         axis: the dim, or dims, of the norm.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `axis` names no dims.
 
     Source: `keras.layers.UnitNormalization`.
     """

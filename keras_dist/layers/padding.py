@@ -25,9 +25,6 @@ class ZeroPadding(SpatialLayer):
 
     Attributes:
         padding: a pair for each spatial dim.
-
-    Raises:
-        ModelError: an argument is none of these.
     """
 
     def __init__(
@@ -55,9 +52,6 @@ class Cropping(SpatialLayer):
 
     Attributes:
         cropping: a pair for each spatial dim.
-
-    Raises:
-        ModelError: an argument is none of these, or nothing is left.
     """
 
     def __init__(
@@ -91,8 +85,7 @@ class ZeroPadding2D(ZeroPadding):
     """Zeros before and after the inputs (batch, height, width, channels); see `ZeroPadding`.
 
     Example:
-        >>> import jax
-    import jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
         (2, 29, 32, 1)

@@ -31,9 +31,6 @@ class Pooling(SpatialLayer):
 
     Attributes:
         pool_mode: `"max"` or `"average"`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, or the window is larger than the input.
     """
 
     pool_mode: str
@@ -108,9 +105,6 @@ class GlobalPooling(SpatialLayer):
             for inputs (batch, channels, spatial dims).
         keepdims: whether the spatial dims stay, as 1.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: there is no such `data_format`.
     """
 
     def __init__(
@@ -146,9 +140,6 @@ class AdaptivePooling(SpatialLayer):
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `output_size` is not a size, or there is no such `data_format`.
     """
 
     def __init__(

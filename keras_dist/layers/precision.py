@@ -1,4 +1,4 @@
-"""`Precision`: the policy of a layer, and in which element type it reads its weights."""
+"""`Precision`: the element types of a layer, by its dtype policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Precision:
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """In which element types it computes and keeps its weights. Can be set until it is built.
+        """The element types of its arithmetic and weights. Can be set until the layer is built.
 
         Source: `keras.layers.Layer.dtype_policy`.
         """
@@ -42,22 +42,22 @@ class Precision:
 
     @property
     def dtype(self) -> str:
-        """Element type of its weights."""
+        """The element type of its weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def variable_dtype(self) -> str:
-        """Element type of its weights."""
+        """The element type of its weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def compute_dtype(self) -> str:
-        """Element type of its arithmetic: float inputs are cast to it, and weights while its `call` runs."""
+        """The element type of its arithmetic: float inputs are cast to it, and weights while its `call` runs."""
         return self._dtype_policy.compute_dtype
 
     @property
     def input_dtype(self) -> str:
-        """What float inputs are cast to, unless `autocast` is off."""
+        """The element type that float inputs are cast to, unless `autocast` is off."""
         return self.compute_dtype
 
     @property
@@ -66,7 +66,7 @@ class Precision:
         return self.autocast
 
     def _weights_dtype(self, around: str | None) -> str | None:
-        """What `call` reads float weights as, inside of a call that reads them as `around`; None for as they are."""
+        """Return the element type that `call` reads float weights as, inside of a call that reads them as `around`."""
         is_mixed = self.compute_dtype != self.variable_dtype
         if not self.autocast or not jnp.issubdtype(self.compute_dtype, jnp.floating):
             return None
@@ -74,7 +74,7 @@ class Precision:
 
 
 def policy_of(dtype: Any, layer: str) -> DTypePolicy:
-    """The policy that the argument `dtype` of a layer means.
+    """Return the policy that the argument `dtype` of a layer means.
 
     Raises:
         ModelError: it means none; names the layer.

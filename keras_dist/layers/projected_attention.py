@@ -62,9 +62,6 @@ class ProjectedAttention(Layer):
             of a head), that of the output (heads, size of a head, features); `kernel_layout` of all but that of the
             output; the same of the biases: (heads, size of a head), that of the output (features,); and the arguments
             of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}

@@ -1,4 +1,4 @@
-"""`LayerRecord`: what a layer knows beside its NNX graph, so that no copy of the graph takes it along."""
+"""`LayerRecord`: the state of a layer beside its NNX graph, which copies of the graph do not take along."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ if TYPE_CHECKING:
 
 
 class Binding(Protocol):
-    """What a layer asks the model that it lives in, which has its arrays."""
+    """The link from a layer to the model that it is in, which has its arrays."""
 
     prefix: str
 
     def weights(self) -> list[Any]:
-        """Handles on the weights of the layer and its sublayers."""
+        """Return handles on the weights of the layer and its sublayers."""
+        ...
+
+    def generators(self) -> list[Any]:
+        """Handles on the states of the random generators of the layer and its sublayers."""
         ...
 
     def added_losses(self) -> list[Any]:
-        """What the layer and its sublayers added to the loss in the last call."""
+        """Return the losses that the layer and its sublayers added in the last call."""
         ...
 
     def penalties(self, weights: Sequence[Any]) -> list[Any]:
-        """What the regularizers of these weights give."""
+        """Return the penalties of the regularizers of these weights."""
         ...
 
     def attribute(self, name: str) -> Any:
-        """What building the layer has added to it under this name."""
+        """Return the attribute that building the layer has added."""
         ...
 
     def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
-        """The sublayers, with their names, that building has added to what the user's layer holds."""
+        """Return the sublayers, with their names, that building has added to what the user's layer holds."""
         ...
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the layer gives for arrays, with its current weights."""
+        """Call the layer on arrays, with its current weights."""
         ...
 
     def check_inputs(self, args: tuple[Any, ...]) -> None:
@@ -46,13 +50,13 @@ class Binding(Protocol):
         ...
 
     def module(self) -> Any:
-        """The layer with copies of its current values."""
+        """Return the layer with copies of its current values."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class LayerRecord:
-    """What a layer knows beside its NNX graph.
+    """The state of a layer beside its NNX graph.
 
     Attributes:
         nodes: its calls on symbolic tensors.
@@ -82,12 +86,12 @@ class Recorded:
     _record_type: ClassVar[type[LayerRecord]] = LayerRecord
 
     def _begin_record(self) -> LayerRecord:
-        """The record, which is not there yet."""
+        """Create the record."""
         record = self._record_type()
         object.__setattr__(self, "_outside", record)  # past NNX, which would take it for a part of the graph
         return record
 
 
 def binding_of(node: Any) -> Binding | None:
-    """Where the weights of a layer are; None for one in no model, and for what is no layer."""
+    """Return the link of a layer to its model; None outside of models, and for other modules."""
     return node._outside.binding if isinstance(node, Recorded) else None

@@ -52,9 +52,6 @@ class RecurrentCell(Layer):
             over it.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range.
     """
 
     gates = 1

@@ -76,9 +76,6 @@ class Dropout(NoiseLayer):
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `rate` is not a fraction, or `noise_shape` is no shape.
-
     Source: `keras.layers.Dropout`; with one seed, both drop the same.
     """
 
@@ -118,9 +115,6 @@ class SpatialDropout1D(_SpatialDropout):
         dtype: as of `Layer`.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `rate` is not a fraction.
-
     Source: `keras.layers.SpatialDropout1D`; https://arxiv.org/abs/1411.4280.
     """
 
@@ -148,9 +142,6 @@ class SpatialDropout2D(_SpatialDropout):
         name: as of `Layer`.
         dtype: as of `Layer`.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `rate` is not a fraction, or there is no such `data_format`.
 
     Source: `keras.layers.SpatialDropout2D`; https://arxiv.org/abs/1411.4280.
     """
@@ -188,9 +179,6 @@ class AlphaDropout(NoiseLayer):
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `rate` is not a fraction below 1, or `noise_shape` is no shape.
-
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
 
     Source: `keras.layers.AlphaDropout`; https://arxiv.org/abs/1706.02515. With one seed, both drop the same.
@@ -218,9 +206,6 @@ class GaussianNoise(NoiseLayer):
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `stddev` is not a number from 0 to 1.
-
     Source: `keras.layers.GaussianNoise`; with one seed, both add the same.
     """
 
@@ -241,9 +226,6 @@ class GaussianDropout(NoiseLayer):
         rate: from 0 to below 1.
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `rate` is not a number from 0 to below 1.
 
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
 
@@ -266,9 +248,6 @@ class ActivityRegularization(Layer):
         l1: 0 or more.
         l2: 0 or more.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: a factor is not a number, infinite, or less than 0.
 
     Source: `keras.layers.ActivityRegularization`.
     """

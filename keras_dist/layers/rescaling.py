@@ -30,9 +30,6 @@ class Rescaling(Layer):
         offset: a number, or one for each channel.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: one is not a number.
-
     Source: `keras.layers.Rescaling`.
     """
 
@@ -60,9 +57,6 @@ class Normalization(Layer):
         variance: as `mean`.
         invert: whether to go back: `inputs * sqrt(variance) + mean`.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `axis` names no dims, or `mean` and `variance` do not fit each other or `axis`.
 
     Example:
         >>> import numpy as np
@@ -212,11 +206,7 @@ def _merged(first: _Moments, second: _Moments) -> _Moments:
 
 
 def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
-    """Yield the batches of `data`.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Yield the batches of `data`."""
     if not hasattr(data, "shape") and not isinstance(data, Iterable):
         raise _no_batches(data, layer)
     for batch in [data] if hasattr(data, "shape") else data:

@@ -25,9 +25,6 @@ class Flatten(Layer):
             (batch, channels, ...), whose channels become the innermost dim, too.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: there is no such `data_format`.
-
     Source: `keras.layers.Flatten`.
     """
 
@@ -50,9 +47,6 @@ class Reshape(Layer):
     Args:
         target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `target_shape` is no shape.
 
     Source: `keras.layers.Reshape`.
     """
@@ -93,9 +87,6 @@ class Permute(Layer):
         dims: the dims of the input in their new order, counted from 1, without the batch.
         **kwargs: as of `Layer`.
 
-    Raises:
-        ModelError: `dims` are not the numbers from 1 on, in any order.
-
     Example:
         >>> from keras_dist import layers
         >>> layers.Permute((2, 1))(layers.Input((10, 64))).shape
@@ -128,9 +119,6 @@ class RepeatVector(Layer):
     Args:
         n: number of repetitions.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `n` is not a positive integer.
 
     Source: `keras.layers.RepeatVector`.
     """

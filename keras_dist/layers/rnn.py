@@ -13,7 +13,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.saving.vocabulary import snake_case
@@ -28,9 +28,6 @@ class StackedRNNCells(Layer):
     Args:
         cells: the cells, as `RNN` takes them.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: one is not a cell.
 
     Source: `keras.layers.StackedRNNCells`.
     """
@@ -111,9 +108,6 @@ class RNN(Layer):
         unroll: whether the compiled program repeats the step instead of looping; the numbers are the same.
         zero_output_for_mask: whether outputs of masked positions are zeros, not repetitions of the last one.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `cell` is not a cell, or `stateful` is True.
 
     Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
 
@@ -219,11 +213,7 @@ class RNN(Layer):
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
     def _as_states(self, states: Any) -> list[Any]:
-        """Return the states as the loop carries them.
-
-        Raises:
-            ModelError: there are more or fewer than the cell has.
-        """
+        """Return the states as the loop carries them."""
         states = list(states) if isinstance(states, list | tuple) else [states]
         sizes = jax.tree.leaves(self.state_size)
         if len(jax.tree.leaves(states)) != len(sizes):

@@ -20,9 +20,6 @@ class SimpleRNNCell(RecurrentCell):
             constraint and layout of the weights `kernel` (features, units), `recurrent_kernel` (units, units) and
             `bias` (units,), such as `kernel_initializer` and `recurrent_initializer`; the arguments of `Layer`.
 
-    Raises:
-        ModelError: an argument is out of its range.
-
     Source: `keras.layers.SimpleRNNCell`.
     """
 
@@ -57,13 +54,7 @@ class SimpleRNN(RecurrentLayer):
     """A recurrent layer whose state is its output. Paths of weights are `simple_rnn_cell/kernel` and so on.
 
     Args:
-        units: as of `SimpleRNNCell`.
-        activation: as of `SimpleRNNCell`.
-        use_bias: as of `SimpleRNNCell`.
-        **kwargs: further arguments of `SimpleRNNCell`, and those of `RNN`, such as `return_sequences`.
-
-    Raises:
-        ModelError: an argument is out of its range.
+        **kwargs: the arguments of `SimpleRNNCell`, then those of `RNN`, such as `return_sequences`.
 
     Source: `keras.layers.SimpleRNN`.
     """

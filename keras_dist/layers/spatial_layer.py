@@ -22,9 +22,6 @@ class SpatialLayer(Layer):
 
     Attributes:
         rank: the number of spatial dims.
-
-    Raises:
-        ModelError: there is no such `data_format`.
     """
 
     rank: int

@@ -16,43 +16,29 @@ from keras_dist import _jax, random
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context, stand_ins
-from keras_dist.layers.blueprint import fresh_copy
+from keras_dist.layers import call_context, shape_tracing
+from keras_dist.layers.shape_tracing import fresh_copy
 
 _counter = itertools.count()
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "abs": jnp.abs,
-    "add": operator.add,
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
+    **{name: getattr(operator, name) for name in ("neg", "getitem")},
+    **{name: getattr(jnp, name) for name in ("abs", "reshape", "round", "squeeze")},
+    **{name: getattr(jnp, name) for name in ("logical_and", "logical_not", "logical_or", "logical_xor")},
     "equal": operator.eq,
-    "floordiv": operator.floordiv,
-    "getitem": operator.getitem,
+    "not_equal": operator.ne,
     "greater": operator.gt,
     "greater_equal": operator.ge,
     "less": operator.lt,
     "less_equal": operator.le,
-    "logical_and": jnp.logical_and,
-    "logical_not": jnp.logical_not,
-    "logical_or": jnp.logical_or,
-    "logical_xor": jnp.logical_xor,
-    "matmul": operator.matmul,
-    "mod": operator.mod,
-    "mul": operator.mul,
-    "neg": operator.neg,
-    "not_equal": operator.ne,
-    "pow": operator.pow,
-    "reshape": jnp.reshape,
-    "round": jnp.round,
-    "squeeze": jnp.squeeze,
-    "sub": operator.sub,
-    "truediv": operator.truediv,
 }
-"""What Python's operators, and the methods of symbolic tensors, do on arrays, by name."""
+"""The functions on arrays of Python's operators and of the methods of symbolic tensors, by name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """One of Python's operators, or of the methods of symbolic tensors, as a step of a model.
+    """An operator of Python, or a method of symbolic tensors, as a step of a model.
 
     Attributes:
         name: one of `OPERATIONS`.
@@ -61,7 +47,7 @@ class Operation:
     name: str
 
     def __call__(self, *args: Any) -> Any:
-        """The result for arrays and numbers; a symbolic one where there is a symbolic tensor among them."""
+        """Return the result for arrays and numbers, a symbolic one for symbolic tensors."""
         if is_any_symbolic(args):
             return connect(self, args, {})
         return OPERATIONS[self.name](*args)
@@ -69,7 +55,7 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One call in the graph.
+    """A call in the graph.
 
     Attributes:
         operation: the layer that was called, or an `Operation`.
@@ -87,18 +73,18 @@ class Node:
 
     @property
     def inputs(self) -> Any:
-        """Its first argument; its output when it has none, as of an `InputLayer`."""
+        """The first argument; the output of an `InputLayer`, which has none."""
         return self.args[0] if self.args else self.outputs
 
     def output(self, shape: Sequence[int | None], dtype: Any, name: str) -> KerasTensor:
-        """A symbolic tensor that this call computes."""
+        """Make a symbolic tensor that this call computes."""
         tensor = KerasTensor(shape, dtype, name=name)
         tensor.node = self
         return tensor
 
     @property
     def parents(self) -> list[KerasTensor]:
-        """The symbolic tensors it was called with."""
+        """The symbolic tensors among the arguments."""
         return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, KerasTensor)]
 
 
@@ -108,9 +94,9 @@ class KerasTensor:
     Args:
         shape: its dims; None for any size.
         dtype: its element type.
-        sparse: as in Keras; only False.
-        ragged: as in Keras; only False.
-        record_history: as in Keras; not used.
+        sparse: only False.
+        ragged: only False.
+        record_history: unused.
         name: how errors call it.
 
     Attributes:
@@ -151,17 +137,17 @@ class KerasTensor:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Its dims; None for any size."""
+        """The dims; None for any size."""
         return self._shape
 
     @property
     def dtype(self) -> str:
-        """Its element type, by name."""
+        """The name of the element type."""
         return self._dtype
 
     @property
     def ndim(self) -> int:
-        """Its number of dims."""
+        """The number of dims."""
         return len(self.shape)
 
     @property
@@ -170,11 +156,11 @@ class KerasTensor:
         return self.mask
 
     def reshape(self, newshape: Any) -> Any:
-        """Its values in another shape, the batch included; one dim may be -1."""
+        """Return the values in another shape, the batch included; one dim may be -1."""
         return Operation("reshape")(self, newshape)
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> Any:
-        """Its values without these dims of size 1; by default without all of them."""
+        """Return the values without these dims of size 1; by default without all of them."""
         return Operation("squeeze")(self, axis)
 
     def __round__(self, ndigits: int | None = None) -> Any:
@@ -240,7 +226,7 @@ _install_operators()
 
 
 def is_keras_tensor(x: Any) -> bool:
-    """Whether `x` is a symbolic tensor, such as `Input` gives.
+    """Return whether `x` is a symbolic tensor, such as `Input` gives.
 
     Source: `keras.utils.is_keras_tensor`.
     """
@@ -248,7 +234,7 @@ def is_keras_tensor(x: Any) -> bool:
 
 
 def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
-    """The symbolic inputs that a tensor is computed from, each once; itself, if it is one.
+    """Return the symbolic inputs that a tensor is computed from, each once; for an input itself.
 
     Source: `keras.utils.get_source_inputs`.
     """
@@ -258,12 +244,12 @@ def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
 
 
 def is_any_symbolic(tree: Any) -> bool:
-    """Whether there is a symbolic tensor among the leaves."""
+    """Return whether there is a symbolic tensor among the leaves."""
     return any(isinstance(leaf, KerasTensor) for leaf in jax.tree.leaves(tree))
 
 
 def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The symbolic outputs of a layer or operation for symbolic inputs; the call is noted.
+    """Return the symbolic outputs of a layer or operation for symbolic inputs, and add the call to the graph.
 
     Raises:
         ModelError: the layer does not take such inputs.
@@ -278,11 +264,11 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def infer(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The symbolic outputs, connected with nothing, of a layer or operation for symbolic inputs; with their masks."""
+    """Return the symbolic outputs, with their masks, of a call that is not added to the graph."""
     call, tensors = _abstract_call(operation, args, kwargs)
-    first = second = _traced(operation, call, tensors, stand_ins.SIZES[0])
+    first = second = _traced(operation, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
-        second = _traced(operation, call, tensors, stand_ins.SIZES[1])
+        second = _traced(operation, call, tensors, shape_tracing.SIZES[1])
     outputs, masks = jax.tree.map(_between, first, second)
     for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
         tensor.mask = mask
@@ -304,7 +290,7 @@ def build_as_called(layer: Any) -> bool:
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, KerasTensor):
             return leaf
-        return jnp.zeros([stand_ins.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
+        return jnp.zeros([shape_tracing.SIZES[0] if size is None else size for size in leaf.shape], leaf.dtype)
 
     tensors, treedef = jax.tree.flatten((node.args, node.kwargs))
     values = [zeros(tensor) for tensor in tensors]
@@ -317,13 +303,13 @@ def build_as_called(layer: Any) -> bool:
 
 
 def output_shape(layer: Any, input_shape: Any) -> Any:
-    """The shape, or structure of shapes, of what a layer gives for inputs of this shape."""
+    """Return the shape, or structure of shapes, of the output of a layer for inputs of this shape."""
     tensors = jax.tree.map(lambda shape: KerasTensor(shape, layer.compute_dtype), input_shape, is_leaf=_is_shape)
     return jax.tree.map(lambda tensor: tensor.shape, infer(layer, (tensors,), {}))
 
 
 def first_node(layer: Any) -> Node:
-    """The first call of a layer on symbolic tensors.
+    """Return the first call of a layer on symbolic tensors.
 
     Raises:
         ModelError: there was none.
@@ -340,9 +326,9 @@ def first_node(layer: Any) -> Node:
 
 
 def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[KerasTensor], size: int) -> Any:
-    """The shapes that a call gives."""
+    """Return the output shapes of a call."""
     current = current_distribution()
-    traced = functools.partial(stand_ins.trace, functools.partial(jax.eval_shape, call), tensors, size)
+    traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
         return traced() if current is None else traced_in(current, None, traced)
     except ModelError:
@@ -355,7 +341,7 @@ def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[Kera
 def _abstract_call(
     operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[list[Any]], Any], list[KerasTensor]]:
-    """The call as a function of arrays, which gives the outputs and a list of their masks; and what the arrays are.
+    """Return the call as a function of arrays, which returns outputs and masks, and what the arrays stand for.
 
     The arrays stand for the symbolic tensors among the arguments, then for the masks that these have.
     """
@@ -385,7 +371,7 @@ def _mask_of(leaf: Any) -> KerasTensor | None:
 
 
 def _between(first: Any, second: Any) -> KerasTensor:
-    """What two traces of a call have in common."""
+    """Return the shape that two traces of a call have in common."""
     return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)
 
 

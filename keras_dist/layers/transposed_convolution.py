@@ -17,25 +17,19 @@ class TransposedConvolution(BaseConvolution):
     """The base of `Conv1DTranspose`, `Conv2DTranspose` and `Conv3DTranspose`.
 
     What a convolution does to gradients: from the shape of its output to that of its input.
+    Arguments that are not listed are those of `BaseConvolution`.
 
     Args:
         filters: channels of the output.
-        kernel_size: as of `BaseConvolution`.
         strides: number of steps of the output for each one of the input; one integer stands for all dims. Only one of
             `strides` and `dilation_rate` can be above 1.
         padding: `"valid"` for all outputs that a window reaches, `"same"` for size * stride of them.
         output_padding: steps that are added at the end, below `strides`; one integer stands for all dims. The output
             has then (size - 1) * stride + window + output_padding steps, for `"same"` window % 2 in place of window.
             None for as many steps as `padding` says.
-        data_format: as of `BaseConvolution`.
         dilation_rate: distance of the outputs of a window; one integer stands for all dims.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.
-
-    Raises:
-        ModelError: an argument is none of its options or not a size, or `output_padding` is not below `strides`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}

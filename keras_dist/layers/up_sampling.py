@@ -23,9 +23,6 @@ class UpSampling(SpatialLayer):
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `size` is not a size, or there is no such `data_format`.
     """
 
     def __init__(
@@ -63,9 +60,6 @@ class UpSampling2D(UpSampling):
             for inputs (batch, channels, height, width).
         interpolation: `"nearest"`, which repeats the pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: an argument is none of its options, or not a size.
 
     Example:
         >>> import jax.numpy as jnp

@@ -22,9 +22,9 @@ Owners = tuple[Any, ...]
 
 
 def say_trainable(owners: Owners) -> bool:
-    """Whether a weight is trained that these layers are around, as far as they have a say.
+    """Return whether a weight inside of these layers is trained, as far as they decide.
 
-    The innermost whose `trainable` was set decides: setting it sets all layers inside, so that it was the last word.
+    The innermost layer whose `trainable` was set decides: setting it sets all layers inside.
     """
     for layer in owners:
         if not layer._trainable:
@@ -35,10 +35,10 @@ def say_trainable(owners: Owners) -> bool:
 
 
 class Variable(Operators, nnx.Variable):
-    """An array that a layer owns: assigned to an attribute, it is one of its weights.
+    """An array that a layer owns. Assigned to an attribute of a layer, it is one of its weights.
 
-    It counts as its value in arithmetic, comparisons and functions of `jax.numpy`. What `call` assigns to it is kept,
-    in compiled steps, too, unless it is trained.
+    It stands for its value in arithmetic, comparisons and functions of `jax.numpy`. Values that `call` assigns to it
+    are kept, in compiled steps, too, unless it is trained.
 
     Args:
         initializer: its first value, or what gives it for a shape: a name, a config or a function.
@@ -46,8 +46,8 @@ class Variable(Operators, nnx.Variable):
         dtype: its element type; that of the value by default, float32 where there is none.
         trainable: whether gradients train it: then it is an `nnx.Param`.
         autocast: whether the `call` of a layer reads it in the element type that the layer computes in.
-        aggregation: as in Keras; not used, since arrays are global.
-        synchronization: as in Keras; not used.
+        aggregation: unused, as in Keras: arrays are global.
+        synchronization: unused.
         name: its name; by default the attribute's.
         layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
 
@@ -68,7 +68,7 @@ class Variable(Operators, nnx.Variable):
     def __new__(
         cls, initializer: Any = None, shape: Any = None, dtype: Any = None, trainable: bool = True, *_: Any, **__: Any
     ) -> Variable:
-        """A `Parameter` or a `Statistic`."""
+        """Make a `Parameter` or a `Statistic`."""
         kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
         return super().__new__(kind)
 
@@ -102,18 +102,18 @@ class Variable(Operators, nnx.Variable):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name."""
         return self.get_metadata("keras_name") or (self.path.rpartition("/")[2])
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The names that lead to it in its model; outside of one from the outermost layer whose weights were listed."""
+        """The path in its model; outside of a model from the outermost layer whose weights were listed."""
         handle = self.handle
         return handle.path if handle is not None else self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it: what its layers say now."""
+        """Whether gradients train it."""
         handle = self.handle
         if handle is not None:
             return handle.trainable
@@ -121,15 +121,15 @@ class Variable(Operators, nnx.Variable):
 
     @property
     def handle(self) -> Any:
-        """The handle on it in the model that has taken it over: its array is there from then on. Else None."""
+        """The handle on it in the model that has its array; None outside of a model."""
         return getattr(self, "_handle", None)
 
     def live_in_model(self, handle: Any) -> None:
-        """Stand for a variable of a model from now on."""
+        """Stand for a variable of a model."""
         object.__setattr__(self, "_handle", handle)
 
     def belong_to(self, owners: Owners, path: str = "") -> None:
-        """Know the layers around it, the innermost first, and the names that lead to it from the outermost."""
+        """Store the layers around it, the innermost first, and its path in the outermost."""
         if len(owners) >= len(self._owners):
             # weakly: tracers must not wait for the garbage collector
             object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path or self._known_as))
@@ -145,7 +145,7 @@ class Variable(Operators, nnx.Variable):
 
     @property
     def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its element type; in the `call` of a layer that of its value there."""
+        """The element type; in the `call` of a layer that of its value there."""
         own, wanted = self.get_raw_value().dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
@@ -157,7 +157,7 @@ class Variable(Operators, nnx.Variable):
         return self._cast(self.get_value(index=index)) if self.handle is None else self.handle[index]
 
     def _cast(self, value: Any) -> Any:
-        """The one place where mixed precision casts weights."""
+        """Cast a value as mixed precision requires: the only place that casts weights."""
         dtype = self.dtype
         return value if value.dtype == dtype else value.astype(dtype)
 
@@ -168,10 +168,10 @@ class Variable(Operators, nnx.Variable):
         super().__setitem__(index, value)
 
     def assign(self, value: Any) -> jax.Array:
-        """Put `value` in the place of the current one; gives the new one.
+        """Set the value, and return the new one.
 
         Raises:
-            ModelError: it has another shape, or it is no array that the dtype can hold.
+            ModelError: it has another shape, or it cannot be converted to the dtype.
         """
         if self.handle is not None:
             return self.handle.assign(value)
@@ -194,7 +194,7 @@ class Statistic(Variable):
 
 
 def checked_value(value: Any, variable: Any) -> Any:
-    """`value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
+    """Return `value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
 
     Raises:
         ModelError: it has another shape, is no numbers, or is complex where the variable is not.
@@ -229,12 +229,12 @@ def _check_numbers(value: Any, variable: Any) -> None:
 
 
 def _is_complex(dtype: Any) -> bool:
-    """Whether `dtype` has an imaginary part."""
+    """Return whether `dtype` is complex."""
     return bool(jnp.issubdtype(dtype, jnp.complexfloating))
 
 
 def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
-    """A value in its dtype; what an initializer gives for a shape."""
+    """Return a value in its dtype, or the output of an initializer for a shape."""
     if callable(initializer) or isinstance(initializer, str | dict):
         return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
     array = np.asarray(initializer) if isinstance(initializer, bool | int | float | list | tuple) else initializer
@@ -247,7 +247,7 @@ def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.
 
 
 def drawn(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
-    """What an initializer gives, with the next key of the seed.
+    """Return the output of an initializer for the next key of the seed.
 
     Args:
         initializer: a name, a config or a function.
@@ -280,10 +280,10 @@ def check_initial_value(value: Any, shape: tuple[int, ...], label: str, initiali
 
 
 def check_shape(shape: Any, label: str) -> tuple[int, ...]:
-    """`shape` as a tuple of positive integers.
+    """Return `shape` as a tuple of positive integers.
 
     Raises:
-        ModelError: it is none.
+        ModelError: it is not a shape.
     """
     dims = (shape,) if is_int(shape) else tuple(shape)
     if not all(is_int(size, 1) for size in dims):

@@ -1,22 +1,27 @@
-"""The weights of a layer: in which order they are listed, which are trained, and handles on them."""
+"""The weights, losses and metrics of a layer: their order, handles on them, and the methods of layers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _paths
-from keras_dist._operators import Operators, as_pytree
+from keras_dist._operators import Operators, as_pytree, value_of
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import call_context
+from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
+from keras_dist.metrics import Metric
 
 
 @as_pytree
 class OwnWeight(Operators):
-    """A handle on a weight of a foreign module that is in no model yet.
+    """A handle on a weight of a flax module outside of a model.
 
     Attributes:
         path: the names that lead to it from the layer, such as `kernel`.
@@ -35,24 +40,24 @@ class OwnWeight(Operators):
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its dims."""
+        """The shape."""
         return self.variable.shape
 
     @property
     def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its element type."""
+        """The element type."""
         return self.variable.dtype
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it: what its layer says now."""
+        """Whether gradients train it."""
         return isinstance(self.variable, nnx.Param) and say_trainable(self._owners)
 
     def _read(self) -> jax.Array:
         return self.variable[...]
 
     def assign(self, value: Any) -> jax.Array:
-        """Set its value; gives the new one.
+        """Set its value, and return the new one.
 
         Raises:
             ModelError: the shape differs, or it is no array that the dtype can hold.
@@ -65,29 +70,29 @@ class OwnWeight(Operators):
 
 
 def keras_name(variable: Any) -> str | None:
-    """What `add_weight` called a variable; None for others."""
+    """Return the name that `add_weight` gave a variable; None for others."""
     return variable.get_metadata().get("keras_name")
 
 
 def tell_paths(module: Any) -> None:
-    """Let the weights of a module know the names that lead to them."""
+    """Store the path of each weight of a module in its metadata."""
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
             variable.set_metadata("keras_path", _paths.join(parts))
 
 
 def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
-    """Every variable of a module once, in Keras's order, with the names that lead to it.
+    """Yield each variable of a module once, in Keras's order, with its path.
 
-    First a layer's own weights, those that are trained before the others, in the order in which they were created; then
-    the same for each sublayer, in the order of assignment.
+    A layer's own weights come first, trained ones before the others, in the order of creation; then those of each
+    sublayer, in the order of assignment.
     """
     for parts, variable, _ in walk_owned(module):
         yield parts, variable
 
 
 def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
-    """As `walk`, with the layers around each variable, the innermost first."""
+    """Yield as `walk` does, with the layers around each variable, the innermost first."""
     yield from _walk(module, (), (), set())
 
 
@@ -109,7 +114,7 @@ def _walk(
 
 
 def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
-    """The variables that a module holds, also in lists and dicts, in the order of assignment."""
+    """Yield the variables that a module holds, also in lists and dicts, in the order of assignment."""
     for name, value in children_of(node):
         if isinstance(value, nnx.Variable):
             yield (name,), value
@@ -127,13 +132,13 @@ def _rank(variable: nnx.Variable) -> tuple[bool, int]:
 
 
 def children_of(node: Any) -> list[tuple[str | int, Any]]:
-    """The variables and modules that a module holds, in the order of assignment."""
+    """Return the variables and modules that a module holds, in the order of assignment."""
     named = list(enumerate(node)) if isinstance(node, nnx.List) else list(vars(node).items())
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
 def penalties(module: Any) -> list[Any]:
-    """What the regularizers of the trained weights give, a scalar each."""
+    """Return the penalties of the regularizers of the trained weights."""
     if not getattr(module, "_trainable", True):
         return []
     found = []
@@ -142,3 +147,191 @@ def penalties(module: Any) -> list[Any]:
         if regularizer is not None and isinstance(variable, nnx.Param) and say_trainable(owners):
             found.append(regularizer(variable[...]))
     return found
+
+
+class WeightOwner:
+    """The weights, losses and metrics of a layer. Subclasses are layers."""
+
+    __slots__ = ()
+
+    name: str
+    built: bool
+    _trainable: bool
+    _outside: LayerRecord
+
+    @property
+    def weights(self) -> list[Any]:
+        """The weights of the layer, trained ones first, then those of its sublayers."""
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.weights()
+        return [
+            self._listed(variable, "/".join(map(str, parts)), owners)
+            for parts, variable, owners in walk_owned(self)
+            if not isinstance(variable, nnx.RngState)
+        ]
+
+    def _listed(self, variable: Any, path: str, owners: Owners) -> Any:
+        """Return a weight of the layer, or the one handle on a weight of a flax module."""
+        if isinstance(variable, Variable):
+            variable.belong_to(owners, path)
+            return variable
+        handles = self._outside.handles
+        if path not in handles or handles[path].variable is not variable:
+            handles[path] = OwnWeight(path, variable, owners)
+        return handles[path]
+
+    @property
+    def variables(self) -> list[Any]:
+        """As `weights`, without the states of random generators."""
+        return self.weights
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """The weights that are trained."""
+        return [weight for weight in self.weights if self._trainable and weight.trainable]
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """The weights that are not trained."""
+        return [weight for weight in self.weights if not (self._trainable and weight.trainable)]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """As `trainable_weights`."""
+        return [weight for weight in self.variables if self._trainable and weight.trainable]
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """As `non_trainable_weights`."""
+        return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Return the values of `weights` on the host; in a job of several processes all must call."""
+        return [weight.numpy() for weight in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set the values of `weights`, in their order.
+
+        Raises:
+            ModelError: there are more or fewer, or a shape differs; nothing is set then.
+        """
+        handles = self.weights
+        values = list(weights)
+        given = [np.shape(value) for value in values]
+        expected = [handle.shape for handle in handles]
+        if given != expected:
+            wrong = [handle.path for handle, shape in zip(handles, given, strict=False) if handle.shape != shape]
+            raise ModelError(
+                f"set_weights of layer {self.name!r}: the values do not fit" + (f" {wrong[:5]}" if wrong else ""),
+                given=f"{len(given)} values of shapes {shorten(given)}",
+                expected=f"{len(expected)} values of shapes {shorten(expected)}" if expected else "a built layer",
+                fix="pass what get_weights() of the same layer gives" if expected else "call or build it first",
+            )
+        for handle, value in zip(handles, values, strict=True):
+            handle.assign(value)
+
+    def count_params(self) -> int:
+        """Return the number of elements of all weights.
+
+        Raises:
+            ModelError: the layer is not built.
+        """
+        if not self.built:
+            raise self._not_built("count_params")
+        return sum(int(np.prod(weight.shape)) for weight in self.weights)
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
+        binding = self._outside.binding
+        if binding is not None:
+            return [*binding.added_losses(), *binding.penalties(self.trainable_weights)]
+        return [*(term for owner in self._owners() for term in owner._outside.added), *penalties(self)]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics in its attributes, and those of its sublayers."""
+        return [value for owner in self._owners() for value in vars(owner).values() if isinstance(value, Metric)]
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """The variables of `metrics`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    def stateless_call(
+        self,
+        trainable_variables: Sequence[Any],
+        non_trainable_variables: Sequence[Any],
+        *args: Any,
+        return_losses: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Call the layer with other values of its weights, which stay as they are.
+
+        Random generators start from where the layer's are.
+
+        Args:
+            trainable_variables: values for `trainable_variables`.
+            non_trainable_variables: values for `non_trainable_variables`.
+            *args: arguments of the call.
+            return_losses: whether added losses are returned, too.
+            **kwargs: further arguments of the call, such as `training`.
+
+        Returns:
+            `(outputs, non_trainable_variables)` with the latter after the call, or `(outputs, non_trainable_variables,
+            losses)`.
+
+        Raises:
+            ModelError: the layer is not built, or there are more or fewer values.
+
+        Source: `keras.layers.Layer.stateless_call`.
+        """
+        if not self.built:
+            raise self._not_built("stateless_call")
+        listed = [*self.trainable_variables, *self.non_trainable_variables]
+        counts = (len(trainable_variables), len(non_trainable_variables))
+        expected = (len(self.trainable_variables), len(self.non_trainable_variables))
+        if counts != expected:
+            raise ModelError(
+                f"stateless_call of layer {self.name!r}: the values do not fit",
+                given=f"{counts[0]} trainable and {counts[1]} other values",
+                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
+                fix="pass a value for each",
+            )
+        order = {id(variable): index for index, variable in enumerate(self.variables)}
+        copy = self._copy()
+        variables = [variable for _, variable in walk(copy) if not isinstance(variable, nnx.RngState)]
+        places = [variables[order[id(variable)]] for variable in listed]
+        for place, value in zip(places, [*trainable_variables, *non_trainable_variables], strict=True):
+            place[...] = jnp.asarray(value_of(value), place.dtype)
+        with call_context.entered(anew=True):
+            outputs = copy(*args, **kwargs)
+            losses = copy.losses
+        rest = [place[...] for place in places[expected[0] :]]
+        return (outputs, rest, losses) if return_losses else (outputs, rest)
+
+    def _copy(self) -> Any:
+        """Return the layer with copies of its values, to be changed in the current trace."""
+        binding = self._outside.binding
+        if binding is not None:
+            return binding.module()
+        return nnx.merge(*nnx.split(self), copy=True)
+
+    def forget_losses(self) -> None:
+        """Forget the losses added in earlier calls."""
+        for owner in self._owners():
+            owner._outside.added = []
+
+    def _owners(self) -> Iterator[Any]:
+        """Yield this layer, then all layers below it, each once."""
+        yield self
+        yield from (node for _, node in nnx.iter_graph(self) if isinstance(node, WeightOwner) and node is not self)
+
+    def _not_built(self, what: str) -> ModelError:
+        return ModelError(
+            f"{what}: layer {self.name!r} is not built",
+            given="a layer that has seen no input",
+            expected="a layer in a model that knows its input, or one that has been called",
+            fix="start the model with Input(shape), call the layer on an array, or model.build(input_shape)",
+        )

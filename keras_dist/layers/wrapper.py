@@ -15,7 +15,7 @@ from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
 
@@ -34,9 +34,6 @@ class Wrapper(Layer):
 
     Attributes:
         layer: the wrapped layer.
-
-    Raises:
-        ModelError: `layer` is not a layer.
 
     Source: `keras.layers.Wrapper`.
     """
@@ -69,9 +66,6 @@ class TimeDistributed(Wrapper):
     Args:
         layer: any layer.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: `layer` is not a layer.
 
     Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
 
@@ -132,9 +126,6 @@ class SpectralNormalization(Wrapper):
         layer: a layer with a weight `kernel` or `embeddings`.
         power_iterations: steps of the power method in each step of training.
         **kwargs: as of `Layer`.
-
-    Raises:
-        ModelError: an argument is out of its range.
 
     Differs from Keras: the kernel is divided in each call, outside of training too, and stays as the optimizer left it.
     Keras overwrites it in training, which `fit` on JAX forgets. `vector_u` is the first of `weights`.

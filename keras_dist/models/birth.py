@@ -23,9 +23,9 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.layers import Layer, call_context, stand_ins
-from keras_dist.layers.blueprint import fresh_copy
-from keras_dist.layers.other_libraries import check_is_no_function, check_is_ours
+from keras_dist.layers import Layer, call_context, shape_tracing
+from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
+from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.binding import bind
@@ -38,7 +38,7 @@ from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import ModuleCall, default_call
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.trainer import Trainer
 
 Check = Callable[[Sequence[VariableSpec]], None]
 
@@ -55,7 +55,7 @@ def births_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def born(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def born(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
     """The session of a model, whose weights are born now, if need be.
 
     Args:
@@ -83,7 +83,7 @@ def born(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session
     return model._give_birth(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
 
 
-def give_birth(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
     """Create the weights of a model of layers, and compile it, if `compile` was called.
 
     Args:
@@ -135,7 +135,7 @@ def session_of_module(factory_or_module: Any, call: ModuleCall | None, trainable
 
 
 def _session_of_layers(
-    model: Model, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
 ) -> Session:
     """The session of a model whose weights are born here, for a call with these arguments."""
     chosen = chosen or _distribution_of_shared(model)
@@ -168,9 +168,9 @@ def _session_of_layers(
 
         return trace_factory(factory, seed, None)
 
-    graph, init = stand_ins.trace(trace, tensors)
+    graph, init = shape_tracing.trace(trace, tensors)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
-        other, _ = stand_ins.trace(trace, tensors, stand_ins.SIZES[1])
+        other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
     graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
@@ -193,7 +193,7 @@ def _session_of_layers(
     return session
 
 
-def _distribution_of_shared(model: Model) -> Distribution | None:
+def _distribution_of_shared(model: Trainer) -> Distribution | None:
     """The distribution of the model in which the first of the layers lives already; None where none does.
 
     Models among the layers are for `_check_inner_models`.
@@ -211,7 +211,7 @@ def _made_under(layer: Layer) -> Distribution | None:
     return record.made_under if isinstance(record, ModelRecord) else None
 
 
-def _check_inner_models(model: Model, distribution: Distribution, chosen: Distribution | None) -> None:
+def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Distribution | None) -> None:
     """Check that the models among the layers are to live where the outer one does, or have weights of their own.
 
     Raises:
@@ -246,7 +246,7 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
             )
 
 
-def _link(model: Model, session: Session) -> None:
+def _link(model: Trainer, session: Session) -> None:
     """Share the variables of layers that live in other models already."""
     cell = session.cell
     by_other: dict[int, tuple[StateCell, dict[int, int]]] = {}

@@ -11,7 +11,7 @@ import jax
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, named, takes_graph
@@ -101,8 +101,8 @@ class _Cloning:
 
     def clone(self, model: Model, call_function: Callable[..., Any], input_tensors: Any = None) -> Model:
         """The model with new layers."""
-        graph: Any = model._graph
-        steps = graph.steps if graph is not None else ()
+        graph = model._graph
+        steps, nodes = (graph.steps, graph.nodes) if graph is not None else ((), ())
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
         if input_tensors is not None:
             inputs = _checked(input_tensors, [tensor.shape[1:] for tensor in inputs] if graph is not None else [(8,)])
@@ -120,7 +120,7 @@ class _Cloning:
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}
-        for node in graph.nodes:
+        for node in nodes:
             args, kwargs = replaced((node.args, node.kwargs), values)
             if isinstance(node.operation, Operation):
                 outputs = node.operation(*args)

@@ -19,7 +19,7 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.training.choices import Choices
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.saveable import Saveable
 
 _GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"
@@ -57,13 +57,13 @@ def takes_graph(cls: type) -> bool:
     return {"inputs", "outputs"} <= {*inspect.signature(cls.__init__).parameters}
 
 
-def arguments_but(model: Model, *names: str) -> dict[str, Any]:
+def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
     """The other arguments of a model's constructor, with its name and whether it is trained as they are now."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
-def check_described(model: Model) -> None:
+def check_described(model: Saveable) -> None:
     """Check that a model is made of layers, which a config describes.
 
     Raises:
@@ -78,7 +78,7 @@ def check_described(model: Model) -> None:
         )
 
 
-def graph_config(model: Model) -> dict[str, Any]:
+def graph_config(model: Saveable) -> dict[str, Any]:
     """A functional model as plain values.
 
     Returns:
@@ -115,7 +115,7 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "inputs": inputs, "outputs": outputs}
 
 
-def build_config(model: Model) -> dict[str, Any] | None:
+def build_config(model: Saveable) -> dict[str, Any] | None:
     """What `build_from_config` needs to give birth to the weights; None when they are not born, or need nothing."""
     shapes = model._outside.born_for
     if shapes is None or model._graph is not None:
@@ -126,7 +126,7 @@ def build_config(model: Model) -> dict[str, Any] | None:
     }
 
 
-def build_from_config(model: Model, config: Mapping[str, Any]) -> None:
+def build_from_config(model: Saveable, config: Mapping[str, Any]) -> None:
     """Give birth to the weights, for inputs as `build_config` has described them."""
     if "input_dtype" not in config:
         model.build(config["input_shape"])

@@ -26,13 +26,13 @@ from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.saveable import Saveable
 
 FORMAT = "jax_export"
 
 
 def export(
-    model: Model,
+    model: Saveable,
     filepath: Any,
     format: str,
     verbose: bool | None,
@@ -71,7 +71,7 @@ def export(
         print_message(f"Saved artifact at {str(path)!r}.")
 
 
-def _signature(model: Model, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
+def _signature(model: Saveable, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each.
 
     Raises:

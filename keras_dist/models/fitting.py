@@ -29,19 +29,19 @@ from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.step import ModuleCall
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.trainer import Trainer
 
 Callbacks = Iterable[Callback] | Callback | None
 Examples = Batching | Streaming
 
 
-def compile(model: Model, arguments: Mapping[str, Any]) -> None:
+def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
     model._check_idle("compile")
     model._choose(_choices(model, arguments))
 
 
-def _choices(model: Model, arguments: Mapping[str, Any]) -> Choices:
+def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     """The arguments of `compile`, checked and with names resolved."""
     options = step_options(**{name: arguments[name] for name in _STEP_OPTIONS})
     train_step = arguments["train_step"] or getattr(model, "train_step", None)
@@ -64,7 +64,7 @@ _STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", 
 
 
 def _objective(
-    model: Model, train_step: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
+    model: Trainer, train_step: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
 ) -> Objective | None:
     """Loss and metrics; None where a train step needs none."""
     if loss is None and train_step is None and not model._may_add_losses:
@@ -93,7 +93,7 @@ def _objective(
 
 
 def fit(
-    model: Model,
+    model: Trainer,
     examples: Examples,
     epochs: range,
     validation: Validation | None,
@@ -121,7 +121,7 @@ def fit(
     return hooks.history
 
 
-def evaluate(model: Model, examples: Examples, callbacks: Callbacks, verbose: Any, return_dict: bool) -> Any:
+def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, return_dict: bool) -> Any:
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     session.objective("evaluate")
@@ -129,14 +129,14 @@ def evaluate(model: Model, examples: Examples, callbacks: Callbacks, verbose: An
 
 
 def predict(
-    model: Model, examples: Examples, callbacks: Callbacks, verbose: Any, call: ModuleCall | None = None
+    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, call: ModuleCall | None = None
 ) -> Any:
     """The outputs for the examples; see `Model.predict`."""
     session = model._born(examples.source.x)
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 
-def train_on_batch(model: Model, arrays: tuple[Any, Any, Any], class_weight: Any, return_dict: bool) -> Any:
+def train_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], class_weight: Any, return_dict: bool) -> Any:
     """One step of training on these rows; see `Model.train_on_batch`."""
     session = _ready_to_train(model, "train_on_batch", arrays[0])
     source = weighted_arrays(ArraySource(*arrays), class_weight)
@@ -144,24 +144,24 @@ def train_on_batch(model: Model, arrays: tuple[Any, Any, Any], class_weight: Any
         return _keras_result(session.trainer.train_batch(source), return_dict)
 
 
-def test_on_batch(model: Model, arrays: tuple[Any, Any, Any], return_dict: bool) -> Any:
+def test_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], return_dict: bool) -> Any:
     """Loss and metrics of these rows; see `Model.test_on_batch`."""
     session = model._compiled("test_on_batch", arrays[0])
     session.objective("test_on_batch")
     return _keras_result(session.trainer.test_batch(ArraySource(*arrays)), return_dict)
 
 
-def predict_on_batch(model: Model, x: Any) -> Any:
+def predict_on_batch(model: Trainer, x: Any) -> Any:
     """The outputs for these rows; see `Model.predict_on_batch`."""
     return model._born(x).trainer.predict_batch(ArraySource(x))
 
 
-def lower_train_step(model: Model, arrays: tuple[Any, Any, Any]) -> jax.stages.Lowered:
+def lower_train_step(model: Trainer, arrays: tuple[Any, Any, Any]) -> jax.stages.Lowered:
     """The train step for these rows, lowered; see `Model.lower_train_step`."""
     return model._compiled("lower_train_step", arrays[0]).trainer.lower_train(ArraySource(*arrays))
 
 
-def _ready_to_train(model: Model, method: str, x: Any) -> Session:
+def _ready_to_train(model: Trainer, method: str, x: Any) -> Session:
     """The session of a compiled model, on the current distribution."""
     session = model._compiled(method, x)
     session.check_current_distribution(method)
@@ -170,7 +170,7 @@ def _ready_to_train(model: Model, method: str, x: Any) -> Session:
 
 
 def _hooks(
-    model: Model,
+    model: Trainer,
     callbacks: Callbacks,
     verbose: Any,
     examples: Examples,

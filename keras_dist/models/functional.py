@@ -13,7 +13,7 @@ from flax import nnx
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
 from keras_dist.models.naming import free_name, name_members
 

@@ -18,6 +18,7 @@ import numpy as np
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
+from keras_dist.distribution import lint
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
@@ -30,7 +31,7 @@ from keras_dist.training.progress import Progress
 from keras_dist.training.state_cell import host_copy
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.saveable import Saveable
 
 TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
 """The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
@@ -52,7 +53,7 @@ FROM_KERAS = (
 """What to do with a file that Keras wrote."""
 
 
-def save(model: Model, filepath: Any, overwrite: bool) -> None:
+def save(model: Saveable, filepath: Any, overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
     path = model_path("save", filepath)
     if not overwrite:
@@ -66,7 +67,7 @@ def save(model: Model, filepath: Any, overwrite: bool) -> None:
     finish()
 
 
-def written_compile(model: Model) -> dict[str, Any]:
+def written_compile(model: Saveable) -> dict[str, Any]:
     """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
     try:
         return model.get_compile_config()
@@ -74,7 +75,7 @@ def written_compile(model: Model) -> dict[str, Any]:
         warnings.warn(
             f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
             CheckpointWarning,
-            stacklevel=4,
+            stacklevel=lint.frames_inside(),
         )
         return {}
 
@@ -322,7 +323,7 @@ def model_path(caller: str, filepath: Any) -> pathlib.Path:
     return pathlib.Path(filepath)
 
 
-def reduced(model: Model) -> tuple[Callable[..., Model], tuple[Any, ...]]:
+def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """How the model is made again, on the distribution that is current then, with the state of its optimizer.
 
     Raises:
@@ -349,7 +350,7 @@ def reduced(model: Model) -> tuple[Callable[..., Model], tuple[Any, ...]]:
     return _unpickled, (custom_objects, *documents, state)
 
 
-def copied(model: Model) -> Model:
+def copied(model: Saveable) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._outside.made_under if arguments[-1] is None else model._born().distribution

@@ -11,7 +11,7 @@ from flax import nnx
 
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
-from keras_dist.layers.foreign import as_layer
+from keras_dist.layers.nnx_layer import as_layer
 from keras_dist.layers.symbolic import KerasTensor, Node
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers

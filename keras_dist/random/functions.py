@@ -17,7 +17,7 @@ from keras_dist.random.seeds import key_of
 
 
 def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Normally distributed numbers.
+    """Draw normally distributed numbers.
 
     Args:
         shape: of the result.
@@ -40,7 +40,7 @@ def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, se
 
 
 def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Normally distributed numbers, of which those further than 2 `stddev` from the mean are drawn again.
+    """Draw normally distributed numbers; those further than 2 `stddev` from the mean are drawn again.
 
     Args:
         shape: of the result.
@@ -59,7 +59,7 @@ def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any 
 
 
 def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Numbers that are equally likely in [minval, maxval).
+    """Draw uniformly distributed numbers from [minval, maxval).
 
     Args:
         shape: of the result.
@@ -77,7 +77,7 @@ def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None,
 
 
 def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Numbers of the Gamma distribution with scale 1.
+    """Draw from the Gamma distribution with scale 1.
 
     Args:
         shape: of the result.
@@ -94,12 +94,12 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
 
 
 def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Numbers of the Beta distribution, between 0 and 1.
+    """Draw from the Beta distribution.
 
     Args:
         shape: of the result.
         alpha: its first parameter, a number or numbers that broadcast to `shape`.
-        beta: its second parameter, likewise.
+        beta: its second parameter, which broadcasts to `shape`.
         dtype: as of `normal`.
         seed: as of `normal`.
 
@@ -113,7 +113,7 @@ def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None)
 
 
 def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> jax.Array:
-    """Integers that are equally likely in [minval, maxval).
+    """Draw uniformly distributed integers from [minval, maxval).
 
     Args:
         shape: of the result.
@@ -131,7 +131,7 @@ def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: An
 
 
 def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any = None) -> jax.Array:
-    """Classes, each drawn with the probability of its logit.
+    """Draw classes with the probabilities that logits give.
 
     Args:
         logits: logarithms of probabilities up to a constant a row, (batch, classes).
@@ -161,7 +161,7 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any =
 
 
 def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """How many of `counts` trials succeed.
+    """Draw from the binomial distribution: numbers of successes in `counts` trials.
 
     Args:
         shape: of the result.
@@ -180,7 +180,7 @@ def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, see
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> jax.Array:
-    """A fraction of the inputs becomes 0, and the others grow by 1 / (1 - rate), so that the expected sum stays.
+    """Set a fraction of the inputs to 0, and scale the others by 1 / (1 - rate).
 
     Args:
         inputs: an array.
@@ -206,7 +206,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
 
 
 def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
-    """The elements of `x` in another order along an axis, each line along it in an order of its own.
+    """Shuffle the elements of `x` along an axis, each line along it independently.
 
     Args:
         x: an array.

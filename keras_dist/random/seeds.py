@@ -51,12 +51,12 @@ def check_seed(seed: object) -> int:
 
 
 def current_seed() -> int:
-    """The seed set by `set_random_seed`; a fresh one from the operating system when none was set."""
+    """Return the seed set by `set_random_seed`, or a fresh one from the operating system."""
     return _seed if _seed is not None else secrets.randbits(32)
 
 
 def next_key() -> jax.Array:
-    """The next typed PRNG key: of the model that is being built, else of the process."""
+    """Return the next typed PRNG key: of the model that is being built, else of the process."""
     global _process_stream
     stream = _stream.get()
     if stream is None:
@@ -67,7 +67,7 @@ def next_key() -> jax.Array:
 
 
 def unseeded_key() -> jax.Array:
-    """The next key, for numbers that must differ from call to call.
+    """Return the next key, for numbers that must differ from call to call.
 
     Raises:
         ModelError: JAX is tracing, and no model is being built. The key would become a constant of the compiled
@@ -87,7 +87,7 @@ def unseeded_key() -> jax.Array:
 
 @contextlib.contextmanager
 def key_stream(seed: int) -> Generator[None]:
-    """Inside, `next_key` gives the keys of `seed`, in the order in which they are asked for."""
+    """Let `next_key` return the keys of `seed` inside, in the order of the calls."""
     token = _stream.set(_keys(seed))
     try:
         yield
@@ -100,7 +100,7 @@ def _keys(seed: int) -> Iterator[jax.Array]:
 
 
 class SeedGenerator(nnx.Module):
-    """A stream of random keys whose position is a variable: layers that draw random numbers own one.
+    """A stream of random keys whose position is a variable. Layers that draw random numbers own one.
 
     Attributes:
         seed: the first of its two numbers; None for one that follows from the model's seed.
@@ -122,7 +122,7 @@ class SeedGenerator(nnx.Module):
 
     @property
     def state(self) -> Any:
-        """`[seed, draws]`, made when it is first asked for; of a layer in a model, the handle on the model's.
+        """The variable `[seed, draws]`, made when it is first used; of a layer in a model, the handle on the model's.
 
         Raises:
             ModelError: this happens inside a compiled function, of which the first number would become a constant.
@@ -135,7 +135,7 @@ class SeedGenerator(nnx.Module):
         return self.seed_generator_state
 
     def next(self) -> jax.Array:
-        """The next typed PRNG key.
+        """Return the next typed PRNG key.
 
         Raises:
             ModelError: this happens inside a compiled function that does not own the generator: its position would not
@@ -160,16 +160,16 @@ class SeedGenerator(nnx.Module):
         return key
 
     def live_in_model(self, state: Any) -> None:
-        """Have the handle `state` on the array of a model for its state from now on."""
+        """Use the handle `state` on the array of a model as its state from now on."""
         _in_models[self] = state
 
     def get_config(self) -> dict[str, int | None]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {"seed": self.seed}
 
     @classmethod
     def from_config(cls, config: dict[str, int | None]) -> SeedGenerator:
-        """A generator from its first number on."""
+        """Make a generator that starts at its first number."""
         return cls(**config)  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ _in_models: weakref.WeakKeyDictionary[SeedGenerator, Any] = weakref.WeakKeyDicti
 
 
 def key_of(seed: Any) -> jax.Array:
-    """The typed PRNG key of a `seed`, as all random functions take it.
+    """Return the typed PRNG key of a `seed`, as all random functions take it.
 
     Args:
         seed: an integer, 0 <= seed < 2**32, with one key for all calls; a `SeedGenerator`, which goes on; a PRNG key of
@@ -206,5 +206,5 @@ def key_of(seed: Any) -> jax.Array:
 
 
 def wrap_key(words: jax.Array) -> jax.Array:
-    """The typed PRNG key of two uint32, always of the generator that Keras uses on JAX."""
+    """Return the typed PRNG key of two uint32, of the generator that Keras uses on JAX."""
     return cast("jax.Array", jax.random.wrap_key_data(words, impl="threefry2x32"))

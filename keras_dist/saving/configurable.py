@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from keras_dist._signatures import takes
-from keras_dist.errors import ConfigError, ConstructorError, shorten
-from keras_dist.saving.overrides import check_overrides
+from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
 
 
 def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
-    """The error of an attribute that is not there: it tells when a constructor does not call that of its base.
+    """Return the error for a missing attribute; it says so where a constructor does not call that of its base.
 
     Args:
-        obj: what has not the attribute.
-        name: of the attribute.
+        obj: the object without the attribute.
+        name: the name of the attribute.
         hint: the end of the message.
     """
     first, *others = [cls for cls in type(obj).__mro__ if "__init__" in vars(cls)]
@@ -27,7 +27,7 @@ def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
 
 
 def not_initialised(obj: Any) -> ConstructorError:
-    """The error of an object whose constructor does not call that of its base."""
+    """Return the error for an object whose constructor does not call that of its base."""
     name = type(obj).__name__
     return ConstructorError(
         f"{name}.__init__ does not call super().__init__()",
@@ -38,20 +38,23 @@ def not_initialised(obj: Any) -> ConstructorError:
 
 
 class Configurable:
-    """A class whose instances know the arguments they were made with: `get_config` and `from_config` follow from them.
+    """Base of classes whose instances know the arguments they were made with, for `get_config` and `from_config`.
 
     A subclass whose state is more than its arguments overrides `get_config`, as in Keras.
     """
 
+    _never_called: ClassVar[Mapping[str, str]] = {}
+    """Methods of Keras that nothing calls here, so that users' subclasses must not define them; what to do instead."""
+
     _arguments: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that everything counts that a class of the user's defines."""
+        """Refuse a subclass that overrides what is never called."""
         super().__init_subclass__(**kwargs)
-        check_overrides(cls)
+        _check_overrides(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Note the arguments; `__init__` gets them too."""
+        """Note the arguments of `__init__`."""
         self = super().__new__(cls)
         # past the __setattr__ of subclasses: this is no attribute of theirs
         object.__setattr__(self, "_arguments", _bound(cls, args, kwargs))
@@ -63,7 +66,7 @@ class Configurable:
             raise absent(self, name)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor as plain values: numbers, strings, lists, and dicts of these.
+        """Return the arguments of the constructor as plain values: numbers, strings, lists, and dicts of these.
 
         Raises:
             ConfigError: an argument cannot be written down, or has no name.
@@ -79,12 +82,12 @@ class Configurable:
         return {name: serialize_keras_object(value) for name, value in arguments.items()}
 
     def _config_arguments(self) -> dict[str, Any]:
-        """The arguments that `get_config` writes down."""
+        """Return the arguments that `get_config` writes down."""
         return self._arguments
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """An object made with the arguments that `get_config` gave.
+        """Make an object with the arguments that `get_config` gave.
 
         Raises:
             ConfigError: the constructor does not take these arguments.
@@ -100,8 +103,32 @@ class Configurable:
         return cls(**arguments)
 
 
+def _check_overrides(cls: type) -> None:
+    """Check that a class outside of this package defines nothing that is never called.
+
+    Raises:
+        ModelError: it does.
+    """
+    if _is_ours(cls):
+        return
+    theirs = {name for base in cls.__mro__ if not _is_ours(base) for name in vars(base)}
+    for base in cls.__mro__:
+        for name, instead in vars(base).get("_never_called", {}).items():
+            if name in theirs:
+                raise ModelError(
+                    f"{cls.__name__}.{name} would not be called",
+                    given=f"a {base.__name__} that defines {name}",
+                    expected=f"what keras_dist calls of a {base.__name__}",
+                    fix=instead,
+                )
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("keras_dist", "flax", "builtins")
+
+
 def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Each parameter of the constructor with its value, defaults included; empty when the call does not fit.
+    """Return each parameter of the constructor with its value, defaults included; empty when the call does not fit.
 
     Arguments without names are there as `*name`, if there are any.
     """

@@ -119,7 +119,7 @@ def _is_at(path: pathlib.Path, file: TextIO) -> bool:
 
 
 def holder_of(directory: pathlib.Path) -> Holder | None:
-    """Who holds the lock of a directory, or was killed while it did; None if nobody. The lock is not touched."""
+    """Return who holds the lock of a directory, or was killed while holding it; None if nobody does."""
     try:
         owner = read_regular(directory / NAME).decode()
     except (OSError, ValueError):
@@ -146,7 +146,7 @@ def _is_alive(owner: str) -> bool | None:
 
 
 def _described(owner: str) -> str:
-    """Who holds a lock, and for how long."""
+    """Describe who holds a lock, and for how long."""
     try:
         found = json.loads(owner)
         since = datetime.datetime.fromisoformat(found["since"])
@@ -161,7 +161,7 @@ def _described(owner: str) -> str:
 
 @contextlib.contextmanager
 def alone_in(folder: pathlib.Path) -> Generator[None]:
-    """Wait until nobody else is in here for the folder, as far as the system has locks of folders."""
+    """Hold the lock of a folder, after waiting for it; on systems without such locks, do nothing."""
     with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
             locks.callback(unlock_folder, lock_folder(folder, waits=True))
@@ -169,7 +169,7 @@ def alone_in(folder: pathlib.Path) -> Generator[None]:
 
 
 def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
-    """The system's lock of a folder, as the descriptor that holds it.
+    """Lock a folder, and return the descriptor that holds the lock.
 
     Args:
         folder: which.
@@ -191,7 +191,7 @@ def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
 
 
 def unlock_folder(descriptor: int | None) -> None:
-    """Give back a lock, if there is one."""
+    """Release a lock of `lock_folder`; None for no lock."""
     if descriptor is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # closing alone would leave it to processes that were forked meanwhile
             fcntl.flock(descriptor, fcntl.LOCK_UN)

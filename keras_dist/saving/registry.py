@@ -18,7 +18,7 @@ _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("cus
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[_Object], _Object]:
-    """A decorator that makes a class or function known to configs as `package>name`.
+    """Return a decorator that registers a class or function under `package>name`, so that configs can mention it.
 
     Args:
         package: keeps the names of different projects apart.
@@ -62,14 +62,14 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
 
 def get_registered_name(obj: Any) -> str:
-    """The name `obj` was registered under; its own name when it was not."""
+    """Return the name `obj` was registered under, else its own name."""
     return _names.get(obj, getattr(obj, "__name__", type(obj).__name__))
 
 
 def get_registered_object(
     name: str, custom_objects: Mapping[str, Any] | None = None, module_objects: Mapping[str, Any] | None = None
 ) -> Any:
-    """What is called `name`: in `custom_objects`, an open scope, for good, or in `module_objects`; else None."""
+    """Return the object of a name from `custom_objects`, the open scopes, the registry or `module_objects`, or None."""
     for table in (custom_objects or {}, _scoped.get(), _registered, module_objects or {}):
         if name in table:
             return table[name]
@@ -77,7 +77,7 @@ def get_registered_object(
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """The table of what is registered, by name: what is put into it is registered. Scopes are not in it.
+    """Return the registry, a dict of objects by name. It can be changed; open scopes are not part of it.
 
     Source: `keras.saving.get_custom_objects`.
     """
@@ -86,7 +86,7 @@ def get_custom_objects() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
-    """Inside, configs may mention these objects by these names.
+    """Let configs that are read inside mention these objects by these names.
 
     Source: `keras.saving.custom_object_scope`.
     """

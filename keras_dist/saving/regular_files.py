@@ -9,7 +9,7 @@ import stat
 from io import FileIO
 
 MOST_BYTES = 2**28
-"""Of a document, which is read at once."""
+"""The largest file that is read at once."""
 
 
 def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
@@ -30,7 +30,7 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
 
 
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
-    """The content of a regular file of at most `MOST_BYTES`; see `open_regular`."""
+    """Return the content of a regular file of at most `MOST_BYTES`; see `open_regular`."""
     with open_regular(path, follow_links) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:

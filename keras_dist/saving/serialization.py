@@ -41,7 +41,7 @@ _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_m
 
 
 def serialize_keras_object(obj: Any) -> Any:
-    """`obj` as plain values, which JSON can hold.
+    """Return `obj` as plain values, which JSON can hold.
 
     Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
     functions. What `get_build_config` gives, if an object has it, tells what was done after the constructor.
@@ -92,7 +92,7 @@ def deserialize_keras_object(
     safe_mode: bool = True,
     module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What `serialize_keras_object` has written down.
+    """Return the object that `serialize_keras_object` has written down.
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
@@ -164,7 +164,7 @@ def _is_scalar_type(cls: type) -> bool:
 
 
 def _description(obj: Any, config: Any) -> dict[str, Any]:
-    """The config of `obj`, a class or a function, with the first package of the house that exports it."""
+    """Return the config of a class or a function, with the first package of the house that exports it."""
     registered_name, module = get_registered_name(obj), str(obj.__module__)
     if module.split(".")[0] == _HOUSE and registered_name == obj.__name__:
         packages = (name for name in _packages(module) if obj.__name__ in getattr(sys.modules.get(name), "__all__", ()))
@@ -173,7 +173,7 @@ def _description(obj: Any, config: Any) -> dict[str, Any]:
 
 
 def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any]) -> Any:
-    """The class or function `name`: registered, of this package, or one of `module_objects`.
+    """Return the class or function `name`: registered, of this package, or one of `module_objects`.
 
     Nothing else is ever imported.
     """
@@ -192,7 +192,7 @@ def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any
 
 
 def _exported(name: str, module: Any) -> Any:
-    """The class or function that `module` exports as `name`, if configs may mention it; else None."""
+    """Return the class or function that `module` exports as `name`, if configs may mention it; else None."""
     if module == "builtins":  # Keras writes so of every function
         found = (_exported(name, f"{_HOUSE}.{room}") for room in _ROOMS_OF_FUNCTIONS)
         return next((function for function in found if function is not None and not isinstance(function, type)), None)
@@ -214,7 +214,7 @@ def _exported(name: str, module: Any) -> Any:
 
 
 def _packages(module: str) -> list[str]:
-    """`keras_dist.a`, `keras_dist.a.b`, ... up to `module`; `keras_dist` alone for itself."""
+    """Return `keras_dist.a`, `keras_dist.a.b`, ... up to `module`; for `keras_dist` itself `keras_dist` alone."""
     parts = module.split(".")
     return [".".join(parts[:depth]) for depth in range(min(2, len(parts)), len(parts) + 1)]
 

@@ -62,7 +62,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """The names in their order, in groups of at most `max_bytes`; what is larger than that is a group of its own.
+    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own.
 
     Args:
         sizes: bytes of each array.
@@ -81,7 +81,7 @@ def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """What a file says of one of its arrays.
+    """The entry of an array in the header of a file.
 
     Attributes:
         file: which one.
@@ -99,7 +99,7 @@ class _Entry:
 
 
 class TensorReader:
-    """The arrays in a file, or in those that an index names. Making it checks what all files say of their arrays.
+    """Reads the arrays in a file, or in the files that an index names. The constructor checks their headers.
 
     Args:
         caller: how errors call what reads.
@@ -123,11 +123,11 @@ class TensorReader:
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether nothing tells that the bytes of some of these arrays are those that were written."""
+        """Whether some of these arrays have no checksum."""
         return any(not self._entries[name].checksums for name in names)
 
     def check(self, names: Iterable[str]) -> None:
-        """Compare the bytes of arrays with their checksums. They pass through memory in small parts.
+        """Compare the bytes of arrays with their checksums, a small part at a time.
 
         Raises:
             ModelError: some differ; file and array are named.
@@ -142,7 +142,7 @@ class TensorReader:
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
 
     def view(self, name: str) -> np.ndarray:
-        """An array that cannot be written to. Only what is looked at is read from the disk.
+        """Return an array that is read-only and mapped: only the parts that are used are read from the disk.
 
         Raises:
             ModelError: numpy has no such elements, or the file has changed meanwhile.
@@ -157,7 +157,7 @@ class TensorReader:
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arrays of these names, which are checked."""
+        """Check and return the arrays of these names."""
         self.check(names)
         return {name: np.array(self.view(name)) for name in names}
 
@@ -201,7 +201,7 @@ class TensorReader:
         return entries
 
     def _read_index(self) -> dict[str, Any]:
-        """What the index says.
+        """Read the index.
 
         Raises:
             ModelError: it is no index, or names files elsewhere.
@@ -220,7 +220,7 @@ class TensorReader:
         return index
 
     def _header(self, file: pathlib.Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-        """What a file says of its arrays, and its metadata.
+        """Return the entries of the arrays in a file, and its metadata.
 
         Raises:
             ModelError: it does not fit the file.
@@ -252,7 +252,7 @@ class TensorReader:
         return entries, metadata
 
     def _check_regular(self, file: pathlib.Path) -> None:
-        """Nothing, if there is a file or nothing: a device, or a pipe, may be read for ever."""
+        """Check that the file is a regular one, or missing: a device or a pipe may be read for ever."""
         if file.exists() and not file.is_file():
             raise self._damaged(f"{file.name!r} is no regular file")
 
@@ -268,7 +268,7 @@ class TensorReader:
 
 
 class TensorWriter:
-    """Writes arrays to a file, or to several and an index, whichever number of groups there is.
+    """Writes arrays to one file, or each group to a file of its own beside an index.
 
     What is at the path stays whole until `commit`, and goes then: an index is put in its place last. Use it in a `with`
     statement, which removes what was not committed.
@@ -304,7 +304,7 @@ class TensorWriter:
         self._checksums |= write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
 
     def commit(self) -> None:
-        """Put all files, which are written, in their places, and remove those of the save before.
+        """Move the written files to their places, and remove those of an earlier save.
 
         Others who write to the same place wait for it: the names of files are taken by one after the other.
 
@@ -327,13 +327,13 @@ class TensorWriter:
                 file.unlink(missing_ok=True)
 
     def _draft(self) -> pathlib.Path:
-        """The folder where the files are until then; processes that write none make none."""
+        """The folder where the files are until `commit`, made when it is first needed."""
         if self._folder is None:
             self._folder = self._open.enter_context(draft_of(self._path))
         return self._folder
 
     def _index_of(self, files: Sequence[pathlib.Path]) -> str:
-        """The content of the index of these files."""
+        """Return the content of the index of these files."""
         weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
         metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, _CHECKSUMS: self._checksums}
         return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
@@ -380,23 +380,23 @@ def write_file(
 
 
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """The arrays with their elements in C order: the format wants them so, and takes others without a word."""
+    """Fetch arrays with their elements in C order, as the format wants them; it does not check the order itself."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
 
 
 def _checksum_of(array: np.ndarray) -> str:
-    """The checksum of an array whose elements are in C order."""
+    """Return the checksum of an array whose elements are in C order."""
     begun = _checksum_begun(array.dtype, array.shape)
     return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):08x}"
 
 
 def _checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """That of what comes before the elements: other bits in the header are noticed, too."""
+    """Return the checksum of dtype and shape, which that of the elements continues."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
 
 def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> None:
-    """Move files to their places, only the last of which may be taken. Where something fails, none is there."""
+    """Move files to their places, only the last of which may be taken; move none if one fails."""
     try:
         for draft, place in zip(drafts, places, strict=True):
             os.replace(draft, place)
@@ -407,12 +407,12 @@ def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> Non
 
 
 def index_path(path: pathlib.Path) -> pathlib.Path:
-    """The index that belongs to the path of a file."""
+    """Return the path of the index that belongs to the path of a file."""
     return path.with_name(path.name.removesuffix(SUFFIX) + INDEX_SUFFIX)
 
 
 def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files that the index of a path names, as far as a `TensorWriter` named them."""
+    """Return the files that the index of a path names, without those that a `TensorWriter` did not name."""
     index = index_path(path)
     try:
         named = _mapping(_mapping(json.loads(read_regular(index, follow_links=True))).get("weight_map")).values()
@@ -423,7 +423,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _free_files(path: pathlib.Path, count: int) -> list[pathlib.Path]:
-    """Names for so many files, none of which is there: those of an earlier save stay until the new one is whole."""
+    """Return paths for `count` files that are not there yet: those of the last save stay until the new one is whole."""
     stems = (_stem(path) + (f".{version}" if version > 1 else "") for version in itertools.count(1))
     named = ([f"{stem}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)] for stem in stems)
     candidates = ([path.with_name(name) for name in names] for names in named)

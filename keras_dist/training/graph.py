@@ -17,7 +17,7 @@ from keras_dist._signatures import takes
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.layers import Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 
 _RAW = "raw array"
 

@@ -63,18 +63,6 @@ def test_weights_have_the_paths_and_shapes_of_keras() -> None:
         assert [(weight.path, weight.shape) for weight in listed.weights] == expected
 
 
-@pytest.mark.parametrize("kind", [*MADE, *LISTED])
-def test_a_layer_from_a_config_computes_the_same(kind: str) -> None:
-    layer = {**MADE, **LISTED}[kind](name="mine", dropout=0.1, seed=3)
-    again = type(layer).from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    inputs: Any = (draw(2, 3, 6), draw(2, 5, 6)) if kind in MADE else ([draw(2, 3, 6), draw(2, 5, 6)],)
-    layer(*inputs)
-    again(*inputs)
-    again.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(again(*inputs, training=True), layer(*inputs, training=True))
-
-
 def test_symbolic_shapes_keep_unknown_dims() -> None:
     query, value = layers.Input((None, 6)), layers.Input((5, 6))
     for make in MADE.values():
@@ -84,15 +72,6 @@ def test_symbolic_shapes_keep_unknown_dims() -> None:
     assert layers.MultiHeadAttention(4, 2, output_shape=(3, 2))(query, value).shape == (None, None, 3, 2)
     for make in LISTED.values():
         assert make()([query, value]).shape == (None, None, 6)
-
-
-@pytest.mark.parametrize("kind", [*MADE, *LISTED])
-def test_half_precision_stays(kind: str) -> None:
-    layer = {**MADE, **LISTED}[kind](dtype="bfloat16")
-    tensors = [draw(2, 3, 6), draw(2, 5, 6)]
-    outputs = layer(*tensors) if kind in MADE else layer(tensors)
-    assert outputs.dtype == jnp.bfloat16
-    assert {weight.dtype for weight in layer.weights} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -212,49 +191,6 @@ def test_regularizers_of_outputs_count_for_each_projection() -> None:
 
 
 X = np.ones((2, 3, 6), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        (lambda: layers.MultiHeadAttention(0, 2), ("`num_heads`", "num_heads=0")),
-        (lambda: layers.MultiHeadAttention(2, 0), ("`key_dim`", "key_dim=0")),
-        (lambda: layers.MultiHeadAttention(2, 2, value_dim=-1), ("`value_dim`", "value_dim=-1")),
-        (lambda: layers.MultiHeadAttention(2, 2, dropout=2), ("`dropout`", "dropout=2")),
-        (lambda: layers.MultiHeadAttention(2, 2, output_shape="6"), ("`output_shape`", "'6'")),
-        (lambda: layers.MultiHeadAttention(2, 2, attention_axes=1.5), ("`attention_axes`", "1.5")),
-        (lambda: layers.MultiHeadAttention(2, 2, attention_axes=2)(X, X), ("attention_axes=[2]", "rank 3")),
-        (lambda: layers.MultiHeadAttention(2, 2, sliding_window=0), ("`sliding_window`", "sliding_window=0")),
-        (
-            lambda: layers.MultiHeadAttention(2, 2, flash_attention=True, dropout=0.1),
-            ("flash_attention", "dropout=0.1"),
-        ),
-        (
-            lambda: layers.MultiHeadAttention(2, 2, flash_attention=True)(X, X, return_attention_scores=True),
-            ("flash_attention", "return_attention_scores=True"),
-        ),
-        (lambda: layers.MultiHeadAttention(2, 2)(X, X[:, 0]), ("(2, 3, 6)", "(2, 6)", "(batch, source, features)")),
-        (lambda: layers.MultiHeadAttention(2, 2)(X, X, X[:, :2]), ("(2, 2, 6)", "value and key alike")),
-        (lambda: layers.MultiHeadAttention(2, 2)(X, X, attention_mask=X[0, 0] > 0), ("a mask of shape (6,)",)),
-        (lambda: layers.MultiHeadAttention(2, 2)(X, X, value_mask=X > 0), ("a mask of shape (2, 3, 6)",)),
-        (
-            lambda: layers.MultiHeadAttention(2, 2)(X[:, :, None], X[:, :, None], use_causal_mask=True),
-            ("a causal mask", "dims [1, 2]"),
-        ),
-        (lambda: layers.GroupQueryAttention(2, 4, 3), ("`num_key_value_heads`", "num_query_heads=4")),
-        (lambda: layers.GroupQueryAttention(2, 4, 2)(X[:, 0], X[:, 0]), ("rank 3", "(2, 6)")),
-        (lambda: layers.Attention(score_mode="sum"), ("`score_mode`", "'dot', 'concat'")),
-        (lambda: layers.Attention(dropout=-1), ("`dropout`",)),
-        (lambda: layers.Attention()(X), ("a list of 2 or 3 inputs", "attention([query, value])")),
-        (lambda: layers.AdditiveAttention()([X]), ("a list of 2 or 3 inputs", "1 of them")),
-        (lambda: layers.Attention()([X, X], mask=X[..., 0] > 0), ("a list of 2 or 3 masks",)),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
-    with pytest.raises(ModelError) as caught:
-        make()
-    for part in parts:
-        assert part in str(caught.value)
 
 
 def test_a_call_that_lacks_an_input_names_layer_and_input() -> None:

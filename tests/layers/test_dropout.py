@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_dist import layers, models
-from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
 MADE: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -24,17 +23,11 @@ MADE: dict[str, tuple[Any, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_configs_shapes_masks_and_half_precision(kind: str) -> None:
+def test_shapes_and_masks(kind: str) -> None:
     make, shape = MADE[kind]
-    layer = make(name="noise", trainable=False)
-    again = type(layer).from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    x = jnp.ones((2, *shape))
-    np.testing.assert_array_equal(again(x, training=True), layer(x, training=True))
+    layer, x = make(), jnp.ones((2, *shape))
     np.testing.assert_array_equal(layer(x), x)
     assert layer(layers.Input((*shape[:-1], None))).shape == (None, *shape[:-1], None)
-    assert make(dtype="bfloat16")(x, training=True).dtype == jnp.bfloat16
-    assert layer.weights == []
     mask = jnp.ones((2, shape[0]), bool)
     with call_context.entered(True) as context:
         context.set_mask(x, mask)
@@ -96,30 +89,3 @@ def test_activities_are_added_to_the_loss_of_a_model() -> None:
     model.compile(loss="mse")
     x = np.array([[1.0, -2.0], [2.0, 1.0]])
     assert model.evaluate(x, x, verbose=0) == pytest.approx((0.5 * 6 + 0.25 * 10) / 2)
-
-
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        (lambda: layers.Dropout(1.1), ["`rate`", "1.1"]),
-        (lambda: layers.Dropout(0.5, noise_shape="ab"), ["`noise_shape`", "'ab'"]),
-        (lambda: layers.Dropout(0.5, noise_shape=3), ["`noise_shape`"]),
-        (lambda: layers.Dropout(0.5, noise_shape=(0, 1)), ["`noise_shape`", "(0, 1)"]),
-        (lambda: layers.AlphaDropout(0.5, noise_shape=(1.5,)), ["`noise_shape`"]),
-        (lambda: layers.Dropout(0.5, noise_shape=(2, 2))(jnp.ones((2, 3)), training=True), ["`noise_shape`", "(2, 3)"]),
-        (lambda: layers.Dropout(0.5, (2, 3, None))(jnp.ones((2, 3)), training=True), ["`noise_shape`", "(2, 3)"]),
-        (lambda: layers.Dropout(0.5, seed=-1), ["`seed`"]),
-        (lambda: layers.SpatialDropout1D(0.5)(jnp.ones((2, 3))), ["rank 3"]),
-        (lambda: layers.SpatialDropout2D(0.5)(jnp.ones((2, 3))), ["rank 4"]),
-        (lambda: layers.SpatialDropout3D(0.5, "last"), ["`data_format`"]),
-        (lambda: layers.AlphaDropout(1), ["`rate`", "below 1"]),
-        (lambda: layers.GaussianDropout(1.0), ["`rate`", "below 1"]),
-        (lambda: layers.GaussianNoise(-0.1), ["`stddev`"]),
-        (lambda: layers.ActivityRegularization(l1=-1), ["`l1`"]),
-    ],
-)
-def test_mistakes_are_named(make: Any, parts: list[str]) -> None:
-    with pytest.raises(ModelError) as error:
-        make()
-    for part in parts:
-        assert part in str(error.value)

@@ -73,28 +73,6 @@ def test_weights_have_the_paths_and_shapes_of_keras(kind: str, expected: dict[st
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_layer_from_a_config_computes_the_same(kind: str) -> None:
-    layer, x = MADE[kind](name="mine"), draw(2, 5, 3)
-    again = type(layer).from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    expected = layer(x)
-    again(x)
-    again.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(again(x), expected)
-
-
-def test_cells_from_configs_keep_their_arguments() -> None:
-    for cell in (
-        layers.LSTMCell(4, unit_forget_bias=False, recurrent_dropout=0.2),
-        layers.GRUCell(4, reset_after=False, kernel_layout=(None, "model")),
-        layers.SimpleRNNCell(4, activation="relu", seed=3),
-        layers.StackedRNNCells([layers.LSTMCell(4), layers.LSTMCell(2)]),
-    ):
-        again = type(cell).from_config(cell.get_config())
-        assert again.get_config() == cell.get_config()
-
-
-@pytest.mark.parametrize("kind", MADE)
 def test_symbolic_shapes_keep_unknown_dims(kind: str) -> None:
     assert MADE[kind]()(layers.Input((None, 3))).shape == ((None, None, 4) if kind == "times" else (None, 4))
 
@@ -107,20 +85,6 @@ def test_symbolic_shapes_of_sequences_and_states() -> None:
     first, second = layers.Bidirectional(layers.GRU(4), merge_mode=None)(x)
     assert first.shape == second.shape == (None, 4)
     assert layers.TimeDistributed(layers.BatchNormalization())(layers.Input((5, 3))).shape == (None, 5, 3)
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_half_precision_stays(kind: str) -> None:
-    half: dict[str, Any] = {"dtype": "bfloat16"}
-    wrapped: dict[str, Any] = {
-        "both": lambda: layers.Bidirectional(layers.GRU(2, **half), **half),
-        "times": lambda: layers.TimeDistributed(layers.Dense(4, **half), **half),
-        "cell": lambda: layers.RNN(layers.LSTMCell(4, **half), **half),
-        "stack": lambda: layers.RNN([layers.GRUCell(3, **half), layers.SimpleRNNCell(4, **half)], **half),
-    }
-    layer = wrapped.get(kind, lambda: MADE[kind](**half))()
-    assert layer(draw(2, 5, 3)).dtype == jnp.bfloat16
-    assert {weight.dtype for weight in layer.weights} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize("kind", ["SimpleRNN", "GRU", "LSTM"])
@@ -304,54 +268,6 @@ def test_losses_of_a_distributed_layer_count_for_each_position() -> None:
         with call_context.entered(False) as context:
             layers.TimeDistributed(inner)(x)
             np.testing.assert_allclose(sum(context.losses), x.sum() / len(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        (lambda: layers.LSTM(0), ("`units`", "units=0", "at least 1")),
-        (lambda: layers.GRU(4, dropout=1.2), ("`dropout`", "dropout=1.2", "from 0 to 1")),
-        (lambda: layers.GRU(4, recurrent_dropout=-1), ("`recurrent_dropout`",)),
-        (lambda: layers.LSTM(4, use_cudnn=True), ("`use_cudnn`", "leave it out")),
-        (lambda: layers.LSTM(4, implementation=3), ("`implementation`", "1, 2")),
-        (lambda: layers.LSTM(4, stateful=True), ("stateful=True", "return_state=True", "initial_state")),
-        (lambda: layers.RNN(layers.Dense(3)), ("`cell`", "state_size", "RNN(LSTMCell(32))")),
-        (lambda: layers.RNN(5), ("`cell`", "5 of type int")),
-        (lambda: layers.RNN([]), ("`cells`", "cells=[]")),
-        (lambda: layers.StackedRNNCells([layers.Dense(3)]), ("state_size",)),
-        (lambda: layers.LSTM(4)(draw(2, 3)), ("rank 3", "(2, 3)")),
-        (lambda: layers.LSTM(4)(draw(2, 3, 2), initial_state=[draw(2, 4)]), ("`initial_state`", "2 of sizes [4, 4]")),
-        (lambda: layers.Bidirectional(layers.Dense(3)), ("`layer`", "go_backwards")),
-        (lambda: layers.Bidirectional(layers.LSTM(3), merge_mode="max"), ("`merge_mode`", "'max'", "'concat'")),
-        (lambda: layers.Bidirectional(layers.LSTM(3), weights=[1]), ("`weights`", "set_weights")),
-        (
-            lambda: layers.Bidirectional(layers.LSTM(3), backward_layer=layers.LSTM(3)),
-            ("go_backwards=False", "backward_layer"),
-        ),
-        (
-            lambda: layers.Bidirectional(
-                layers.LSTM(3), backward_layer=layers.LSTM(3, go_backwards=True, return_sequences=True)
-            ),
-            ("return_sequences=True",),
-        ),
-        (lambda: layers.TimeDistributed(jnp.tanh), ("'time_distributed' is not a layer", "an object of a class")),
-        (lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3)), ("rank 3 at least",)),
-        (
-            lambda: layers.TimeDistributed(layers.Dense(3))(draw(2, 3, 4), mask=jnp.ones((2, 4), bool)),
-            ("(2, 4)", "(2, 3)"),
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any, parts: tuple[str, ...]) -> None:
-    with pytest.raises(ModelError) as caught:
-        make()
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_layers_around_one_other_are_wrappers() -> None:
-    for wrapper in (layers.TimeDistributed(layers.Dense(3)), layers.SpectralNormalization(layers.Dense(3))):
-        assert isinstance(wrapper, layers.Wrapper) and isinstance(wrapper.layer, layers.Dense)
 
 
 @pytest.mark.parametrize(

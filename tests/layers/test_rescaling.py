@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from keras_dist import layers, models
-from keras_dist.errors import DataError, ModelError
 from keras_dist.layers import rescaling
 
 DATA = np.random.default_rng(0).normal([1.0, -3.0, 5.0], [1.0, 2.0, 0.5], (50, 3)).astype("float32")
@@ -105,37 +104,3 @@ def test_adapting_again_forgets_what_was_before() -> None:
     layer.adapt(DATA + 100)
     layer.adapt(iter([DATA[:20], DATA[20:]]))
     np.testing.assert_allclose(layer.get_weights()[0], DATA.mean(0), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        (lambda: layers.Rescaling("half"), ["`scale`", "'half'"]),
-        (lambda: layers.Rescaling(1.0, offset=[[1.0], [2.0, 3.0]]), ["`offset`"]),
-        (lambda: layers.Normalization("last"), ["`axis`"]),  # type: ignore[arg-type]
-        (lambda: layers.Normalization(2)(DATA), ["`axis`", "(50, 3)"]),
-        (lambda: layers.Normalization(mean=1.0), ["`mean` and `variance`", "neither", "adapt"]),
-        (lambda: layers.Normalization(mean=[1.0], variance=1.0), ["`mean` and `variance`", "one shape"]),
-        (lambda: layers.Normalization(mean=[[1.0]], variance=[[1.0]]), ["more dims than `axis`", "(1, 1)"]),
-        (lambda: layers.Normalization(mean=[1.0, 2], variance=[1.0, 2])(DATA), ["`mean`", "(2,)", "(3,)"]),
-        (lambda: layers.Normalization(mean=1.0, variance=1.0).adapt(DATA), ["cannot adapt", "leave them out"]),
-        (lambda: layers.Normalization().adapt([]), ["no data"]),
-        (lambda: layers.Normalization().adapt(DATA[:0]), ["no data"]),
-        (lambda: layers.Normalization().adapt(3), ["no batches", "int"]),
-        (lambda: layers.Normalization().adapt([[1.0, 2.0]]), ["no batches", "list"]),
-        (lambda: layers.Normalization().adapt(iter(DATA[:, 0])), ["no batches"]),
-        (lambda: layers.Normalization().adapt([DATA, DATA[:, :2]]), ["another shape", "(50, 2)", "(3,)"]),
-        (lambda: layers.CategoryEncoding(), ["`num_tokens`", "None"]),
-        (lambda: layers.CategoryEncoding(3, "int"), ["`output_mode`", "'multi_hot'"]),
-        (lambda: layers.CategoryEncoding(3, sparse=True), ["sparse=True"]),
-        (
-            lambda: layers.CategoryEncoding(3)(np.array([[1]]), count_weights=np.array([[1.0]])),
-            ["count_weights", 'output_mode="count"'],
-        ),
-    ],
-)
-def test_mistakes_are_named(make: Any, parts: list[str]) -> None:
-    with pytest.raises((ModelError, DataError)) as error:
-        make()
-    for part in parts:
-        assert part in str(error.value)

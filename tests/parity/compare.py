@@ -3,9 +3,11 @@
 import inspect
 import os
 import types
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,17 @@ TOLERANCE = 1e-5
 
 few_examples = hypothesis.settings(max_examples=15 if os.environ.get("CI") else 5, deadline=None)
 """Each example of a layer compiles two programs: fewer than the profile's."""
+
+
+def cases(**strategies: Any) -> Callable[[Any], Any]:
+    """Draw the argument `case` of a test, with an attribute for each strategy."""
+    drawn = st.fixed_dictionaries(strategies).map(lambda values: types.SimpleNamespace(**values))
+    return lambda test: few_examples(hypothesis.given(case=drawn)(test))
+
+
+def picked(case: Any, *names: str) -> dict[str, Any]:
+    """Return some attributes of a case, as arguments by name."""
+    return {name: getattr(case, name) for name in names}
 
 
 def assert_close(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:

@@ -7,15 +7,14 @@ import hypothesis.strategies as st
 import numpy as np
 
 from keras_dist import layers
-from tests.parity.compare import compare_layers, few_examples
+from tests.parity.compare import cases, compare_layers, few_examples
 
 
 def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 3, size=shape).astype("float32")
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     max_value=st.sampled_from([None, 0.0, 2.0]),
     slope=st.sampled_from([0.0, 0.3]),
     threshold=st.sampled_from([0.0, 1.0]),
@@ -23,18 +22,18 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     shared_axes=st.sampled_from([None, 1, [1], [2], [1, 2]]),
     seed=st.integers(0, 2**16),
 )
-def test_rectifiers(keras, max_value, slope, threshold, alpha, shared_axes, seed):
-    x = draw((2, 3, 4), seed)
+def test_rectifiers(keras, case):
+    x = draw((2, 3, 4), case.seed)
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("ReLU", {"max_value": max_value, "negative_slope": slope, "threshold": threshold}),
-        ("LeakyReLU", {"negative_slope": slope}),
-        ("ELU", {"alpha": alpha}),
-        ("PReLU", {"shared_axes": shared_axes}),
+        ("ReLU", {"max_value": case.max_value, "negative_slope": case.slope, "threshold": case.threshold}),
+        ("LeakyReLU", {"negative_slope": case.slope}),
+        ("ELU", {"alpha": case.alpha}),
+        ("PReLU", {"shared_axes": case.shared_axes}),
         ("Activation", {"activation": "swish"}),
     ]
     for name, options in cases:
         theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
-        compare_layers(keras, theirs, ours, x, weights_seed=seed)
+        compare_layers(keras, theirs, ours, x, weights_seed=case.seed)
         assert [weight.shape for weight in ours.weights] == [weight.shape for weight in theirs.weights]
 
 

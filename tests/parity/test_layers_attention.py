@@ -12,7 +12,7 @@ from flax import nnx
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -73,8 +73,7 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     return found.get(kind, {})
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     num_heads=st.sampled_from([1, 2]),
     value_dim=st.sampled_from([None, 5]),
     output_shape=st.sampled_from([None, 3, (2, 3)]),
@@ -87,27 +86,25 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_multi_head_attention(
-    keras, num_heads, value_dim, output_shape, use_bias, use_gate, sliding_window, causal, scores, own_key, masked, seed
-):
+def test_multi_head_attention(keras, case):
     options = {
-        "num_heads": num_heads,
+        **picked(case, "num_heads", "output_shape", "use_bias", "use_gate", "sliding_window"),
         "key_dim": 3,
-        "value_dim": value_dim if scores else None,  # without scores Keras takes no other value_dim
-        "output_shape": output_shape,
-        "use_bias": use_bias,
-        "use_gate": use_gate,
-        "sliding_window": sliding_window,
+        "value_dim": case.value_dim if case.scores else None,  # without scores Keras takes no other value_dim
     }
-    tensors = [draw(seed, BATCH, TARGET, FEATURES), draw(seed + 1, BATCH, SOURCE, FEATURES)]
-    tensors += [draw(seed + 2, BATCH, SOURCE, 2)] if own_key else []
-    if masked == "attention_of_heads" and (causal or sliding_window):
-        masked = "attention"  # Keras adds the dim of heads to the one and not to the other
-    if masked == "value_and_key" and not own_key:
-        masked = "value"
-    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, num_heads)}
+    tensors = [draw(case.seed, BATCH, TARGET, FEATURES), draw(case.seed + 1, BATCH, SOURCE, FEATURES)]
+    tensors += [draw(case.seed + 2, BATCH, SOURCE, 2)] if case.own_key else []
+    if case.masked == "attention_of_heads" and (case.causal or case.sliding_window):
+        case.masked = "attention"  # Keras adds the dim of heads to the one and not to the other
+    if case.masked == "value_and_key" and not case.own_key:
+        case.masked = "value"
+    call = {
+        "return_attention_scores": case.scores,
+        "use_causal_mask": case.causal,
+        **masks_of(case.masked, case.seed, case.num_heads),
+    }
     compare_projected(
-        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, seed, **call
+        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, case.seed, **call
     )
 
 
@@ -124,8 +121,7 @@ def test_attention_over_several_dims(keras, axes, use_bias, seed):
     compare_projected(theirs, ours, [x, x + 1], seed, return_attention_scores=True)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shared_heads=st.sampled_from([1, 2, 4]),
     use_bias=st.booleans(),
     use_gate=st.booleans(),
@@ -135,26 +131,27 @@ def test_attention_over_several_dims(keras, axes, use_bias, seed):
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_grouped_query_attention(keras, shared_heads, use_bias, use_gate, sliding_window, causal, scores, masked, seed):
+def test_grouped_query_attention(keras, case):
     options = {
+        **picked(case, "use_bias", "use_gate", "sliding_window"),
         "head_dim": 3,
         "num_query_heads": 4,
-        "num_key_value_heads": shared_heads,
-        "use_bias": use_bias,
-        "use_gate": use_gate,
-        "sliding_window": sliding_window,
+        "num_key_value_heads": case.shared_heads,
     }
-    if masked == "attention_of_heads" and (causal or sliding_window):
-        masked = "attention"
-    tensors = [draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE))]
-    call = {"return_attention_scores": scores, "use_causal_mask": causal, **masks_of(masked, seed, 4)}
+    if case.masked == "attention_of_heads" and (case.causal or case.sliding_window):
+        case.masked = "attention"
+    tensors = [draw(case.seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE))]
+    call = {
+        "return_attention_scores": case.scores,
+        "use_causal_mask": case.causal,
+        **masks_of(case.masked, case.seed, 4),
+    }
     compare_projected(
-        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, seed, **call
+        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, case.seed, **call
     )
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     kind=st.sampled_from(["dot", "concat", "additive"]),
     use_scale=st.booleans(),
     own_key=st.booleans(),
@@ -163,19 +160,22 @@ def test_grouped_query_attention(keras, shared_heads, use_bias, use_gate, slidin
     masked=st.sampled_from([None, "query", "value", "both"]),
     seed=st.integers(0, 2**16),
 )
-def test_attention(keras, kind, use_scale, own_key, causal, scores, masked, seed):
+def test_attention(keras, case):
     made = [
-        package.AdditiveAttention(use_scale) if kind == "additive" else package.Attention(use_scale, score_mode=kind)
+        package.AdditiveAttention(case.use_scale)
+        if case.kind == "additive"
+        else package.Attention(case.use_scale, score_mode=case.kind)
         for package in (keras.layers, layers)
     ]
     tensors = [
-        draw(seed + place, BATCH, size, FEATURES) for place, size in enumerate((TARGET, SOURCE, SOURCE)[: 2 + own_key])
+        draw(case.seed + place, BATCH, size, FEATURES)
+        for place, size in enumerate((TARGET, SOURCE, SOURCE)[: 2 + case.own_key])
     ]
-    call: dict[str, Any] = {"return_attention_scores": scores, "use_causal_mask": causal}
-    if masked:
-        query = draw_mask(seed, BATCH, TARGET) if masked in ("query", "both") else None
-        call["mask"] = [query, draw_mask(seed, BATCH, SOURCE) if masked in ("value", "both") else None]
-    compare_layers(keras, made[0], made[1], tensors, weights_seed=seed, **call)
+    call: dict[str, Any] = {"return_attention_scores": case.scores, "use_causal_mask": case.causal}
+    if case.masked:
+        query = draw_mask(case.seed, BATCH, TARGET) if case.masked in ("query", "both") else None
+        call["mask"] = [query, draw_mask(case.seed, BATCH, SOURCE) if case.masked in ("value", "both") else None]
+    compare_layers(keras, made[0], made[1], tensors, weights_seed=case.seed, **call)
 
 
 def test_masks_of_tensors_reach_attention_and_go_on(keras):

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples
 
 
 @few_examples
@@ -32,20 +32,19 @@ def test_embeddings(keras, shape, dtype, mask_zero, reversible, seed):
     assert_close(mask, expected)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shape=st.sampled_from([(2, 4), (2, 3, 4)]),
     tie_weights=st.booleans(),
     reverse_dtype=st.sampled_from([None, "float32"]),
     logit_soft_cap=st.sampled_from([None, 2.0]),
     seed=st.integers(0, 2**16),
 )
-def test_the_way_back(keras, shape, tie_weights, reverse_dtype, logit_soft_cap, seed):
-    vectors = np.random.default_rng(seed).normal(size=shape).astype("float32")
-    options = {"input_dim": 7, "output_dim": 4, "tie_weights": tie_weights}
-    options |= {"reverse_dtype": reverse_dtype, "logit_soft_cap": logit_soft_cap}
+def test_the_way_back(keras, case):
+    vectors = np.random.default_rng(case.seed).normal(size=case.shape).astype("float32")
+    options = {"input_dim": 7, "output_dim": 4, "tie_weights": case.tie_weights}
+    options |= {"reverse_dtype": case.reverse_dtype, "logit_soft_cap": case.logit_soft_cap}
     theirs, ours = keras.layers.ReversibleEmbedding(**options), layers.ReversibleEmbedding(**options)
-    compare_layers(keras, theirs, ours, vectors, weights_seed=seed, reverse=True)
+    compare_layers(keras, theirs, ours, vectors, weights_seed=case.seed, reverse=True)
 
 
 EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [

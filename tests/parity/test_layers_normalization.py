@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 
@@ -16,8 +16,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(1, 2, size=shape).astype(np.float32)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shape=shapes,
     axis=st.sampled_from([-1, 1]),
     center=st.booleans(),
@@ -29,14 +28,24 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_batch_normalization(keras, shape, axis, center, scale, momentum, renorm, training, frozen, masked, seed):
-    options = {"axis": axis, "center": center, "scale": scale, "momentum": momentum, "epsilon": 0.01}
-    options |= {} if renorm is None else {"renorm": True, "renorm_clipping": renorm, "renorm_momentum": 0.7}
+def test_batch_normalization(keras, case):
+    options = {
+        **picked(case, "axis", "center", "scale", "momentum"),
+        "epsilon": 0.01,
+    }
+    options |= {} if case.renorm is None else {"renorm": True, "renorm_clipping": case.renorm, "renorm_momentum": 0.7}
     theirs, ours = keras.layers.BatchNormalization(**options), layers.BatchNormalization(**options)
-    theirs.trainable = ours.trainable = not frozen
-    call = {"mask": np.random.default_rng(seed).random(shape[:-1]) < 0.7} if masked else {}
+    theirs.trainable = ours.trainable = not case.frozen
+    call = {"mask": np.random.default_rng(case.seed).random(case.shape[:-1]) < 0.7} if case.masked else {}
     compare_layers(
-        keras, theirs, ours, draw(shape, seed), weights_seed=seed, training=training, gradients=not frozen, **call
+        keras,
+        theirs,
+        ours,
+        draw(case.shape, case.seed),
+        weights_seed=case.seed,
+        training=case.training,
+        gradients=not case.frozen,
+        **call,
     )
 
 
@@ -66,8 +75,7 @@ def test_layer_and_rms_normalization(keras, shape, axis, center, scale, seed):
         )
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     shape=st.sampled_from([(3, 4), (2, 4, 4), (2, 4, 2, 4)]),
     groups=st.sampled_from([-1, 1, 2, 4]),
     axis=st.sampled_from([-1, 1]),
@@ -75,17 +83,17 @@ def test_layer_and_rms_normalization(keras, shape, axis, center, scale, seed):
     scale=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_group_and_unit_normalization(keras, shape, groups, axis, center, scale, seed):
-    x = draw(shape, seed)
-    options = {"groups": groups, "axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
+def test_group_and_unit_normalization(keras, case):
+    x = draw(case.shape, case.seed)
+    options = {**picked(case, "groups", "axis", "center", "scale"), "epsilon": 0.01}
     compare_layers(
         keras,
         keras.layers.GroupNormalization(**options),
         layers.GroupNormalization(**options),
         x,
-        weights_seed=seed,
+        weights_seed=case.seed,
     )
-    compare_layers(keras, keras.layers.UnitNormalization(axis=axis), layers.UnitNormalization(axis=axis), x)
+    compare_layers(keras, keras.layers.UnitNormalization(axis=case.axis), layers.UnitNormalization(axis=case.axis), x)
 
 
 def test_masks_reach_batch_normalization_and_go_on(keras):

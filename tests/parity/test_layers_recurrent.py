@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
 
 UNITS = 3
 STATES = {"SimpleRNN": 1, "GRU": 1, "LSTM": 2}
@@ -22,8 +22,7 @@ def draw_mask(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) < 0.6
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     kind=st.sampled_from(["SimpleRNN", "GRU", "LSTM"]),
     time=st.sampled_from([1, 4]),
     activation=st.sampled_from(["tanh", "relu", None]),
@@ -39,43 +38,25 @@ def draw_mask(seed: int, *shape: int) -> np.ndarray:
     given_state=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_recurrent_layers(
-    keras,
-    kind,
-    time,
-    activation,
-    use_bias,
-    return_sequences,
-    return_state,
-    go_backwards,
-    unroll,
-    reset_after,
-    implementation,
-    masked,
-    zero_output_for_mask,
-    given_state,
-    seed,
-):
+def test_recurrent_layers(keras, case):
     options = {
-        "activation": activation,
-        "use_bias": use_bias,
-        "return_sequences": return_sequences,
-        "return_state": return_state,
-        "go_backwards": go_backwards,
-        "unroll": unroll and not masked,  # in Keras masked steps of unrolled loops give something else
-        "zero_output_for_mask": zero_output_for_mask,
+        **picked(
+            case, "activation", "use_bias", "return_sequences", "return_state", "go_backwards", "zero_output_for_mask"
+        ),
+        "unroll": case.unroll and not case.masked,  # in Keras masked steps of unrolled loops give something else
     }
-    options |= {} if kind == "SimpleRNN" else {"implementation": implementation, "recurrent_activation": "sigmoid"}
-    options |= {"reset_after": reset_after} if kind == "GRU" else {}
-    call: dict[str, Any] = {"mask": draw_mask(seed, 2, time)} if masked else {}
-    if given_state:
-        call["initial_state"] = [draw(seed + state, 2, UNITS) for state in range(STATES[kind])]
-    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
-    compare_layers(keras, theirs, ours, draw(seed, 2, time, 2), weights_seed=seed, **call)
+    options |= (
+        {} if case.kind == "SimpleRNN" else {"implementation": case.implementation, "recurrent_activation": "sigmoid"}
+    )
+    options |= {"reset_after": case.reset_after} if case.kind == "GRU" else {}
+    call: dict[str, Any] = {"mask": draw_mask(case.seed, 2, case.time)} if case.masked else {}
+    if case.given_state:
+        call["initial_state"] = [draw(case.seed + state, 2, UNITS) for state in range(STATES[case.kind])]
+    theirs, ours = getattr(keras.layers, case.kind)(UNITS, **options), getattr(layers, case.kind)(UNITS, **options)
+    compare_layers(keras, theirs, ours, draw(case.seed, 2, case.time, 2), weights_seed=case.seed, **call)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     kind=st.sampled_from(["SimpleRNN", "GRU", "LSTM"]),
     merge_mode=st.sampled_from(["concat", "sum", "mul", "ave", None]),
     return_sequences=st.booleans(),
@@ -85,25 +66,24 @@ def test_recurrent_layers(
     given_state=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_bidirectional(
-    keras, kind, merge_mode, return_sequences, return_state, own_backward, masked, given_state, seed
-):
+def test_bidirectional(keras, case):
     made = []
     for package in (keras.layers, layers):
-        options = {"return_sequences": return_sequences, "return_state": return_state}
-        layer = getattr(package, kind)(UNITS, **options)
-        backward = getattr(package, kind)(UNITS, activation="relu", go_backwards=True, **options)
+        options = picked(case, "return_sequences", "return_state")
+        layer = getattr(package, case.kind)(UNITS, **options)
+        backward = getattr(package, case.kind)(UNITS, activation="relu", go_backwards=True, **options)
         made.append(
-            package.Bidirectional(layer, merge_mode=merge_mode, backward_layer=backward if own_backward else None)
+            package.Bidirectional(
+                layer, merge_mode=case.merge_mode, backward_layer=backward if case.own_backward else None
+            )
         )
-    call: dict[str, Any] = {"mask": draw_mask(seed, 2, 4)} if masked else {}
-    if given_state:
-        call["initial_state"] = [draw(seed + state, 2, UNITS) for state in range(2 * STATES[kind])]
-    compare_layers(keras, made[0], made[1], draw(seed, 2, 4, 2), weights_seed=seed, **call)
+    call: dict[str, Any] = {"mask": draw_mask(case.seed, 2, 4)} if case.masked else {}
+    if case.given_state:
+        call["initial_state"] = [draw(case.seed + state, 2, UNITS) for state in range(2 * STATES[case.kind])]
+    compare_layers(keras, made[0], made[1], draw(case.seed, 2, 4, 2), weights_seed=case.seed, **call)
 
 
-@few_examples
-@hypothesis.given(
+@cases(
     kinds=st.lists(st.sampled_from(["SimpleRNNCell", "GRUCell", "LSTMCell"]), min_size=2, max_size=3),
     return_sequences=st.booleans(),
     return_state=st.booleans(),
@@ -111,14 +91,14 @@ def test_bidirectional(
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_stacked_cells(keras, kinds, return_sequences, return_state, go_backwards, masked, seed):
-    options = {"return_sequences": return_sequences, "return_state": return_state, "go_backwards": go_backwards}
+def test_stacked_cells(keras, case):
+    options = picked(case, "return_sequences", "return_state", "go_backwards")
     made = [
-        package.RNN([getattr(package, kind)(2 + place) for place, kind in enumerate(kinds)], **options)
+        package.RNN([getattr(package, kind)(2 + place) for place, kind in enumerate(case.kinds)], **options)
         for package in (keras.layers, layers)
     ]
-    call: dict[str, Any] = {"mask": draw_mask(seed, 2, 4)} if masked else {}
-    compare_layers(keras, made[0], made[1], draw(seed, 2, 4, 2), weights_seed=seed, **call)
+    call: dict[str, Any] = {"mask": draw_mask(case.seed, 2, 4)} if case.masked else {}
+    compare_layers(keras, made[0], made[1], draw(case.seed, 2, 4, 2), weights_seed=case.seed, **call)
 
 
 @few_examples

@@ -8,7 +8,7 @@ from flax import nnx
 
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.other_libraries import check_is_ours
+from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.saving.vocabulary import snake_case
 
 

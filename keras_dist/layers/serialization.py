@@ -1,4 +1,4 @@
-"""Layers as configs and back."""
+"""`serialize` and `deserialize`: layers as configs and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects of other libraries are, and the way to use them here. They are known by the names of their classes."""
+"""Errors for objects of Keras, Linen and Equinox, which say how to use them here. Names of classes tell them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FUNCTIONS = (
 
 
 def is_of_keras(value: Any) -> bool:
-    """Whether it is an object of a class of Keras."""
+    """Return whether `value` is an object of a class of Keras."""
     return any(cls.__module__.partition(".")[0] in ("keras", "tf_keras") for cls in type(value).__mro__)
 
 
@@ -98,7 +98,7 @@ def check_is_no_function(value: Any) -> None:
 
 
 def _asks_for_rngs(function: Any) -> bool:
-    """Whether it asks for `rngs` alone, as a factory does, or among others, so that it is meant to be one."""
+    """Return whether it asks for `rngs` alone, as a factory does, or among others, so that it is meant to be one."""
     try:
         parameter = inspect.signature(function).parameters.get("rngs")
     except (TypeError, ValueError):

@@ -1,0 +1,387 @@
+"""`Saveable`: a model as a config, in files, as a program, and copied."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.models.config import (
+    build_config,
+    build_from_config,
+    check_described,
+    compile_config,
+    graph_config,
+    one_config,
+    takes_graph,
+    with_graph,
+)
+from keras_dist.models.exporting import FORMAT, export
+from keras_dist.models.saving import copied, reduced, restore, save, snapshot
+from keras_dist.models.trainer import Trainer
+from keras_dist.models.weight_names import NameMap, Transforms, WeightNames
+from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+
+
+class Saveable(Trainer):
+    """A model as a config, in files, as a program, and copied: the part of `Model` that writes it down."""
+
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+    ) -> None:
+        """Write the weights to a safetensors file, whole, under their paths; to several if they are large.
+
+        What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
+        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
+        Neither the keys of random streams nor the state of
+        the optimizer are in it. Each weight has a checksum in the header of its file, which `load_weights` compares.
+
+        Args:
+            filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
+                folder, to which each process writes what its devices hold, so that no weight is ever whole.
+            overwrite: whether a file that exists is replaced.
+            max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
+                Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
+                names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
+                A weight that is larger has a file of its own. The host holds the weights of one file at a time.
+                None for a single file; orbax has files of its own.
+
+        Raises:
+            ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
+                element type that the format does not know, `max_shard_size` is no size, or the weights are not born
+                yet.
+            CheckpointError: the path is to be a folder, and is a file or a folder of other things.
+            OSError: a file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> from safetensors.numpy import load_file
+            >>> folder = pathlib.Path(tempfile.mkdtemp())
+            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")])
+            >>> model.save_weights(folder / "model.safetensors")
+            >>> {name: value.shape for name, value in sorted(load_file(folder / "model.safetensors").items())}
+            {'d1/bias': (2,), 'd1/kernel': (3, 2)}
+            >>> print(model.load_weights(folder / "model.safetensors"))
+            2 loaded: d1/kernel, d1/bias
+            >>> model.save_weights(folder / "large.safetensors", max_shard_size=20 / 1024**3)
+            >>> for path in sorted(folder.glob("large*")):
+            ...     print(path.name)
+            large-00001-of-00002.safetensors
+            large-00002-of-00002.safetensors
+            large.safetensors.index.json
+
+        Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger.
+
+        Source: `keras.Model.save_weights`.
+        """
+        save_weights(self._born(), self.weights, filepath, overwrite, max_shard_size)
+
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        *,
+        strict: bool = True,
+        name_map: NameMap | None = None,
+        transform: Transforms | None = None,
+    ) -> LoadReport:
+        r"""Set the weights to those that `save_weights`, or another program, wrote, from the next step on.
+
+        Layouts and element types stay those of the model; so the file may come from another mesh. Of each array only
+        what the devices of this process hold is copied, after its checksum was compared; files of other programs have
+        none, which a warning tells. In a job of several processes all must call.
+
+        Args:
+            filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
+                there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
+                a `CheckpointManager`, whose weights alone are taken then; each device reads its part.
+            skip_mismatch: Keras's word for `strict=False`.
+            strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
+                used. Else what fits is set, and a warning tells what was left out.
+            name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
+                names, in which `\1` stands for the first group. A list of names is joined along the dim which gives
+                the weight's shape, or stacked along a new first one. Other weights go by their paths.
+            transform: a dict from such regular expressions to functions, called with each array of the file that the
+                weight is made of, before they are joined. What a function gives as a view of the array (transposed,
+                reshaped, split, sliced) is read in part; a function that computes has the whole array on the host, is
+                called twice, and one array after the other.
+
+        Returns:
+            What was set, and what was not.
+
+        Raises:
+            ModelError: the file is none of safetensors, is damaged, or its names or shapes are not those of the model;
+                of an index, a file is missing, elsewhere, of another save, or lacks a weight; `name_map` or `transform`
+                cannot be used. No weight is set then.
+            CheckpointError: the folder is damaged, or holds no weights.
+            FileNotFoundError: there is no such file.
+
+        Example:
+            >>> import pathlib, tempfile, warnings
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+            >>> kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")]).save_weights(path)
+            >>> other = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1"), kd.layers.Dense(5, name="d2")])
+            >>> with warnings.catch_warnings(action="ignore"):
+            ...     print(other.load_weights(path, strict=False))
+            2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
+
+            Hugging Face's names: here each kernel is the other way round, and query, key and value are one kernel.
+
+            >>> import numpy as np
+            >>> from safetensors.numpy import save_file
+            >>> names = [f"layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+            >>> save_file({name: np.ones((2, 3), np.float32) for name in names}, path)
+            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(6, use_bias=False, name="qkv_0")])
+            >>> with warnings.catch_warnings(action="ignore"):  # it has no checksums
+            ...     report = model.load_weights(
+            ...         path,
+            ...         name_map={r"qkv_(\d+)/kernel": [rf"layers.\1.self_attn.{kind}_proj.weight" for kind in "qkv"]},
+            ...         transform={r".*/kernel": lambda kernel: kernel.T},
+            ...     )
+            >>> print(report)
+            1 loaded: qkv_0/kernel
+
+            The other way round, one array for three kernels, each takes its part:
+            `transform={"q/kernel": lambda qkv: qkv[:256].T, "k/kernel": lambda qkv: qkv[256:512].T, ...}`.
+
+        Differs from Keras: `name_map` and `transform`.
+
+        Source: `keras.Model.load_weights`.
+        """
+        strict = strict and not skip_mismatch
+        names = WeightNames(name_map, transform)
+        return load_weights(self.name, self._born(), self.weights, filepath, strict, names)
+
+    def get_config(self) -> dict[str, Any]:
+        """The model without its weights, as plain values that JSON can hold.
+
+        A model between symbolic tensors gives its layers and calls, as in Keras; others give the arguments of their
+        constructor. Explicit layouts are lists of axes. Subclasses must be registered to be read again; one whose
+        constructor takes more than plain values overrides `get_config` and `from_config`.
+
+        Raises:
+            ConfigError: a layer or an argument cannot be written down.
+
+        Example:
+            >>> import keras_dist as kd
+            >>> from keras_dist import layers
+            >>> inputs = kd.Input((8,), name="x")
+            >>> model = kd.Model(inputs, layers.Dense(3, name="d1")(inputs))
+            >>> again = kd.Model.from_config(model.get_config())
+            >>> [weight.path for weight in again.weights]
+            ['d1/kernel', 'd1/bias']
+
+        Source: `keras.Model.get_config`.
+        """
+        if self._graph is None or not takes_graph(type(self)):
+            check_described(self)
+            return super().get_config()
+        return graph_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """A model as `get_config` has described it, with new weights on the current distribution.
+
+        Args:
+            config: plain values.
+            custom_objects: classes and functions by name, beside the registered ones.
+
+        Raises:
+            ConfigError: the config is damaged, or mentions what is not known.
+
+        Source: `keras.Model.from_config`.
+        """
+        with custom_object_scope(custom_objects), one_config():
+            return super().from_config(with_graph(cls, config))
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The model without its weights, as JSON; `models.model_from_json` reads it.
+
+        Args:
+            **kwargs: as of `json.dumps`.
+
+        Raises:
+            ConfigError: a layer or an argument cannot be written down.
+
+        Source: `keras.Model.to_json`.
+        """
+        return json.dumps(serialize_keras_object(self), **kwargs)
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """What `build_from_config` needs to give birth to the weights; None when they are not born, or need nothing.
+
+        Source: `keras.Layer.get_build_config`.
+        """
+        return build_config(self)
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Give birth to the weights, for inputs as `get_build_config` has described them.
+
+        Source: `keras.Layer.build_from_config`.
+        """
+        build_from_config(self, config)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile` as plain values; empty when the model is not compiled.
+
+        Raises:
+            ConfigError: one of them is no name, no object of keras_dist, and not registered.
+
+        Differs from Keras: what cannot be read again is an error here, and not only when it is read.
+
+        Source: `keras.Model.get_compile_config`.
+        """
+        return {} if self._choices is None else compile_config(self._choices)
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile the model as `get_compile_config` has described it.
+
+        Raises:
+            ConfigError: the config mentions what is not known.
+
+        Source: `keras.Model.compile_from_config`.
+        """
+        if config:
+            self.compile(**deserialize_keras_object(config))
+
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Write the model to a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+
+        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
+        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
+        given to `load_model` again.
+
+        Args:
+            filepath: a folder, which is made.
+            overwrite: whether a model that is there is replaced.
+
+        Raises:
+            ConfigError: a layer or an argument of a constructor cannot be written down.
+            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
+            ModelError: the weights are not born yet.
+            OSError: it cannot be written.
+
+        Differs from Keras: a folder instead of a zip file, and a file of arrays for each device instead of HDF5. What
+        `compile` was given and cannot be written down is left out, with a warning.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits"
+            >>> model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(10, name="d1")])
+            >>> model.save(path)
+            >>> [weight.path for weight in kd.models.load_model(path).weights]
+            ['d1/kernel', 'd1/bias']
+
+        Source: `keras.Model.save`.
+        """
+        save(self, filepath, overwrite)
+
+    def snapshot(self) -> Snapshot:
+        """All that a training needs to go on: weights, statistics, slots, random streams; and how far `fit` has come.
+
+        While `fit` runs, that is the batch, the states of loss and metrics, and what the callbacks need; a
+        `CheckpointManager` writes it. The next step consumes its arrays.
+
+        Raises:
+            ModelError: the weights are not born yet; or `fit` runs in another thread, where only its callbacks know
+                between which two batches it is.
+        """
+        session = self._born()
+        return snapshot(session, session.trainer.progress, {})
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """A context in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
+
+        Raises:
+            ModelError: the weights are not born yet.
+        """
+        with self._born().cell.lock:
+            yield
+
+    def restore(self, stored: Stored, continue_training: bool = False) -> None:
+        """Take over a state that `snapshot` gave, on the mesh of this model.
+
+        Args:
+            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
+            continue_training: whether the `fit` that is about to begin goes on where that one was; callbacks ask for it
+                in `on_train_begin`.
+
+        Raises:
+            CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: where that
+                is found late, arrays of a large model are gone then, and it is to be restored again.
+            ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
+                it is.
+        """
+        restore(self.name, self._born(), stored, continue_training)
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        format: str = FORMAT,
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        *,
+        batch_size: int | None = None,
+        platforms: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write what `predict` computes as a program that runs without this model's code, and the weights beside it.
+
+        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
+        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
+        Batches may be of any size, as may other dims that the model knows no size of. `kd.export` tells what is in the
+        folder, and `kd.export.load` calls it.
+
+        Args:
+            filepath: a folder; nothing may be there yet, and the folder around it must exist.
+            format: `"jax_export"`, a program of StableHLO.
+            verbose: whether to print where it was written.
+            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
+                else with `shape` and `dtype`, in the structure of the inputs; one in a list stands for itself. By
+                default those that the model was born for; models of `from_nnx` need it.
+            batch_size: the size of all batches; None for any.
+            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
+                alone, with a warning.
+
+        Raises:
+            ModelError: something is at the path, the weights are not born yet, it is not known what the model takes, an
+                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
+                `batch_size`.
+            OSError: a file cannot be written.
+
+        Differs from Keras: the format, and that nothing is replaced.
+
+        Source: `keras.Model.export`; `jax.export`.
+        """
+        export(self, filepath, format, verbose, input_signature, batch_size, platforms)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """How the model is made again, on the distribution that is current then, with the state of its optimizer.
+
+        Raises:
+            ConfigError: it cannot be written down.
+            ModelError: there are several processes.
+
+        Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
+        """
+        del protocol
+        return reduced(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A model of its own, on the same distribution."""
+        del memo
+        return copied(self)
+
+    def __copy__(self) -> Any:
+        return copied(self)

@@ -1,0 +1,565 @@
+"""`Trainer`: how a model is trained, evaluated and asked for predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import jax
+
+from keras_dist._arguments import check_callable
+from keras_dist.callbacks import Callback, History
+from keras_dist.data.recognition import source_of
+from keras_dist.errors import ModelError
+from keras_dist.layers import Layer, call_context
+from keras_dist.metrics import Metric
+from keras_dist.models import fitting
+from keras_dist.models.birth import born, give_birth
+from keras_dist.models.functional import Graph
+from keras_dist.models.record import ModelRecord
+from keras_dist.models.session import Session, not_compiled
+from keras_dist.training.choices import Choices
+from keras_dist.training.loop import Mode
+from keras_dist.training.optimization import DEFAULT, apply_gradients
+from keras_dist.training.step import ModuleCall, TrainStep
+from keras_dist.training.train_state import TrainState
+
+
+def _stop_flag(mode: Mode, method: str) -> Any:
+    """An attribute that tells whether the running `method` ends after the current step."""
+
+    def get(self: Any) -> bool:
+        return self._session is not None and mode in self._session.trainer.stops
+
+    def put(self: Any, value: Any) -> None:
+        if self._session is not None:
+            stops = self._session.trainer.stops
+            (stops.add if value else stops.discard)(mode)
+
+    return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
+
+
+class Trainer(Layer):
+    """How a model is trained, evaluated and asked for predictions: the part of `Model` that `keras.Model` has there."""
+
+    _outside: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
+    _record_type = ModelRecord
+    _graph: Graph | None = None
+
+    stop_training = _stop_flag("train", "fit")
+    stop_evaluating = _stop_flag("test", "evaluate")
+    stop_predicting = _stop_flag("predict", "predict")
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """The loss of a batch, a scalar: what `compile` chose, and what layers and regularizers add.
+
+        A subclass may define its own. It runs inside the compiled step, on the model whose values the step trains: use
+        arguments and weights, return a scalar, change nothing. In a `train_step` of one's own it gives what `compile`
+        chose; `stateless_call(..., return_losses=True)` gives the rest.
+
+        Args:
+            x: inputs.
+            y: targets.
+            y_pred: what the model gave for `x`.
+            sample_weight: a weight for each example, or None.
+            training: whether the model is being trained.
+
+        Source: `keras.Model.compute_loss`.
+        """
+        context = call_context.current()
+        if context is None or context.compiled_loss is None:
+            objective = self._compiled("compute_loss").objective("compute_loss")
+            return objective.losses((x, y, sample_weight), y_pred)["loss"]
+        chosen = context.compiled_loss((x, y, sample_weight), y_pred)
+        losses = [*([] if chosen is None else [chosen]), *self.losses]
+        if not losses:
+            raise ModelError(
+                f"there is nothing to minimise in model {self.name!r}",
+                given="compile without a loss, and no layer or regularizer that adds one",
+                expected="a loss",
+                fix='for example model.compile("adam", loss="mse"), or add_loss in a layer',
+            )
+        return sum(losses[1:], losses[0])
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | Literal["auto"] = "auto",
+        jit_compile: bool | Literal["auto"] = "auto",
+        auto_scale_loss: bool = True,
+        *,
+        train_step: TrainStep | None = None,
+        donate: bool = True,
+        check: bool = False,
+        prefetch: int = 2,
+        remat: str | None = None,
+    ) -> None:
+        """Choose how the model is trained. Optimizer slots are born here, sharded as their parameters.
+
+        Args:
+            optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
+                each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
+                whose whole path the regular expression matches.
+            loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
+                returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
+                predictions. For several outputs a list or dict by output of these, with None for outputs without a
+                loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
+                None where `compute_loss`, layers or regularizers say what is minimised.
+            loss_weights: factors of the losses in their sum, a list or dict by output.
+            metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
+                each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
+                examples count alike.
+            weighted_metrics: likewise, but examples count by their `sample_weight`.
+            run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
+            steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
+                called between these. By default so many as take about a tenth of a second, and only one where a
+                callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
+                and must not change meanwhile. The results are the same: bit for bit, but where XLA compiles the body of
+                a loop otherwise than a single step, which it was seen to do on CPUs with grouped convolutions, and with
+                convolutions and BatchNormalization on batches that the mesh does not divide; there to rounding.
+            jit_compile: False means the same as `run_eagerly=True`.
+            auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
+                `LossScaleOptimizer`.
+            train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
+                loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
+                `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
+            donate: whether a step may reuse the memory of the state before it. Without, twice the memory is needed.
+            check: whether compiled steps check that the integers which layers and losses look up are there: those of an
+                `Embedding`, and sparse labels. Of what is out of range an index gives NaN otherwise, or counts from the
+                end. The error names the layer or loss and the value, and the model is as it was before the step. It is
+                for debugging: memory is not donated, and each step is waited for. Steps that run eagerly check always.
+            prefetch: how many executions the loop is ahead of the devices: while one runs, the batches of the next ones
+                are already being put there.
+            remat: what the way back computes again instead of keeping it: "full" for everything; the name of a policy
+                in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
+                layers that keep only their inputs. The numbers are the same. A `train_step` of your own decides itself
+                by `jax.checkpoint`.
+
+        Raises:
+            UnknownNameError: a name is not known.
+            ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
+        """
+        fitting.compile(self, {name: value for name, value in locals().items() if name != "self"})
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metric objects: the mean of the loss, what `compile` chose as one, the means of each output's loss.
+
+        They tell of the last epoch of training, or of the evaluation if that came later; none before `compile`.
+        Reading a value waits for the last step.
+
+        Source: `keras.Model.metrics`.
+        """
+        return [] if self._choices is None else self._choices.metrics.all
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of `metrics`.
+
+        Source: `keras.Model.metrics_names`.
+        """
+        return [metric.name for metric in self.metrics]
+
+    def reset_metrics(self) -> None:
+        """Let all `metrics` forget what they have seen. Runs of fit and evaluate begin anew without it.
+
+        Source: `keras.Model.reset_metrics`.
+        """
+        for metric in self.metrics:
+            metric.reset_state()
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The values of all `metrics`, by the names they are logged as.
+
+        Raises:
+            ModelError: the model has metrics and was neither trained nor evaluated.
+
+        Source: `keras.Model.get_metrics_result`.
+        """
+        found: dict[str, Any] = {}
+        for metric in self.metrics:
+            result = metric.result()
+            found |= result if isinstance(result, Mapping) else {metric.name: result}
+        return found
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Iterable[Callback] | Callback | None = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | list[int] = 1,
+        *,
+        seed: int | None = None,
+    ) -> History:
+        """Train on the examples in `x` and `y`.
+
+        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold.
+        Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
+        of as many rows, which `batch_size` counts.
+
+        Args:
+            x: inputs: an array (examples, ...) of any library, a table or sparse matrix, lists of numbers, or a pytree
+                of them. Or a data set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
+                `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or one with `__len__` and
+                `__getitem__` that gives examples like that.
+            y: targets of arrays, likewise.
+            batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
+                them are all. The last batch may be shorter. Not for what gives batches.
+            epochs: the epoch to stop at.
+            verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
+            callbacks: called in order; see `keras_dist.callbacks.Callback`.
+            validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
+                are shuffled. Not used beside `validation_data`. For arrays.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch.
+            shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
+                each time. What is iterated has its own order.
+            class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
+                classes that are not in it. It counts in training alone.
+            sample_weight: a weight for each example; for several outputs also a list or dict of them.
+            initial_epoch: the epoch to start at.
+            steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
+                examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
+                generator.
+            validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
+                says so, and there are no validation logs.
+            validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
+            validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
+            seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
+
+        Returns:
+            A `History` with the loss and metrics of each epoch, which is `model.history`, too.
+
+        Raises:
+            ModelError: the model is not compiled, or an argument cannot be used.
+            DistributionError: the current distribution is another than the model's.
+            DataError: the data cannot be batched, split or weighted.
+
+        Source: `keras.Model.fit`.
+        """
+        self._check_compiled("fit")
+        numbers = fitting.epoch_range(initial_epoch, epochs)
+        source, held_out = fitting.training_sources(
+            (x, y, sample_weight), class_weight, validation_split, validation_data
+        )
+        examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
+        validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
+        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose)
+
+    @property
+    def history(self) -> History | None:
+        """The `History` of the last `fit`, also of one that was interrupted; None before.
+
+        Source: `keras.Model.history`.
+        """
+        return self._outside.history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Iterable[Callback] | Callback | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Loss and metrics over the examples.
+
+        Args:
+            x: inputs, or a data set, as of `fit`.
+            y: targets of arrays.
+            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
+            verbose: 0 for silence, 1 or "auto" for a progress bar.
+            sample_weight: a weight for each example.
+            steps: how many batches to look at; by default all.
+            callbacks: called in order.
+            return_dict: whether to return a dict by name.
+
+        Returns:
+            The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict.
+
+        Raises:
+            ModelError: the model is not compiled with a loss, or an argument cannot be used.
+            DataError: the data cannot be batched.
+
+        Source: `keras.Model.evaluate`.
+        """
+        self._check_compiled("evaluate")
+        examples = fitting.batching(source_of(x, y, sample_weight), batch_size, steps)
+        return fitting.evaluate(self, examples, callbacks, verbose, return_dict)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Iterable[Callback] | Callback | None = None,
+        *,
+        call: ModuleCall | None = None,
+    ) -> Any:
+        """The outputs for every example that this process gave, in order, as numpy arrays.
+
+        Args:
+            x: inputs, or a data set, as of `fit`, whose targets are not looked at.
+            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
+            verbose: 0 for silence, 1 or "auto" for a progress bar.
+            steps: how many batches to look at; by default all.
+            callbacks: called in order.
+            call: `call(module, x, training, rngs) -> y_pred` in place of the model's own, as of `from_nnx`: another
+                method of the same weights. Compiled once for each function: define it outside of loops.
+
+        Raises:
+            ModelError: an output has no row for each example, or an argument cannot be used.
+            DataError: the data cannot be batched.
+
+        Example:
+            >>> import keras_dist as kd
+            >>> import numpy as np
+            >>> from flax import nnx
+            >>> class Autoencoder(nnx.Module):
+            ...     def __init__(self, rngs):
+            ...         self.encoder = nnx.Linear(8, 2, rngs=rngs)
+            ...         self.decoder = nnx.Linear(2, 8, rngs=rngs)
+            ...
+            ...     def encode(self, x):
+            ...         return self.encoder(x)
+            ...
+            ...     def __call__(self, x):
+            ...         return self.decoder(self.encode(x))
+            >>> def encode(module, x, training, rngs):
+            ...     return module.encode(x)
+            >>> model = kd.Model.from_nnx(Autoencoder)
+            >>> x = np.ones((5, 8))
+            >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
+            ((5, 8), (5, 2))
+
+        Differs from Keras: `call`.
+
+        Source: `keras.Model.predict`.
+        """
+        if call is not None:
+            check_callable("call", call, "module, x, training, rngs")
+        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """One step of training on these rows; see `fit`.
+
+        Returns:
+            The loss of this batch before the step; with metrics the list `[loss, *metrics]`; or a dict.
+
+        Raises:
+            ModelError: the model is not compiled.
+            DistributionError: the current distribution is another than the model's.
+            DataError: the rows cannot be batched.
+
+        Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
+        """
+        return fitting.train_on_batch(self, (x, y, sample_weight), class_weight, return_dict)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Loss and metrics of these rows; see `evaluate`."""
+        return fitting.test_on_batch(self, (x, y, sample_weight), return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The outputs for these rows, run as one batch; see `predict`."""
+        return fitting.predict_on_batch(self, x)
+
+    def lower_train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> jax.stages.Lowered:
+        """The train step for these rows, lowered and not run: `.compile()` tells its memory and collectives.
+
+        Raises:
+            ModelError: the model is not compiled.
+        """
+        return fitting.lower_train_step(self, (x, y, sample_weight))
+
+    # State, for steps and loops of one's own
+
+    @property
+    def state(self) -> TrainState:
+        """A copy of the training state, which later training does not change or delete."""
+        return self._born().cell.copy_of_state()
+
+    @property
+    def module(self) -> Any:
+        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
+        return self._born().cell.module()
+
+    @module.setter
+    def module(self, module: Any) -> None:
+        self._born().take_values(module)
+
+    def merge(self, trainable: Any, rest: Any) -> Any:
+        """The NNX module with values shaped as `state.trainable` and `state.rest`, for use in a `train_step`."""
+        return self._born().cell.graph.merge(trainable, rest)
+
+    def split(self, module: Any) -> tuple[Any, Any]:
+        """`(trainable, rest)` with the values in a module that `merge` made."""
+        return self._born().cell.graph.split(module)
+
+    def stateless_call(
+        self, trainable: Any, rest: Any, *args: Any, return_losses: bool = False, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """What the model gives with these values, for use in a `train_step` or in loops of your own.
+
+        Args:
+            trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
+            rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
+            *args: arguments of the call.
+            return_losses: whether what layers and regularizers add to the loss is returned, too.
+            **kwargs: further arguments of the call, such as `training`.
+
+        Returns:
+            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
+
+        Raises:
+            ModelError: there are more or fewer values in a list than variables.
+
+        Source: `keras.Model.stateless_call`.
+        """
+        session = self._born(*args, **kwargs)
+        if isinstance(trainable, list | tuple):
+            listed = (self.trainable_variables, self.non_trainable_variables)
+            outputs, rest, losses = session.listed_call(self.name, listed, (trainable, rest), args, kwargs)
+        else:
+            outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
+        return (outputs, rest, losses) if return_losses else (outputs, rest)
+
+    def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
+        """`state` after one update, for use in a `train_step`.
+
+        Args:
+            state: values and slots before.
+            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
+            optimizer: the name of one optimizer; by default all are applied.
+
+        Raises:
+            ModelError: there is no such optimizer, or gradients are missing.
+        """
+        choices = self._compiled("apply_gradients").compiled("apply_gradients")
+        return apply_gradients(state, choices.optimizers, grads, optimizer)
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers by name.
+
+        Raises:
+            ModelError: the model is not compiled; or it has several, and its weights are not born yet.
+        """
+        if self._choices is None:
+            raise not_compiled("optimizers")
+        given = self._choices.optimizer
+        if not isinstance(given, Mapping):
+            return {DEFAULT: given}
+        choices = self._compiled("optimizers").compiled("optimizers")
+        return {name: optimizer.transformation for name, optimizer in choices.optimizers.items()}
+
+    @property
+    def optimizer(self) -> Any:
+        """The only optimizer: the object that `compile` was given, or made of a name.
+
+        It reads and writes the state of this model, which trains with it alone.
+
+        Raises:
+            ModelError: the model is not compiled, or has several optimizers.
+        """
+        found = self.optimizers
+        if len(found) != 1:
+            raise ModelError(
+                "the model has several optimizers",
+                given=f"optimizers {list(found)}",
+                expected="one optimizer",
+                fix=f"model.optimizers[{next(iter(found))!r}]",
+            )
+        return next(iter(found.values()))
+
+    # From the model to its session
+
+    @property
+    def _session(self) -> Session | None:
+        return self._outside.session
+
+    @property
+    def _choices(self) -> Choices | None:
+        return self._outside.choices
+
+    @property
+    def _symbols(self) -> tuple[Any, Any] | None:
+        return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
+
+    @property
+    def _casts_inputs(self) -> bool:
+        # a functional model casts them to what its symbolic inputs are
+        return self.autocast and self._graph is None
+
+    @property
+    def _may_add_losses(self) -> bool:
+        """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
+        return self._session is None or self._outside.binding is not None
+
+    def _born(self, *args: Any, **kwargs: Any) -> Session:
+        """The session of the model; its weights are born now, if need be, for inputs like these."""
+        return born(self, args, kwargs)
+
+    def _build_for(self, tensors: Any) -> None:
+        """Give birth to the weights, for inputs like these symbolic tensors."""
+        if self._session is None:
+            self._give_birth((tensors,), {})
+
+    def _give_birth(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        return give_birth(self, args, kwargs)
+
+    def _choose(self, choices: Choices) -> None:
+        """Train as `compile` says."""
+        self._outside.choices = choices
+        if self._session is not None:
+            self._session.compile(choices)
+
+    def _check_compiled(self, method: str) -> None:
+        """Check that the model is compiled.
+
+        Raises:
+            ModelError: it is not.
+        """
+        if self._choices is None:
+            raise not_compiled(method)
+
+    def _compiled(self, method: str, x: Any = None) -> Session:
+        """The session of the model, which is compiled.
+
+        Raises:
+            ModelError: it is not.
+        """
+        self._check_compiled(method)
+        return self._born(x)
+
+    def _check_idle(self, method: str) -> None:
+        if self._session is not None:
+            self._session.check_idle(method)
