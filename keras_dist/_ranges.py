@@ -37,7 +37,8 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
     if kept.itemsize == 8 or not array.size:
         return
     limits = np.iinfo(kept)
-    found = _outside(cast("np.ndarray[Any, Any]", array), limits) if isinstance(array, np.ndarray) else array.outside(limits)
+    is_numpys = isinstance(array, np.ndarray)
+    found = _outside(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
     if found is not None:
         row, value = found
         raise DataError(
