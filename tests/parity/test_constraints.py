@@ -44,7 +44,3 @@ def test_min_max_norm(keras: Any, bounds: list[float], rate: float, axis: Any, w
 def test_defaults(keras: Any, w: np.ndarray) -> None:
     for name in ("max_norm", "min_max_norm", "non_neg", "unit_norm", "MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"):
         agree(constraints.get(name), keras.constraints.get(name), w, keras)
-
-
-def test_all_names_are_there(keras: Any) -> None:
-    assert {name for name in vars(keras.constraints) if not name.startswith("_")} == set(constraints.__all__)
