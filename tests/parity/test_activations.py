@@ -59,10 +59,6 @@ def agree(keras: Any, name: str, x: np.ndarray, **arguments: Any) -> None:
     np.testing.assert_allclose(our_gradient, their_gradient, rtol=1e-5, atol=1e-5)
 
 
-def test_all_names_are_there(keras):
-    assert {name for name in vars(keras.activations) if not name.startswith("_")} == set(activations.__all__)
-
-
 @pytest.mark.parametrize("name", PLAIN)
 @given(x=INPUTS)
 def test_plain(keras, name, x):

@@ -44,7 +44,3 @@ def test_min_max_norm(keras, bounds, rate, axis, w):
 def test_defaults(keras, w):
     for name in ("max_norm", "min_max_norm", "non_neg", "unit_norm", "MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"):
         agree(constraints.get(name), keras.constraints.get(name), w, keras)
-
-
-def test_all_names_are_there(keras):
-    assert {name for name in vars(keras.constraints) if not name.startswith("_")} == set(constraints.__all__)

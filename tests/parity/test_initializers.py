@@ -150,8 +150,3 @@ def test_configs_are_those_of_keras(keras, name, arguments):
     assert getattr(initializers, name)().get_config() == getattr(keras.initializers, name)().get_config()
     again = initializers.get(keras.initializers.serialize(theirs))
     assert (type(again).__name__, again.get_config()) == (name, theirs.get_config())
-
-
-def test_all_names_are_there(keras):
-    theirs = {name for name in vars(keras.initializers) if not name.startswith("_")}
-    assert theirs - set(initializers.__all__) == {"STFT", "STFTInitializer", "stft"}

@@ -63,7 +63,3 @@ def test_names_have_the_defaults_of_keras(keras, name):
     ours, theirs = regularizers.get(name), keras.regularizers.get(name)
     assert ours.get_config() == pytest.approx(theirs.get_config())  # type: ignore[union-attr]
     np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5)  # type: ignore[misc]
-
-
-def test_all_names_are_there(keras):
-    assert {name for name in vars(keras.regularizers) if not name.startswith("_")} == set(regularizers.__all__)
