@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_option, check_sizes
-from keras_dist._types import ArrayLike
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -283,7 +283,7 @@ class GlobalAveragePooling1D(GlobalPooling):
         total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
         return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> None:
         """Return None: there are no steps any more."""
         return None
 
