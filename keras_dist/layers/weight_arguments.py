@@ -113,8 +113,7 @@ def hands_on_keywords(constructor: Callable[..., None]) -> bool:
     It takes every argument with a default of the constructor above then. One that gives some of these itself leaves its
     `**kwargs` untyped.
     """
-    *_, last = inspect.signature(constructor).parameters.values()
-    return last.kind is last.VAR_KEYWORD and "Unpack[" in str(last.annotation)
+    return any("Unpack[" in str(annotation) for annotation in constructor.__annotations__.values())
 
 
 def keyword_defaults(constructor: Callable[..., None]) -> dict[str, Any]:
