@@ -88,7 +88,7 @@ class Lowered:
                     warnings.warn(
                         f"export: the program runs on {', '.join(these)} only, for elsewhere it cannot be lowered: "
                         f"{_first_line(errors[0])}",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
                 return program, named
         self._explain(shapes, tuple(platforms or here), errors[0])

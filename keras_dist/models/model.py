@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -87,6 +87,22 @@ class Model(Saveable):
 
     Source: `keras.Model`.
     """
+
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("test_step", "predict_step", "compute_loss_and_updates", "stateless_compute_loss"),
+                *("make_train_function", "make_test_function", "make_predict_function"),
+                *("compute_metrics", "metrics", "reset_metrics", "get_metrics_result"),
+            ),
+            "compile(..., metrics=..., train_step=...); see Model.compute_loss and Model.stateless_call",
+        ),
+        **dict.fromkeys(
+            ("trainable_variables", "trainable_weights", "non_trainable_variables", "non_trainable_weights"),
+            "set `trainable` of layers, or add_weight(..., trainable=False)",
+        ),
+        "stateless_call": "override `call`",
+    }
 
     @_then_born
     def __init__(

@@ -18,6 +18,7 @@ import numpy as np
 from keras_dist import _environment, _jax
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
+from keras_dist.distribution import lint
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
@@ -74,7 +75,7 @@ def written_compile(model: Saveable) -> dict[str, Any]:
         warnings.warn(
             f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
             CheckpointWarning,
-            stacklevel=4,
+            stacklevel=lint.frames_inside(),
         )
         return {}
 

@@ -212,7 +212,7 @@ class Session:
             warnings.warn(
                 f"the model was called with {_MOST_PROGRAMS + 1} different values of arguments that are no arrays, and "
                 "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                stacklevel=4,
+                stacklevel=lint.frames_inside(),
             )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
@@ -412,7 +412,7 @@ class Session:
         if self.trainability is not None and self.trainability.stated() != self.stated:
             warnings.warn(
                 "`trainable` of a layer was set after compile, and does not count before the next compile",
-                stacklevel=3,
+                stacklevel=lint.frames_inside(),
             )
 
     def check_current_distribution(self, method: str) -> None:

@@ -20,6 +20,7 @@ from keras_dist import _jax
 from keras_dist._arguments import is_number
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
+from keras_dist.distribution import lint
 from keras_dist.distribution.cluster import is_first_process
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -128,12 +129,12 @@ def load_weights(
         for name in report.loaded:
             handles[name].assign(values.pop(name))
     if not strict and (report.missing or report.extra or report.misshaped or report.unused):
-        warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=3)
+        warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=lint.frames_inside())
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
         warnings.warn(
             f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
             "keras_dist did not write it; model.save_weights does it with them",
-            stacklevel=3,
+            stacklevel=lint.frames_inside(),
         )
     return report
 

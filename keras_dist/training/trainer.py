@@ -15,6 +15,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator
 from keras_dist.training.choices import Choices, StepOptions
@@ -45,7 +46,7 @@ class LoggedStep:
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
-    def reset(self, mesh: Any) -> Logs:
+    def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
         own = {name: one for name, one in self.accumulators.items() if getattr(one, "has_own_start", False)}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros

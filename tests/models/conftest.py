@@ -22,7 +22,8 @@ def compiled_names():
     propagate = logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
-    with jax.log_compiles():
-        yield names
+    jax.config.update("jax_log_compiles", True)  # in all threads
+    yield names
+    jax.config.update("jax_log_compiles", False)
     logger.removeHandler(handler)
     logger.propagate = propagate

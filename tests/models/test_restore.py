@@ -12,7 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError, ModelError
-from keras_dist.models import checkpointing
+from keras_dist.models import saving
 from keras_dist.models.saving import join_arrays, names_of, split_arrays
 from tests.layouts import on
 
@@ -192,7 +192,7 @@ def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, target
         return read(wanted)
 
     if is_large:
-        monkeypatch.setattr(checkpointing, "_PART_BYTES", 0)
+        monkeypatch.setattr(saving, "_PART_BYTES", 0)
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read"):
         patch.setattr(stored, "arrays", fails)
         model.restore(stored)
@@ -208,7 +208,7 @@ def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, target
 
 
 def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets, monkeypatch):
-    monkeypatch.setattr(checkpointing, "_PART_BYTES", 0)
+    monkeypatch.setattr(saving, "_PART_BYTES", 0)
     directory, _, _ = saved["data=2,model=4"]
     model = targets["data=4,model=2"]
     cell = model._born().cell
@@ -291,14 +291,14 @@ def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(tmp_
 
     def begin_and_look(snapshot, place):
         with ThreadPoolExecutor(1) as other_thread:
-            was_free.append(other_thread.submit(cell.lock.acquire, blocking=False).result())
+            was_free.append(other_thread.submit(cell.lock._lock.acquire, blocking=False).result())
         return begin(snapshot, place)
 
     monkeypatch.setattr(Snapshot, "begin", begin_and_look)
     model.save(tmp_path / "saved")
     assert was_free == [False]
-    assert cell.lock.acquire(blocking=False)
-    cell.lock.release()
+    assert cell.lock._lock.acquire(blocking=False)
+    cell.lock._lock.release()
 
 
 @pytest.mark.parametrize(

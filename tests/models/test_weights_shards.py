@@ -134,7 +134,7 @@ def test_only_the_first_process_writes(model, path, monkeypatch):
 
 
 def test_no_step_comes_between_the_files(model, path, monkeypatch):
-    lock, numpy, free = model._session.cell.lock, kd.models.ModelVariable.numpy, []
+    lock, numpy, free = model._session.cell.lock._lock, kd.models.ModelVariable.numpy, []
 
     def watched(self):
         thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))

@@ -360,6 +360,13 @@ class TestValidation:
             model.optimizer.learning_rate = 0.1
         assert values == [model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]] * 3
 
+    def test_training_goes_on_when_a_generator_is_over(self, model):
+        data = iter(cut((X[:24], Y[:24]), 8))
+        with pytest.warns(UserWarning, match="ran out of data") as caught:
+            history = model.fit(X[:8], Y[:8], validation_data=data, validation_steps=2, epochs=4, verbose=0).history
+        assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)  # of two batches, and of one
+        assert all(f"ends after {left}" in str(one.message) for left, one in zip((1, 0, 0), caught, strict=True))
+
     def test_beside_batches_arrays_have_a_size_of_their_own(self, one_device):
         seen = []
 
