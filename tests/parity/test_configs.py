@@ -3,6 +3,7 @@
 import types
 
 import numpy as np
+import pytest
 
 import keras_dist as kd
 
@@ -75,3 +76,19 @@ def test_compile_configs_of_keras_are_read(keras: types.ModuleType) -> None:
     ours.compile_from_config(theirs.get_compile_config())
     assert ours.optimizer.learning_rate == np.float32(0.01)
     ours.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Dense", {"units": 3, "activation": "relu"}),
+        ("GaussianNoise", {"stddev": 0.5}),
+        ("LSTM", {"units": 4}),
+        ("Dropout", {"rate": 0.25}),
+    ],
+)
+def test_layers_are_read(keras: types.ModuleType, name: str, arguments: dict[str, object]) -> None:
+    layer = kd.layers.deserialize(keras.layers.serialize(getattr(keras.layers, name)(name="it", **arguments)))
+    assert type(layer) is getattr(kd.layers, name)
+    assert layer.name == "it"
+    assert {argument: layer.get_config()[argument] for argument in arguments} == arguments
