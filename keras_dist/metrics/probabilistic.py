@@ -1,5 +1,7 @@
 """Mean losses of probabilities and rates: crossentropies, Kullback-Leibler divergence, Poisson."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax
