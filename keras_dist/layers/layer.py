@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,17 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     """
 
     __slots__ = ()
+
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("compute_output_spec", "symbolic_call"),
+            "leave it out: shapes and dtypes follow from `call`, which is traced",
+        ),
+        **dict.fromkeys(
+            ("save_own_variables", "load_own_variables", "save_assets", "load_assets"),
+            "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
+        ),
+    }
 
     supports_masking: bool = False
     input_spec: Any = None

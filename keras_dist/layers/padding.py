@@ -85,8 +85,7 @@ class ZeroPadding2D(ZeroPadding):
     """Zeros before and after the inputs (batch, height, width, channels); see `ZeroPadding`.
 
     Example:
-        >>> import jax
-    import jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
         (2, 29, 32, 1)

@@ -117,6 +117,17 @@ class Optimizer(CustomLoops, Configurable):
     Source: `keras.optimizers.Optimizer`.
     """
 
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("update_step", "backend_update_step", "build", "apply", "apply_gradients"),
+                *("stateless_apply", "save_own_variables", "load_own_variables"),
+            ),
+            "define `transformation`, which returns an optax transformation: it makes the slots and takes the steps",
+        ),
+        "finalize_variable_values": "override `finalize(state, params)`",
+    }
+
     needs_params: ClassVar[bool] = False
     name: str
     weight_decay: float | None
