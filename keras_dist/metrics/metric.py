@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -53,7 +53,7 @@ class Metric(Configurable):
     Source: `keras.metrics.Metric`.
     """
 
-    _never_called: ClassVar[dict[str, str]] = {"reset_states": "call it `reset_state`"}
+    _never_called: ClassVar[Mapping[str, str]] = {"reset_states": "call it `reset_state`"}
 
     needs_targets: ClassVar[bool] = True
     """Whether targets must be given."""
