@@ -86,7 +86,7 @@ def measure_programs(rounds: int) -> dict[str, Any]:
 
         def run(package: str) -> Any:
             command = [sys.executable, "-c", PROGRAM.format(package=package), str(data)]
-            return lambda: subprocess.run(command, cwd=m.ROOT, check=True, capture_output=True)
+            return lambda: subprocess.run(command, cwd=m.ROOT, check=True, capture_output=True, env=m.as_installed())
 
         samples = m.interleave({"ours": run("keras_dist"), "keras": run("keras")}, rounds, warmup=1)
     return m.result("a whole program", samples["ours"].wall, samples["keras"].wall, "s", aim=PROGRAM_AIM)

@@ -81,6 +81,11 @@ def result(
     }
 
 
+def as_installed() -> dict[str, str]:
+    """The environment of a program whose packages are installed: with bytecode, which the first run writes."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def in_process(module: str, **arguments: Any) -> Any:
     """What `measure(**arguments)` of a module returns in a process of its own, with devices of its own."""
     code = f"import json, sys, {module} as m; print(json.dumps(m.measure(**json.loads(sys.argv[1]))))"

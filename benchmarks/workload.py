@@ -115,3 +115,34 @@ class BareLoop:
         kept = jax.random.bernoulli(key, 1 - self._dropout, h.shape)
         h = jnp.where(kept, h / (1 - self._dropout), 0)
         return jnp.mean((jax.nn.softmax(h @ last + bias) - y) ** 2)
+
+
+class ResidentLoop(BareLoop):
+    """The same training on data that is on the device before it begins: a scan for each epoch, two in flight.
+
+    Rows are flat there: XLA gathers those in half the time.
+    """
+
+    def __init__(self, network: Network, devices: int, x: np.ndarray, y: np.ndarray, batch_size: int) -> None:
+        super().__init__(network, devices, x, y, batch_size)
+        self._resident = jax.device_put(x.reshape(len(x), -1)), jax.device_put(y)
+        self._epoch = jax.jit(self._scanned, donate_argnums=0)
+
+    def run(self, epochs: int = 1) -> float:
+        """Train, and return the last loss."""
+        in_flight: collections.deque[jax.Array] = collections.deque()
+        for _ in range(epochs):
+            order = self._rng.permutation(len(self._resident[0])).astype(np.int32)
+            if len(in_flight) == MAX_IN_FLIGHT:
+                in_flight.popleft().block_until_ready()
+            self.state, loss = self._epoch(self.state, *self._resident, order.reshape(-1, self._batch_size))
+            in_flight.append(loss)
+        return float(in_flight[-1])
+
+    def _scanned(self, state: Any, x: jax.Array, y: jax.Array, order: jax.Array) -> tuple[Any, jax.Array]:
+        def step(state: Any, rows: jax.Array) -> tuple[Any, jax.Array]:
+            batch = [part.at[rows].get(mode="promise_in_bounds") for part in (x, y)]
+            return self._stepped(state, *batch)
+
+        state, losses = jax.lax.scan(step, state, order)
+        return state, losses[-1]

@@ -5,7 +5,9 @@ Names are loaded when they are first used: `import keras_dist` imports no JAX an
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import _environment, _not_here
@@ -133,11 +135,22 @@ _PACKAGE_OF = {
 __all__ = [*_PACKAGES, *_PACKAGE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+def _imported(package: str) -> ModuleType:
+    """The package. What it imports stays, and looking for garbage among it would take a seventh of the time."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"keras_dist.{package}")
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return importlib.import_module(f"keras_dist.{name}")
+        return _imported(name)
     if name in _PACKAGE_OF:
-        value = getattr(importlib.import_module(f"keras_dist.{_PACKAGE_OF[name]}"), name)
+        value = getattr(_imported(_PACKAGE_OF[name]), name)
         globals()[name] = value
         return value
     return _not_here.missing_from(__name__)(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,8 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
     if kept.itemsize == 8 or not array.size:
         return
     limits = np.iinfo(kept)
-    found = array.outside(limits) if hasattr(array, "outside") else _outside(array, limits)
+    is_numpys = isinstance(array, np.ndarray)
+    found = _outside(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
     if found is not None:
         row, value = found
         raise DataError(

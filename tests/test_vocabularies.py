@@ -221,7 +221,7 @@ def test_those_of_users_are_known_where_they_are_registered(package: Any, mine: 
         assert is_mine(package.deserialize(package.serialize(made_here)))
         assert is_mine(package.deserialize(f"of_users>{name}"))
     finally:
-        saving.get_custom_objects().clear()
+        del saving.get_custom_objects()[f"of_users>{name}"]
 
 
 NOT_KNOWN = {"class_name": "Nothing", "config": {}}

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a training that may be killed at any time, and goes on where it was."""
+"""`BackupAndRestore`: backups of a training, which goes on from the last one when it is started again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 
 class BackupAndRestore(Callback):
-    """Saves all of a training's state every so often, and goes on from there when the program is started again.
+    """Saves the whole state of a training, and goes on from there when the program is started again.
 
     All is: weights, statistics, optimizer slots, random streams, the states of loss and metrics, the place in the data,
     the states of callbacks and the history. On the same mesh the result is that of a training that was never
@@ -89,11 +89,11 @@ class BackupAndRestore(Callback):
         return mode == "train" and self.save_freq != "epoch"
 
     def get_state(self) -> dict[str, int]:
-        """How many batches were counted."""
+        """Return the numbers of batches."""
         return {"batches": self._batches, "saved_at": self._batches, "last_batch": self._last_batch}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Go on counting."""
+        """Set the numbers of batches."""
         self._batches, self._saved_at, self._last_batch = state["batches"], state["saved_at"], state["last_batch"]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

@@ -111,10 +111,10 @@ class Callback:
         """After an epoch and its validation, with the logs of both (`loss`, `val_loss`)."""
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """The name of `on_train_batch_begin` in older code."""
+        """Alias of `on_train_batch_begin`."""
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """The name of `on_train_batch_end` in older code."""
+        """Alias of `on_train_batch_end`."""
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Before an execution of training, with its first batch."""

@@ -170,13 +170,19 @@ class CallbackList(Callback):
                     fix="begin anew in another directory, or restore the model without `continue_training`",
                 ) from error
 
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Call `on_epoch_end` of all callbacks. What one adds to the logs, those after it see."""
+        logs = {} if logs is None else logs
+        for callback in self.callbacks:
+            callback.on_epoch_end(epoch, logs)  # pyright: ignore[reportArgumentType]: those of an epoch may be added to
+
     def _with(self, hook: str) -> list[Any]:
         """Return those that have this hook; callbacks of other libraries may not."""
         return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
 
 def _calling_all(hook: str) -> Callable[..., None]:
-    """Return a method that calls a hook of all callbacks. What one adds to the logs, those after it see."""
+    """Return a method that calls a hook of all callbacks."""
 
     @functools.wraps(vars(Callback)[hook])
     def call_all(self: CallbackList, *args: Any, **kwargs: Any) -> None:

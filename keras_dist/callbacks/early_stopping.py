@@ -1,4 +1,4 @@
-"""`EarlyStopping`: ends training when a value gets no better."""
+"""`EarlyStopping`: ends training when a value has stopped improving."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from keras_dist.distribution.cluster import print_message
 
 
 class EarlyStopping(MonitorCallback):
-    """Ends training when a value of the logs has got no better for some epochs.
+    """Ends training when a value of the logs has stopped improving.
 
     Args:
         monitor: the name of the value.
         min_delta: by how much a value must be better to count.
-        patience: number of epochs without a better value after which training ends.
+        patience: number of epochs without improvement after which training ends.
         verbose: 1 to print what it does.
         mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
         baseline: a value that must be beaten, too, within `patience`.
@@ -29,7 +29,7 @@ class EarlyStopping(MonitorCallback):
         best_epoch: its epoch.
         best_weights: the weights after it, if they are to be restored.
         stopped_epoch: the epoch that was the last one because of this callback; 0 if none was.
-        wait: for how many epochs there has been no better value.
+        wait: number of epochs since the last improvement.
 
     Raises:
         ModelError: an argument is out of range; at the begin of training, when `mode="auto"` finds no direction.

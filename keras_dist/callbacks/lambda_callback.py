@@ -12,7 +12,7 @@ _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class LambdaCallback(Callback):
-    """Calls functions in the place of hooks.
+    """Calls functions as hooks.
 
     Args:
         on_epoch_begin: called as `on_epoch_begin(epoch, logs)`.

@@ -15,7 +15,7 @@ from keras_dist.errors import ModelError, shorten
 
 
 class LearningRateScheduler(Callback):
-    """Sets the learning rate at the begin of each epoch.
+    """Sets the learning rate at the beginning of each epoch.
 
     The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, each of which is asked for,
     as `learning_rate_<name>`.

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: saves the model every so often, or whenever it got better."""
+"""`ModelCheckpoint`: saves the model at some frequency, or whenever it has improved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDINGS = " or ".join(map(repr, _SUFFIXES))
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Saves the model after every epoch, every so many batches, or whenever a value got better.
+    """Saves the model after every epoch, after some number of batches, or whenever a value has improved.
 
     The path tells what is saved: one that ends in `.safetensors` or `.orbax` the weights, by `Model.save_weights`; any
     other is the folder of the whole model, by `Model.save`. One callback for the latest model and one for the best

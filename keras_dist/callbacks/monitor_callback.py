@@ -18,7 +18,7 @@ _MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
-    """Watches one value of the logs, and knows when it gets better.
+    """Watches one value of the logs, and compares it with its best value.
 
     Args:
         monitor: the name of the value.

@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 
 
 class ProgbarLogger(Callback):
-    """Shows how far training is: steps, the time that is left, steps per second, loss and metrics.
+    """Shows the progress of training: steps, remaining time, steps per second, loss and metrics.
 
     With `verbose=1` a moving bar on a terminal, a line for each epoch elsewhere; with `verbose=2` a line everywhere;
     with `verbose=0` nothing. The bar reads logs ten times a second at most, and those of the execution before the
@@ -44,7 +44,7 @@ class ProgbarLogger(Callback):
         self._last: Logs | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """No: it shows how far the loop has come when it is called."""
+        """Return False: it shows the progress whenever it is called."""
         return False
 
     def set_params(self, params: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`ReduceLROnPlateau`: a smaller learning rate when a value gets no better."""
+"""`ReduceLROnPlateau`: reduces the learning rate when a value has stopped improving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_dist.errors import ModelError
 
 
 class ReduceLROnPlateau(MonitorCallback):
-    """Makes the learning rate smaller when a value of the logs has got no better for some epochs.
+    """Reduces the learning rate when a value of the logs has stopped improving.
 
     The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, all of which are slowed
     down, as `learning_rate_<name>`.
@@ -23,7 +23,7 @@ class ReduceLROnPlateau(MonitorCallback):
     Args:
         monitor: the name of the value.
         factor: what the rate is multiplied by.
-        patience: number of epochs without a better value after which the rate is made smaller.
+        patience: number of epochs without improvement after which the rate is reduced.
         verbose: 1 to print what it does.
         mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
         min_delta: by how much a value must be better to count.
@@ -32,7 +32,7 @@ class ReduceLROnPlateau(MonitorCallback):
 
     Attributes:
         best: the best value.
-        wait: for how many epochs there has been no better value.
+        wait: number of epochs since the last improvement.
         cooldown_counter: for how many epochs none are counted yet.
 
     Raises:

@@ -23,7 +23,7 @@ _TRAIN, _VALIDATION = "train", "validation"
 
 
 class TensorBoard(Callback):
-    """Writes what TensorBoard shows: logs and learning rates, weights, the layout table, a profile.
+    """Writes logs and learning rates, weights, the layout table and a profile for TensorBoard.
 
     It needs tensorboardX: `pip install 'keras_dist[tensorboard]'`. Where there are several processes, the first one
     writes. `tensorboard --logdir=logs` shows it.

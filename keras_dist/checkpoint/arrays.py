@@ -84,7 +84,7 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvou
 
 
 def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-    """Arrays that `write_arrays` has written.
+    """Read arrays that `write_arrays` has written.
 
     Args:
         folder: where they are, below `FOLDER`.
@@ -137,7 +137,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _raw(value: Any, is_copied: bool, job: Rendezvous) -> Any:
-    """What is written for an array: of PRNG keys their data."""
+    """Return what is written for an array: of PRNG keys their data."""
     if not _is_on_device(value):
         return np.array(value)
     value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
@@ -158,7 +158,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _raw_like(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """What is read for an array: of PRNG keys their data."""
+    """Return the shape that is read for an array: of PRNG keys that of their data."""
     if not _jax.is_key_dtype(like.dtype):
         return like
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))

@@ -224,7 +224,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
 
 
 def render_diagnosis(found: Diagnosis) -> str:
-    """A table of the states, and lines about all that is not good, who wrote them and how they lie on the devices."""
+    """Render a table of the states, and lines about damage, writers and layouts."""
     lines: list[str] = []
     if found.states:
         lines.append(render_text(_table(found)))
@@ -243,7 +243,7 @@ def render_diagnosis(found: Diagnosis) -> str:
 
 
 def render_restoring(name: str, found: Restoring) -> str:
-    """Totals and problems of one state on another mesh."""
+    """Render the totals and problems of one state on another mesh."""
     before, after = render_bytes(found.nbytes_per_device_saved), render_bytes(found.nbytes_per_device)
     total = (
         f"{name} on mesh {_mesh(found.mesh)}: {found.arrays} arrays, {render_bytes(found.nbytes)}; "
@@ -262,7 +262,7 @@ def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _examined(folder: pathlib.Path) -> SavedState:
-    """What is known about a checkpoint, damaged or not."""
+    """Return what is known about a checkpoint, damaged or not."""
     name = folder.absolute().name
     if not folder.is_dir():
         return SavedState(name, (f"{name} is a file",))

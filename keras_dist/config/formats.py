@@ -108,7 +108,7 @@ _HINTS = {
 
 
 def _position(text: str, error: Exception) -> tuple[str, int, int]:
-    """What a parser found, and the line and column (from 1) where; line 0 when it does not say."""
+    """Return what a parser found, with line and column (from 1); line 0 when they are not known."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg, error.lineno, error.colno
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.problems import Problem, Table, across, refuse, show
@@ -34,12 +35,12 @@ _ENTRY = f'an axis name, "{UNSHARDED}" (in quotes) or null for unsharded, or a l
 
 
 def as_table(value: object) -> dict[Any, Any] | None:
-    """`value` when it is a table."""
+    """Return `value` if it is a table."""
     return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
 
 
 def as_list(value: object) -> Sequence[Any] | None:
-    """`value` when it is a list."""
+    """Return `value` if it is a list."""
     return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else None
 
 
@@ -51,7 +52,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+    if not is_int(size, -1) or size == 0:
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size
@@ -94,7 +95,7 @@ class MeshConfig(Table):
 
 
 def _names(value: object) -> tuple[str, ...] | None:
-    """`value` as axis names when it is a list of some, each once."""
+    """Return `value` as axis names if it is a list of some, each once."""
     names = as_list(value)
     if not names or not all(isinstance(name, str) and name != UNSHARDED for name in names):
         return None
@@ -276,7 +277,7 @@ class FullyShardedConfig(ModelParallelConfig):
 
 
 def kind_of(options: Mapping[str, Any]) -> type[DistributionConfig] | None:
-    """What describes the options in `[distribution]`, by its strategy; None for one that is not known."""
+    """Return the class that describes the options in `[distribution]`; None for an unknown strategy."""
     named = options.get("strategy")
     if named is None:
         named = "data_parallel" if options.get("layout") is None else "model_parallel"
@@ -318,7 +319,7 @@ def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def axis_problems(axes: Sequence[str], options: Mapping[str, Any], source: str) -> Iterator[Problem]:
-    """The names in `[distribution]` that are not among the `axes` of the mesh, whose shape stands in `source`."""
+    """Yield the names in `[distribution]` that are not among the `axes` of the mesh, whose shape `source` gives."""
     for loc, name in _axis_names(options):
         if name not in axes:
             near = nearest(name, axes)

@@ -8,7 +8,7 @@ import numpy as np
 from keras_dist._ranges import check_fits
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
-from keras_dist.data.conversion import Arrays, as_arrays, common_length, named_leaves
+from keras_dist.data.conversion import Arrays, all_as_arrays, common_length, named_leaves
 from keras_dist.data.source import RowSource
 
 
@@ -29,10 +29,7 @@ class ArraySource(RowSource):
 
     def __init__(self, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> None:
         self.name, self.title = name, f"{name}arrays"
-        self._arrays = tuple(
-            as_arrays(value, f"{name}{argument}")
-            for argument, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
-        )
+        self._arrays = all_as_arrays((x, y, sample_weight), name)
         self.length = common_length(self._arrays, name)
         self._leaves, self._tree = jax.tree.flatten(self._arrays)
         named = enumerate(named_leaves(self._arrays, name))

@@ -35,6 +35,12 @@ def as_arrays(value: Any, argument: str) -> PyTree:
     return treedef.unflatten([as_array(leaf, leaf_name(argument, path)) for path, leaf in leaves])
 
 
+def all_as_arrays(given: Arrays, name: str) -> Arrays:
+    """Convert the leaves of `(x, y, sample_weight)`; `name` comes before theirs in errors."""
+    x, y, sample_weight = given
+    return as_arrays(x, f"{name}x"), as_arrays(y, f"{name}y"), as_arrays(sample_weight, f"{name}sample_weight")
+
+
 def with_lists_as_arrays(value: Any) -> PyTree:
     """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
     if type(value) is dict:

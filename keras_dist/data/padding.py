@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_int
+from keras_dist._arguments import argument_error, check_int, check_option
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import SparseRows, as_arrays, common_length, named_leaves
 from keras_dist.errors import DataError, shorten
-from keras_dist.losses.reduction import check_reduction
+from keras_dist.losses.reduction import REDUCTIONS
 
 
 def pad_batch(
@@ -66,7 +66,7 @@ def pad_batch(
     given = zip(unpack(batch, "pad_batch: batch"), ("x", "y", "sample_weight"), strict=True)
     x, y, weights = arrays = tuple(jax.tree.map(_dense, as_arrays(tree, name)) for tree, name in given)
     rows = common_length(arrays, "", what="batch")
-    divides_by_all = check_reduction(reduction) in ("sum_over_batch_size", "mean")
+    divides_by_all = check_option("reduction", reduction, REDUCTIONS) in ("sum_over_batch_size", "mean")
     check_int("dim", dim, 0, error=DataError)
     if pads_targets and (dim == 0 or y is None):
         wrong = "is for a dim other than the rows" if dim == 0 else "cannot be given without y"

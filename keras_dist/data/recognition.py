@@ -8,7 +8,7 @@ from typing import Any
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import is_array
-from keras_dist.data.source import DataSource, RowSource, registered
+from keras_dist.data.source import RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, shorten
 
@@ -21,7 +21,7 @@ TAKEN = (
 )
 
 
-def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Any:
+def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Source:
     """Return the source that reads what was given to `fit`, `evaluate` or `predict`.
 
     Args:
@@ -29,9 +29,6 @@ def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: s
         y: targets of inputs, or None.
         sample_weight: weights of inputs, or None.
         name: how errors call what it holds, such as `"validation "`.
-
-    Returns:
-        A `RowSource` or a `StreamSource`.
     """
     kind = _kind_of(x)
     if kind is None:
@@ -59,5 +56,5 @@ def is_data_set(x: PyTree) -> bool:
     return _kind_of(x) is not None
 
 
-def _kind_of(x: PyTree) -> Callable[..., DataSource] | None:
+def _kind_of(x: PyTree) -> Callable[..., Any] | None:
     return next((kind for kind in registered if kind.recognises(x)), None)

@@ -137,18 +137,11 @@ class RowSource(DataSource):
     ) -> list[RowNumbers]:
         """Return the rows of the batches, in order: first all full ones, then the shorter one, if there is one.
 
-        Args:
-            batch_size: rows in all batches but the last.
-            multiple_of: batches are padded up to a multiple of this many rows.
-            shuffle_key: integers that fix a permutation of the examples; None for their own order.
-            span: which of the batches are wanted; None for all.
-            share: what this process gathers of each batch; None for all of it.
+        The arguments are those of `batches`.
         """
         span = range(self.length) if span is None else span
         batch_size = min(batch_size, self.length)
-        order = np.arange(self.length)
-        if shuffle_key is not None:
-            np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+        order = order_of(self.length, shuffle_key)
         full = self.length - self.length % batch_size
         parts = (order[:full].reshape(-1, batch_size), order[full:].reshape(1, -1))
         found, before = [], 0
@@ -166,6 +159,14 @@ class RowSource(DataSource):
     def whole(self, multiple_of: int, share: Share | None = None) -> Batch:
         """Return all examples as one batch."""
         return next(self.batches(self.length, multiple_of, share=share))
+
+
+def order_of(count: int, shuffle_key: tuple[int, ...] | None) -> np.ndarray:
+    """Return a permutation of the numbers below `count`, which the key fixes; for None the numbers in order."""
+    order = np.arange(count)
+    if shuffle_key is not None:
+        np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+    return order
 
 
 def _padded(rows: np.ndarray, multiple_of: int) -> np.ndarray:

@@ -17,8 +17,17 @@ from rich.progress import track
 
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch, unpack
-from keras_dist.data.conversion import Arrays, SparseRows, as_arrays, common_length, describe, is_plain, noting
-from keras_dist.data.source import DataSource, register_source
+from keras_dist.data.conversion import (
+    Arrays,
+    SparseRows,
+    all_as_arrays,
+    as_arrays,
+    common_length,
+    describe,
+    is_plain,
+    noting,
+)
+from keras_dist.data.source import DataSource, order_of, register_source
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError, shorten
 
@@ -139,8 +148,7 @@ class StreamSource(DataSource):
                     fix="multiply the weights in the source by the weight of each example's class",
                 )
             sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
-        parts = zip(("x", "y", "sample_weight"), (x, y, sample_weight), strict=True)
-        arrays: Any = tuple(as_arrays(value, f"{self.name}{argument}") for argument, value in parts)
+        arrays = all_as_arrays((x, y, sample_weight), self.name)
         arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
         common_length(arrays, self.name, "batch")
         return arrays
@@ -285,10 +293,7 @@ class NumberedSource(StreamSource):
         count, workers = self.num_batches, getattr(self._dataset, "workers", 1)
         if count is None:
             return (self._read(number) for number in itertools.count(skip))
-        order = np.arange(count)
-        if shuffle_key is not None:
-            np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
-        order = order[skip:]
+        order = order_of(count, shuffle_key)[skip:]
         if workers <= 1:
             return (self._read(int(number)) for number in order)
         ahead = getattr(self._dataset, "max_queue_size", 10)

@@ -95,7 +95,7 @@ def builder(data_dir: Folder = None) -> Mnist:
 
 
 def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
-    """MNIST as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
+    """Return MNIST as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 
     The first call downloads 12 MB; later ones read what it wrote. Values are raw, so divide `x` by 255 to scale it.
 

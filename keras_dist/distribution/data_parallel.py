@@ -28,8 +28,7 @@ class DataParallel(Distribution):
     Args:
         device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
         devices: the devices as a list, instead of a mesh; by default all devices of the job.
-        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
-            else each is given its own, in batches of its own, which make the global ones together.
+        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
         shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): the same numbers from less memory,
             for one gather of the updates in each step.
 

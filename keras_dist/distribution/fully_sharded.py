@@ -34,8 +34,7 @@ class FullySharded(RuleBased):
         layout_map: rules for dims to shard over other axes first.
         batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
         min_size_bytes: smaller variables stay as the rules say.
-        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
-            else each is given its own, in batches of its own, which make the global ones together.
+        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
         strict: raise for a rule that has no effect, where otherwise a warning is given.
         axis_names: axes of the mesh by the names that the model has for dims, `{"embed": "data", "layers": None}`: one,
             a tuple, or None for unsharded.

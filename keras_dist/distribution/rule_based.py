@@ -21,8 +21,7 @@ class RuleBased(Distribution):
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
         batch_dim_name: the mesh axis, or axes, for the batch.
-        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
-            else each is given its own, in batches of its own, which make the global ones together.
+        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
         strict: whether a rule without effect is an error.
         axis_names: axes of the mesh by the names that models have for dims.
 

@@ -38,8 +38,7 @@ class Distribution:
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether all processes of the job are given the same data, of which each takes its share;
-            else each is given its own, in batches of its own, which make the global ones together.
+        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
@@ -338,7 +337,7 @@ def set_distribution(value: Distribution | None) -> None:
 
     Source: `keras.distribution.set_distribution`.
     """
-    if value is not None and (isinstance(value, type) or not hasattr(value, "snapshot")):
+    if value is not None and not isinstance(value, Distribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DistributionError(
             "set_distribution: `value` is not a Distribution",
             given=f"{shorten(value)} of type {type_name(value)}",

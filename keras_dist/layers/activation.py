@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from keras_dist._arguments import (
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import AlphaArguments, LayerArguments
+from keras_dist.layers.weight_arguments import AlphaArguments, Identifier, LayerArguments
 
 
 class Activation(Layer):
@@ -33,7 +33,7 @@ class Activation(Layer):
     Source: `keras.layers.Activation`.
     """
 
-    def __init__(self, activation: Any, **kwargs: Unpack[LayerArguments]) -> None:
+    def __init__(self, activation: Identifier, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.identify("activation", activations.get, activation)
         self.supports_masking = True

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._arguments import check_fraction, check_option
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 
@@ -44,7 +45,7 @@ class Attention(Layer):
             self.seed_generator = random.SeedGenerator(seed)
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: PyTree) -> None:
         """Create `scale` and `concat_score_weight`, both ().
 
         Raises:
@@ -98,7 +99,7 @@ class Attention(Layer):
             outputs = jnp.where(jnp.asarray(query_mask, bool)[..., None], outputs, 0)
         return (outputs, weights) if return_attention_scores else outputs
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the query."""
         return self._masks(previous_mask)[0]
 
@@ -141,7 +142,7 @@ class AdditiveAttention(Attention):
     def __init__(self, use_scale: bool = True, dropout: float = 0.0, *, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(use_scale=use_scale, dropout=dropout, seed=seed, **kwargs)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: PyTree) -> None:
         """Create `scale` (features,).
 
         Raises:

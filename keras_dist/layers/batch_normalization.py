@@ -13,7 +13,7 @@ from keras_dist._arguments import check_axes_exist, check_axis, check_fraction
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.normalization import ScaledNormalization, wide
-from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier
+from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, Layout
 
 _NO_COUNT = 1e-7
 """Added to counts, so that the mean of no values is finite: `keras.config.epsilon()`."""
@@ -57,8 +57,8 @@ class BatchNormalization(ScaledNormalization):
         *,
         moving_mean_initializer: Identifier = "zeros",
         moving_variance_initializer: Identifier = "ones",
-        moving_mean_layout: Any = None,
-        moving_variance_layout: Any = None,
+        moving_mean_layout: Layout = None,
+        moving_variance_layout: Layout = None,
         renorm: bool = False,
         renorm_clipping: Mapping[str, float] | None = None,
         renorm_momentum: float = 0.99,
@@ -119,7 +119,7 @@ class BatchNormalization(ScaledNormalization):
         outputs = values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
         return outputs.astype(self.compute_dtype)
 
-    def _statistics(self, values: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
+    def _statistics(self, values: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Return mean and variance of each channel; both are 0 for no values."""
         axes = tuple(dim for dim in range(values.ndim) if dim != self.axis % values.ndim)
         if mask is None:
@@ -130,7 +130,7 @@ class BatchNormalization(ScaledNormalization):
         variance = jnp.sum(jnp.square(values - mean), axes, keepdims=True, where=kept) / count
         return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
 
-    def _as_weights(self, mask: Any, values: jax.Array) -> jax.Array:
+    def _as_weights(self, mask: jax.Array, values: jax.Array) -> jax.Array:
         if mask.ndim != values.ndim - 1:
             raise ModelError(
                 f"the mask of layer {self.name!r} does not fit its input",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_option
+from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -78,12 +79,18 @@ class Bidirectional(Layer):
         """The layer that goes backwards."""
         return self._members[self._names[1]]
 
-    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
+    def build(self, sequences_shape: Shape, initial_state_shape: PyTree = None) -> None:
         """Create the weights of both layers."""
         for layer in (self.forward_layer, self.backward_layer):
             layer.build(sequences_shape)
 
-    def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self,
+        sequences: jax.Array,
+        initial_state: PyTree = None,
+        mask: jax.Array | None = None,
+        training: bool | None = None,
+    ) -> Any:
         """Return the merged outputs.
 
         Args:
@@ -109,7 +116,7 @@ class Bidirectional(Layer):
             return merged
         return (*merged, *found) if self.merge_mode is None else (merged, *found)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the input for the outputs of all steps; states have none."""
         mask = previous_mask if self.return_sequences else None
         if self.merge_mode is not None and not self.return_state:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from keras_dist import constraints, initializers, random, regularizers
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import shapes_of
@@ -17,6 +18,7 @@ from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Variable, drawn
 from keras_dist.layers.weight_arguments import (
     Identifier,
+    Layout,
     defaults_of,
     hands_on_keywords,
     keyword_defaults,
@@ -37,7 +39,7 @@ class Building:
     _outside: LayerRecord
     _pytree__state: Any
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: PyTree) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
 
     def _describe_weights(self, kwargs: dict[str, Any]) -> None:
@@ -49,10 +51,10 @@ class Building:
     def describe_weight(
         self,
         name: str,
-        initializer: Any,
-        regularizer: Any = None,
-        constraint: Any = None,
-        layout: Any = None,
+        initializer: Identifier,
+        regularizer: Identifier = None,
+        constraint: Identifier = None,
+        layout: Layout = None,
     ) -> None:
         """Store how the weight `name` is to be created, in attributes such as `kernel_initializer`, `kernel_layout`.
 
@@ -92,17 +94,17 @@ class Building:
     def add_weight(
         self,
         shape: Any = None,
-        initializer: Any = None,
-        dtype: Any = None,
+        initializer: Identifier = None,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         autocast: bool = True,
-        regularizer: Any = None,
-        constraint: Any = None,
+        regularizer: Identifier = None,
+        constraint: Identifier = None,
         aggregation: str = "none",
         overwrite_with_gradient: bool = False,
         name: str | None = None,
         *,
-        layout: Any = None,
+        layout: Layout = None,
     ) -> Variable:
         """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
@@ -151,12 +153,12 @@ class Building:
     def add_variable(
         self,
         shape: Any,
-        initializer: Any,
-        dtype: Any = None,
+        initializer: Identifier,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         autocast: bool = True,
-        regularizer: Any = None,
-        constraint: Any = None,
+        regularizer: Identifier = None,
+        constraint: Identifier = None,
         name: str | None = None,
     ) -> Variable:
         """Create a weight, as `add_weight` does."""

@@ -143,6 +143,8 @@ class Convolution(BaseConvolution):
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
+
+    Source: `keras.layers.Conv1D`, `Conv2D`, `Conv3D`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -220,10 +222,7 @@ class Conv2D(Convolution):
 
 
 class Conv3D(Convolution):
-    """Convolution of inputs (batch, depth, height, width, channels); see `Convolution`.
-
-    Source: `keras.layers.Conv3D`.
-    """
+    """Convolution of inputs (batch, depth, height, width, channels); see `Convolution`."""
 
     rank = 3
 
@@ -238,6 +237,8 @@ class DepthwiseConvolution(BaseConvolution):
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
             depth_multiplier,), and the arguments of `Layer`.
+
+    Source: `keras.layers.DepthwiseConv1D`, `DepthwiseConv2D`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
@@ -270,10 +271,7 @@ class DepthwiseConvolution(BaseConvolution):
 
 
 class DepthwiseConv1D(DepthwiseConvolution):
-    """Depthwise convolution of inputs (batch, steps, channels); see `DepthwiseConvolution`.
-
-    Source: `keras.layers.DepthwiseConv1D`.
-    """
+    """Depthwise convolution of inputs (batch, steps, channels); see `DepthwiseConvolution`."""
 
     rank = 1
 
@@ -305,6 +303,8 @@ class SeparableConvolution(BaseConvolution):
             weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
             `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
             the arguments of `Layer`.
+
+    Source: `keras.layers.SeparableConv1D`, `SeparableConv2D`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
@@ -356,10 +356,7 @@ class SeparableConvolution(BaseConvolution):
 
 
 class SeparableConv1D(SeparableConvolution):
-    """Separable convolution of inputs (batch, steps, channels); see `SeparableConvolution`.
-
-    Source: `keras.layers.SeparableConv1D`.
-    """
+    """Separable convolution of inputs (batch, steps, channels); see `SeparableConvolution`."""
 
     rank = 1
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from keras_dist._arguments import check_number, check_size
 from keras_dist._ranges import check_indices
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import EmbeddingsArguments
+from keras_dist.layers.weight_arguments import EmbeddingsArguments, Layout
 
 
 class Embedding(Layer):
@@ -55,7 +55,7 @@ class Embedding(Layer):
         if weights is not None:
             self.embeddings = self._add_embeddings(self._as_initializer(weights))
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: PyTree = None) -> None:
         """Create `embeddings` (input_dim, output_dim)."""
         if not hasattr(self, "embeddings"):
             self.embeddings = self._add_embeddings()
@@ -76,7 +76,7 @@ class Embedding(Layer):
         rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
         return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
@@ -134,7 +134,7 @@ class ReversibleEmbedding(Embedding):
         *,
         reverse_dtype: DTypeLike | None = None,
         logit_soft_cap: float | None = None,
-        reverse_embeddings_layout: Any = None,
+        reverse_embeddings_layout: Layout = None,
         **kwargs: Unpack[ReversibleEmbeddingArguments],
     ) -> None:
         super().__init__(input_dim, output_dim, **kwargs)
@@ -146,7 +146,7 @@ class ReversibleEmbedding(Embedding):
         if not tie_weights:
             self.describe_weight("reverse_embeddings", self.embeddings_initializer, layout=reverse_embeddings_layout)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: PyTree = None) -> None:
         """Create `embeddings` (input_dim, output_dim), and `reverse_embeddings` (output_dim, input_dim) unless tied."""
         super().build(input_shape)
         if not self.tie_weights:
@@ -167,6 +167,6 @@ class ReversibleEmbedding(Embedding):
         cap = self.logit_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return None: `call` knows the direction, and sets the mask itself."""
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._arguments import LARGEST_SIZE, is_int
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.symbolic import KerasTensor, Node
@@ -25,7 +26,7 @@ class InputLayer(Layer):
         self,
         shape: Sequence[int | None] | None = None,
         batch_size: int | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         sparse: bool | None = None,
         ragged: bool | None = None,
         batch_shape: Sequence[int | None] | None = None,
@@ -68,7 +69,7 @@ class InputLayer(Layer):
 def Input(
     shape: Sequence[int | None] | None = None,
     batch_size: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     sparse: bool | None = None,
     ragged: bool | None = None,
     batch_shape: Sequence[int | None] | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 
 
@@ -30,7 +31,7 @@ class InputSpec:
 
     def __init__(
         self,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         shape: Sequence[int | None] | None = None,
         ndim: int | None = None,
         max_ndim: int | None = None,
@@ -50,7 +51,7 @@ class InputSpec:
         self.name = name
         self.optional = optional
 
-    def problem(self, shape: Sequence[int | None], dtype: Any) -> str:
+    def problem(self, shape: Sequence[int | None], dtype: DTypeLike | None) -> str:
         """Return what was expected instead of such an input; empty if it fits."""
         rank = len(shape)
         if self.ndim is not None and rank != self.ndim and not (self.allow_last_axis_squeeze and self._squeezes(shape)):

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from flax import nnx
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
@@ -72,7 +73,7 @@ class Lambda(Layer):
         known = {"mask": mask, "training": training}
         return self._bound(inputs, **{name: known[name] for name in self._filled_in})
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return what `mask` is or returns."""
         return None if self.mask is None else self.mask(inputs, previous_mask)
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from flax import nnx
 from keras_dist import _jax, regularizers
 from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
+from keras_dist._types import PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
@@ -36,6 +37,7 @@ from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
+from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.layers.weights import WeightOwner, own_variables
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
@@ -88,13 +90,24 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     __slots__ = ()
 
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("compute_output_spec", "symbolic_call"),
+            "leave it out: shapes and dtypes follow from `call`, which is traced",
+        ),
+        **dict.fromkeys(
+            ("save_own_variables", "load_own_variables", "save_assets", "load_assets"),
+            "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
+        ),
+    }
+
     supports_masking: bool = False
     input_spec: Any = None
 
     def __init__(
         self,
         *,
-        activity_regularizer: Any = None,
+        activity_regularizer: Identifier = None,
         trainable: bool = True,
         dtype: Any = None,
         autocast: bool = True,
@@ -202,11 +215,11 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         context.losses.extend(terms)
         self._outside.added += terms
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: PyTree) -> PyTree:
         """Return the shape of the output for inputs of this shape, the batch included; None for any size."""
         return symbolic.output_shape(self, input_shape)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the output, given that of the inputs."""
         return previous_mask
 

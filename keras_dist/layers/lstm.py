@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, check_no_cudnn, project
@@ -49,8 +51,8 @@ class LSTMCell(GatedCell):
         return [self.units, self.units]
 
     def call(
-        self, inputs: Any, states: Any, training: bool | None = False, noise: Noise | None = None
-    ) -> tuple[Any, list[Any]]:
+        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
+    ) -> tuple[jax.Array, list[jax.Array]]:
         """Return the output (batch, units) for inputs (batch, features), and the new states.
 
         Args:

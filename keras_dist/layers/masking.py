@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_numbers
+from keras_dist._types import PyTree
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -31,7 +32,7 @@ class Masking(Layer):
         """Return the inputs (batch, steps, ..., features), those of masked steps 0."""
         return jnp.where(self.compute_mask(inputs)[..., None], inputs, 0)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return which steps (batch, steps, ...) are not masked."""
         return jnp.any(inputs != jnp.asarray(self.mask_value, inputs.dtype), axis=-1)
 

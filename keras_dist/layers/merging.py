@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_axes_exist, check_axis, is_int
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -53,7 +54,7 @@ class Merge(Layer):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define merge(self, inputs, masks)")
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where any input is not masked; None when one has no mask."""
         masks = previous_mask if isinstance(previous_mask, list | tuple) else [previous_mask]
         if any(mask is None for mask in masks):
@@ -164,7 +165,7 @@ class Concatenate(Layer):
             raise shapes_differ(inputs, f"equal dims but for dim {axis}", self.name)
         return jnp.concatenate(inputs, axis)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where any value along the last dim is not masked; None when no input has a mask."""
         if previous_mask is None or all(mask is None for mask in previous_mask):
             return None
@@ -224,7 +225,7 @@ class Dot(Layer):
         products = jax.lax.dot_general(x.astype(dtype), y.astype(dtype), dims)
         return products if products.ndim > 1 else products[:, None]
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return None."""
         return None
 

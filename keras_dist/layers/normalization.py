@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from keras_dist._arguments import check_axes, check_axes_exist, check_axis, chec
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArguments
+from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArguments, Layout
 
 _LARGEST_FACTOR = 1e12
 """The factor of zeros in `UnitNormalization`."""
@@ -195,7 +195,7 @@ class RMSNormalization(Layer):
         axis: int | Sequence[int] = -1,
         epsilon: float = 1e-6,
         *,
-        scale_layout: Any = None,
+        scale_layout: Layout = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)

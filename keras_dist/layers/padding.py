@@ -25,6 +25,8 @@ class ZeroPadding(SpatialLayer):
 
     Attributes:
         padding: a pair for each spatial dim.
+
+    Source: `keras.layers.ZeroPadding1D`, `ZeroPadding2D`, `ZeroPadding3D`.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Cropping(SpatialLayer):
 
     Attributes:
         cropping: a pair for each spatial dim.
+
+    Source: `keras.layers.Cropping1D`, `Cropping2D`, `Cropping3D`.
     """
 
     def __init__(
@@ -73,10 +77,7 @@ class Cropping(SpatialLayer):
 
 
 class ZeroPadding1D(ZeroPadding):
-    """Zeros before and after the inputs (batch, steps, channels); see `ZeroPadding`.
-
-    Source: `keras.layers.ZeroPadding1D`.
-    """
+    """Zeros before and after the inputs (batch, steps, channels); see `ZeroPadding`."""
 
     rank = 1
 
@@ -85,8 +86,7 @@ class ZeroPadding2D(ZeroPadding):
     """Zeros before and after the inputs (batch, height, width, channels); see `ZeroPadding`.
 
     Example:
-        >>> import jax
-    import jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from keras_dist import layers
         >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
         (2, 29, 32, 1)
@@ -98,10 +98,7 @@ class ZeroPadding2D(ZeroPadding):
 
 
 class ZeroPadding3D(ZeroPadding):
-    """Zeros before and after the inputs (batch, depth, height, width, channels); see `ZeroPadding`.
-
-    Source: `keras.layers.ZeroPadding3D`.
-    """
+    """Zeros before and after the inputs (batch, depth, height, width, channels); see `ZeroPadding`."""
 
     rank = 3
 
@@ -121,10 +118,7 @@ class Cropping1D(Cropping):
 
 
 class Cropping2D(Cropping):
-    """Inputs (batch, height, width, channels) without their borders; see `Cropping`.
-
-    Source: `keras.layers.Cropping2D`.
-    """
+    """Inputs (batch, height, width, channels) without their borders; see `Cropping`."""
 
     rank = 2
 
@@ -138,10 +132,7 @@ class Cropping2D(Cropping):
 
 
 class Cropping3D(Cropping):
-    """Inputs (batch, depth, height, width, channels) without their borders; see `Cropping`.
-
-    Source: `keras.layers.Cropping3D`.
-    """
+    """Inputs (batch, depth, height, width, channels) without their borders; see `Cropping`."""
 
     rank = 3
 

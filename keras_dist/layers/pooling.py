@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_option, check_sizes
-from keras_dist._types import ArrayLike
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -56,7 +56,10 @@ class Pooling(SpatialLayer):
 
 
 class MaxPooling(Pooling):
-    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`."""
+    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`.
+
+    Source: `keras.layers.MaxPooling1D`, `MaxPooling2D`, `MaxPooling3D`.
+    """
 
     pool_mode = "max"
 
@@ -82,6 +85,8 @@ class AveragePooling(Pooling):
     """The base of `AveragePooling1D`, `AveragePooling2D` and `AveragePooling3D`; the arguments are those of `Pooling`.
 
     Steps beyond the borders, as `padding="same"` has them, do not count.
+
+    Source: `keras.layers.AveragePooling1D`, `AveragePooling2D`, `AveragePooling3D`.
     """
 
     pool_mode = "average"
@@ -115,7 +120,10 @@ class GlobalPooling(SpatialLayer):
 
 
 class GlobalMaxPooling(GlobalPooling):
-    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`."""
+    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`.
+
+    Source: `keras.layers.GlobalMaxPooling1D`, `GlobalMaxPooling2D`, `GlobalMaxPooling3D`.
+    """
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest number of each channel, (batch, channels)."""
@@ -123,7 +131,10 @@ class GlobalMaxPooling(GlobalPooling):
 
 
 class GlobalAveragePooling(GlobalPooling):
-    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`."""
+    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`.
+
+    Source: `keras.layers.GlobalAveragePooling2D`, `GlobalAveragePooling3D`.
+    """
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the mean of each channel, (batch, channels)."""
@@ -172,7 +183,10 @@ class AdaptivePooling(SpatialLayer):
 
 
 class AdaptiveMaxPooling(AdaptivePooling):
-    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
+    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`.
+
+    Source: `keras.layers.AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D`, `AdaptiveMaxPooling3D`.
+    """
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
         """Return the largest number of each window."""
@@ -180,7 +194,10 @@ class AdaptiveMaxPooling(AdaptivePooling):
 
 
 class AdaptiveAveragePooling(AdaptivePooling):
-    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
+    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`.
+
+    Source: `keras.layers.AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D`, `AdaptiveAveragePooling3D`.
+    """
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
         """Return the mean of each window."""
@@ -188,19 +205,13 @@ class AdaptiveAveragePooling(AdaptivePooling):
 
 
 class MaxPooling1D(MaxPooling):
-    """The largest number of each window of inputs (batch, steps, channels); see `Pooling`.
-
-    Source: `keras.layers.MaxPooling1D`.
-    """
+    """The largest number of each window of inputs (batch, steps, channels); see `Pooling`."""
 
     rank = 1
 
 
 class AveragePooling1D(AveragePooling):
-    """The mean of each window of inputs (batch, steps, channels); see `Pooling`.
-
-    Source: `keras.layers.AveragePooling1D`.
-    """
+    """The mean of each window of inputs (batch, steps, channels); see `Pooling`."""
 
     rank = 1
 
@@ -221,37 +232,25 @@ class MaxPooling2D(MaxPooling):
 
 
 class AveragePooling2D(AveragePooling):
-    """The mean of each window of inputs (batch, height, width, channels); see `Pooling`.
-
-    Source: `keras.layers.AveragePooling2D`.
-    """
+    """The mean of each window of inputs (batch, height, width, channels); see `Pooling`."""
 
     rank = 2
 
 
 class MaxPooling3D(MaxPooling):
-    """The largest number of each window of inputs (batch, depth, height, width, channels); see `Pooling`.
-
-    Source: `keras.layers.MaxPooling3D`.
-    """
+    """The largest number of each window of inputs (batch, depth, height, width, channels); see `Pooling`."""
 
     rank = 3
 
 
 class AveragePooling3D(AveragePooling):
-    """The mean of each window of inputs (batch, depth, height, width, channels); see `Pooling`.
-
-    Source: `keras.layers.AveragePooling3D`.
-    """
+    """The mean of each window of inputs (batch, depth, height, width, channels); see `Pooling`."""
 
     rank = 3
 
 
 class GlobalMaxPooling1D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, steps, channels); see `GlobalPooling`.
-
-    Source: `keras.layers.GlobalMaxPooling1D`.
-    """
+    """The largest number of each channel of inputs (batch, steps, channels); see `GlobalPooling`."""
 
     rank = 1
 
@@ -283,16 +282,13 @@ class GlobalAveragePooling1D(GlobalPooling):
         total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
         return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> None:
         """Return None: there are no steps any more."""
         return None
 
 
 class GlobalMaxPooling2D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, height, width, channels); see `GlobalPooling`.
-
-    Source: `keras.layers.GlobalMaxPooling2D`.
-    """
+    """The largest number of each channel of inputs (batch, height, width, channels); see `GlobalPooling`."""
 
     rank = 2
 
@@ -313,19 +309,13 @@ class GlobalAveragePooling2D(GlobalAveragePooling):
 
 
 class GlobalMaxPooling3D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`.
-
-    Source: `keras.layers.GlobalMaxPooling3D`.
-    """
+    """The largest number of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`."""
 
     rank = 3
 
 
 class GlobalAveragePooling3D(GlobalAveragePooling):
-    """The mean of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`.
-
-    Source: `keras.layers.GlobalAveragePooling3D`.
-    """
+    """The mean of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`."""
 
     rank = 3
 

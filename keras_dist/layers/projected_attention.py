@@ -17,7 +17,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization import Dropout
-from keras_dist.layers.weight_arguments import KernelAndBiasArguments, defaults_of
+from keras_dist.layers.weight_arguments import KernelAndBiasArguments, Layout, defaults_of
 
 
 class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
@@ -27,8 +27,8 @@ class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
     flash_attention: bool | None
     use_gate: bool
     seed: int | None
-    output_kernel_layout: Any
-    output_bias_layout: Any
+    output_kernel_layout: Layout
+    output_bias_layout: Layout
 
 
 class ProjectedAttention(Layer):
@@ -81,8 +81,8 @@ class ProjectedAttention(Layer):
         flash_attention: bool | None = None,
         use_gate: bool = False,
         seed: int | None = None,
-        output_kernel_layout: Any = None,
-        output_bias_layout: Any = None,
+        output_kernel_layout: Layout = None,
+        output_bias_layout: Layout = None,
         **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
         regularizer = kwargs.pop("activity_regularizer", None)
@@ -122,7 +122,9 @@ class ProjectedAttention(Layer):
         """The projection of the result."""
         return self._members["attention_output"]
 
-    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+    def build(
+        self, query_shape: tuple[int, ...], value_shape: tuple[int, ...], key_shape: tuple[int, ...] | None = None
+    ) -> None:
         """Create the projections, each with a `kernel` and a `bias`.
 
         `query`, `key`, `value`, and `gate` where there is one, are (features, heads, size of a head), their biases
@@ -154,13 +156,13 @@ class ProjectedAttention(Layer):
 
     def call(
         self,
-        query: Any,
-        value: Any,
-        key: Any = None,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        key_mask: Any = None,
-        attention_mask: Any = None,
+        query: jax.Array,
+        value: jax.Array,
+        key: jax.Array | None = None,
+        query_mask: jax.Array | None = None,
+        value_mask: jax.Array | None = None,
+        key_mask: jax.Array | None = None,
+        attention_mask: jax.Array | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
@@ -203,13 +205,19 @@ class ProjectedAttention(Layer):
         outputs = self._members["attention_output"](outputs)
         return (outputs, scores) if return_attention_scores else outputs
 
-    def _attend_at_once(self, query: Any, key: Any, value: Any, mask: Any) -> jax.Array:
+    def _attend_at_once(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
         implementation = "cudnn" if self.flash_attention else None
         options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
         return jax.nn.dot_product_attention(query, key, value, **options)
 
     def _attend(
-        self, query: Any, key: Any, value: Any, mask: Any, axes: tuple[int, ...], training: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None,
+        axes: tuple[int, ...],
+        training: bool | None,
     ) -> tuple[jax.Array, jax.Array]:
         repeats = self.query_heads // self.shared_heads
         key, value = jnp.repeat(key, repeats, -2), jnp.repeat(value, repeats, -2)
@@ -221,13 +229,13 @@ class ProjectedAttention(Layer):
 
     def _merged_mask(
         self,
-        query: Any,
-        value: Any,
+        query: jax.Array,
+        value: jax.Array,
         axes: tuple[int, ...],
-        query_mask: Any,
-        value_mask: Any,
-        key_mask: Any,
-        attention_mask: Any,
+        query_mask: jax.Array | None,
+        value_mask: jax.Array | None,
+        key_mask: jax.Array | None,
+        attention_mask: jax.Array | None,
         causal: bool,
     ) -> jax.Array | None:
         """Return which position may attend to which: of the rank of the scores, or None."""
@@ -245,7 +253,7 @@ class ProjectedAttention(Layer):
         found = [self._as_scores(jnp.asarray(mask, bool), rank, len(axes)) for mask in masks]
         return functools.reduce(jnp.logical_and, found) if found else None
 
-    def _of_positions(self, mask: Any, tensor: Any, axes: tuple[int, ...]) -> Any:
+    def _of_positions(self, mask: jax.Array, tensor: jax.Array, axes: tuple[int, ...]) -> Any:
         """Return the mask of an input, if attention goes over its last dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
             raise self._does_not_fit(
@@ -291,7 +299,9 @@ class ProjectedAttention(Layer):
         projection.supports_masking = True  # the masks have their say in the scores
         return projection
 
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+    def _check_shapes(
+        self, query_shape: tuple[int, ...], value_shape: tuple[int, ...], key_shape: tuple[int, ...]
+    ) -> None:
         ranks = {len(query_shape), len(value_shape), len(key_shape)}
         if len(ranks) > 1 or min(ranks) < 3 or value_shape[1:-1] != key_shape[1:-1]:
             raise ModelError(

@@ -12,7 +12,7 @@ from keras_dist import activations, random
 from keras_dist._arguments import check_fraction, check_option, check_size
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
+from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments, Layout
 
 Noise = tuple[list[jax.Array], list[jax.Array]]
 """Factors of the inputs and of the states: none, one array, or one for each gate."""
@@ -27,7 +27,7 @@ class RecurrentArguments(KernelAndBiasArguments, total=False):
     recurrent_initializer: Identifier
     recurrent_regularizer: Identifier
     recurrent_constraint: Identifier
-    recurrent_kernel_layout: Any
+    recurrent_kernel_layout: Layout
 
 
 class RecurrentCell(Layer):
@@ -70,7 +70,7 @@ class RecurrentCell(Layer):
         recurrent_initializer: Identifier = "orthogonal",
         recurrent_regularizer: Identifier = None,
         recurrent_constraint: Identifier = None,
-        recurrent_kernel_layout: Any = None,
+        recurrent_kernel_layout: Layout = None,
         **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
         super().__init__(**kwargs)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -157,7 +158,7 @@ class RNN(Layer):
         size = self.cell.state_size
         return list(size) if isinstance(size, list | tuple) else [size]
 
-    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
+    def build(self, sequences_shape: Shape, initial_state_shape: PyTree = None) -> None:
         """Create the weights of the cell."""
         batch = sequences_shape[0] or 1
         step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
@@ -168,7 +169,13 @@ class RNN(Layer):
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
 
-    def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool | None = False) -> Any:
+    def call(
+        self,
+        sequences: jax.Array,
+        initial_state: PyTree = None,
+        mask: jax.Array | None = None,
+        training: bool | None = False,
+    ) -> Any:
         """Return the output of the last step, or of all.
 
         Args:
@@ -207,7 +214,7 @@ class RNN(Layer):
         outputs = jnp.swapaxes(outputs, 0, 1) if self.return_sequences else outputs[-1]
         return (outputs, *states) if self.return_state else outputs
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the input for the outputs of all steps; states have none."""
         mask = previous_mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
@@ -313,7 +320,7 @@ def output_size(cell: Any) -> int:
     return jax.tree.leaves(cell.state_size)[0] if size is None else size
 
 
-def _of_steps(mask: Any) -> jax.Array:
+def _of_steps(mask: jax.Array) -> jax.Array:
     """Return a mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
     mask = jnp.asarray(mask, bool)
     return jnp.swapaxes(mask if mask.ndim == 2 else jnp.any(mask, axis=tuple(range(2, mask.ndim))), 0, 1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Unpack
+
+import jax
 
 from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, project
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
@@ -33,8 +36,12 @@ class SimpleRNNCell(RecurrentCell):
         super().__init__(units, activation, use_bias, **kwargs)
 
     def call(
-        self, sequence: Any, states: Any, training: bool | None = False, noise: Noise | None = None
-    ) -> tuple[Any, list[Any]]:
+        self,
+        sequence: jax.Array,
+        states: Sequence[jax.Array],
+        training: bool | None = False,
+        noise: Noise | None = None,
+    ) -> tuple[jax.Array, list[jax.Array]]:
         """Return the output (batch, units) for one position of a sequence (batch, features), and the new states.
 
         Args:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _jax, random
+from keras_dist._types import DTypeLike
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
@@ -76,7 +77,7 @@ class Node:
         """The first argument; the output of an `InputLayer`, which has none."""
         return self.args[0] if self.args else self.outputs
 
-    def output(self, shape: Sequence[int | None], dtype: Any, name: str) -> KerasTensor:
+    def output(self, shape: Sequence[int | None], dtype: DTypeLike, name: str) -> KerasTensor:
         """Make a symbolic tensor that this call computes."""
         tensor = KerasTensor(shape, dtype, name=name)
         tensor.node = self
@@ -115,7 +116,7 @@ class KerasTensor:
     def __init__(
         self,
         shape: Sequence[int | None],
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
         sparse: bool = False,
         ragged: bool = False,
         record_history: bool = True,
@@ -181,7 +182,7 @@ class KerasTensor:
     def __float__(self) -> float:
         raise self._no_value("a KerasTensor has no value that could become a float", "float()")
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Any:
         raise self._no_value("a KerasTensor has no values that could become a NumPy array", "numpy")
 
     @property

@@ -30,6 +30,8 @@ class TransposedConvolution(BaseConvolution):
         dilation_rate: distance of the outputs of a window; one integer stands for all dims.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.
+
+    Source: `keras.layers.Conv1DTranspose`, `Conv2DTranspose`, `Conv3DTranspose`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -97,10 +99,7 @@ class TransposedConvolution(BaseConvolution):
 
 
 class Conv1DTranspose(TransposedConvolution):
-    """Transposed convolution of inputs (batch, steps, channels); see `TransposedConvolution`.
-
-    Source: `keras.layers.Conv1DTranspose`.
-    """
+    """Transposed convolution of inputs (batch, steps, channels); see `TransposedConvolution`."""
 
     rank = 1
 

@@ -23,6 +23,8 @@ class UpSampling(SpatialLayer):
         data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
             for inputs (batch, channels, spatial dims).
         **kwargs: as of `Layer`.
+
+    Source: `keras.layers.UpSampling1D`, `UpSampling2D`, `UpSampling3D`.
     """
 
     def __init__(
@@ -39,10 +41,7 @@ class UpSampling(SpatialLayer):
 
 
 class UpSampling1D(UpSampling):
-    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer.
-
-    Source: `keras.layers.UpSampling1D`.
-    """
+    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer."""
 
     rank = 1
 
@@ -91,9 +90,6 @@ class UpSampling2D(UpSampling):
 
 
 class UpSampling3D(UpSampling):
-    """Each step repeated, of inputs (batch, depth, height, width, channels); see `UpSampling`.
-
-    Source: `keras.layers.UpSampling3D`.
-    """
+    """Each step repeated, of inputs (batch, depth, height, width, channels); see `UpSampling`."""
 
     rank = 3

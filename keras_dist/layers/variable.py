@@ -14,8 +14,10 @@ from keras_dist import initializers, random
 from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
+from keras_dist.layers.weight_arguments import Layout
 
 Owners = tuple[Any, ...]
 """The layers around a weight, the innermost first."""
@@ -66,7 +68,13 @@ class Variable(Operators, nnx.Variable):
     __slots__ = ("_belonging", "_handle")
 
     def __new__(
-        cls, initializer: Any = None, shape: Any = None, dtype: Any = None, trainable: bool = True, *_: Any, **__: Any
+        cls,
+        initializer: Any = None,
+        shape: Any = None,
+        dtype: DTypeLike | None = None,
+        trainable: bool = True,
+        *_: Any,
+        **__: Any,
     ) -> Variable:
         """Make a `Parameter` or a `Statistic`."""
         kind: Any = (Parameter if trainable else Statistic) if cls is Variable else cls
@@ -76,13 +84,13 @@ class Variable(Operators, nnx.Variable):
         self,
         initializer: Any,
         shape: Any = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         autocast: bool = True,
         aggregation: str = "none",
         synchronization: str = "auto",
         name: str | None = None,
-        layout: Any = None,
+        layout: Layout = None,
     ) -> None:
         del trainable, aggregation, synchronization
         label = name or "variable"
@@ -228,12 +236,12 @@ def _check_numbers(value: Any, variable: Any) -> None:
         )
 
 
-def _is_complex(dtype: Any) -> bool:
+def _is_complex(dtype: DTypeLike) -> bool:
     """Return whether `dtype` is complex."""
     return bool(jnp.issubdtype(dtype, jnp.complexfloating))
 
 
-def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
+def _initial_value(initializer: Any, shape: Any, dtype: DTypeLike | None, label: str) -> jax.Array:
     """Return a value in its dtype, or the output of an initializer for a shape."""
     if callable(initializer) or isinstance(initializer, str | dict):
         return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
@@ -246,7 +254,7 @@ def _initial_value(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.
     return value
 
 
-def drawn(initializer: Any, shape: Any, dtype: Any, label: str) -> jax.Array:
+def drawn(initializer: Any, shape: Any, dtype: DTypeLike, label: str) -> jax.Array:
     """Return the output of an initializer for the next key of the seed.
 
     Args:

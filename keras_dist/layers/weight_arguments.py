@@ -8,13 +8,18 @@ arguments as `**kwargs: Unpack[...]` of one of the typed dicts below; `Layer` ch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from keras_dist._types import Shape
+from keras_dist._types import DTypeLike, Shape
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.mixed_precision import DTypePolicy
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 """The name of an object, its config, or the object itself."""
+
+Layout: TypeAlias = TensorLayout | Sequence[str | tuple[str, ...] | None] | None
+"""Where the dims of a weight lie: a `TensorLayout`, or an axis or several for each dim."""
 
 _PARTS = ("initializer", "regularizer", "constraint", "layout")
 
@@ -24,7 +29,7 @@ class LayerArguments(TypedDict, total=False):
 
     activity_regularizer: Identifier
     trainable: bool
-    dtype: Any
+    dtype: DTypeLike | DTypePolicy | None
     autocast: bool
     name: str | None
     input_shape: Shape
@@ -36,7 +41,7 @@ class BiasArguments(LayerArguments, total=False):
     bias_initializer: Identifier
     bias_regularizer: Identifier
     bias_constraint: Identifier
-    bias_layout: Any
+    bias_layout: Layout
 
 
 class KernelAndBiasArguments(BiasArguments, total=False):
@@ -45,7 +50,7 @@ class KernelAndBiasArguments(BiasArguments, total=False):
     kernel_initializer: Identifier
     kernel_regularizer: Identifier
     kernel_constraint: Identifier
-    kernel_layout: Any
+    kernel_layout: Layout
 
 
 class DepthwiseArguments(BiasArguments, total=False):
@@ -54,7 +59,7 @@ class DepthwiseArguments(BiasArguments, total=False):
     depthwise_initializer: Identifier
     depthwise_regularizer: Identifier
     depthwise_constraint: Identifier
-    depthwise_layout: Any
+    depthwise_layout: Layout
 
 
 class SeparableArguments(DepthwiseArguments, total=False):
@@ -63,7 +68,7 @@ class SeparableArguments(DepthwiseArguments, total=False):
     pointwise_initializer: Identifier
     pointwise_regularizer: Identifier
     pointwise_constraint: Identifier
-    pointwise_layout: Any
+    pointwise_layout: Layout
 
 
 class GammaAndBetaArguments(LayerArguments, total=False):
@@ -75,8 +80,8 @@ class GammaAndBetaArguments(LayerArguments, total=False):
     gamma_regularizer: Identifier
     beta_constraint: Identifier
     gamma_constraint: Identifier
-    beta_layout: Any
-    gamma_layout: Any
+    beta_layout: Layout
+    gamma_layout: Layout
 
 
 class AlphaArguments(LayerArguments, total=False):
@@ -85,7 +90,7 @@ class AlphaArguments(LayerArguments, total=False):
     alpha_initializer: Identifier
     alpha_regularizer: Identifier
     alpha_constraint: Identifier
-    alpha_layout: Any
+    alpha_layout: Layout
 
 
 class EmbeddingsArguments(LayerArguments, total=False):
@@ -94,7 +99,7 @@ class EmbeddingsArguments(LayerArguments, total=False):
     embeddings_initializer: Identifier
     embeddings_regularizer: Identifier
     embeddings_constraint: Identifier
-    embeddings_layout: Any
+    embeddings_layout: Layout
 
 
 def defaults_of(weight: str, initializer: Identifier) -> dict[str, Identifier]:
@@ -108,8 +113,7 @@ def hands_on_keywords(constructor: Callable[..., None]) -> bool:
     It takes every argument with a default of the constructor above then. One that gives some of these itself leaves its
     `**kwargs` untyped.
     """
-    *_, last = inspect.signature(constructor).parameters.values()
-    return last.kind is last.VAR_KEYWORD and "Unpack[" in str(last.annotation)
+    return any("Unpack[" in str(annotation) for annotation in constructor.__annotations__.values())
 
 
 def keyword_defaults(constructor: Callable[..., None]) -> dict[str, Any]:

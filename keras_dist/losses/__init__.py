@@ -4,96 +4,54 @@ A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` s
 number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
 """
 
-from keras_dist.losses.arguments import align_ranks as align_ranks
-from keras_dist.losses.binary import (
-    BinaryCrossentropy,
-    BinaryFocalCrossentropy,
-    binary_crossentropy,
-    binary_focal_crossentropy,
-)
-from keras_dist.losses.categorical import (
-    CategoricalCrossentropy,
-    CategoricalFocalCrossentropy,
-    CategoricalGeneralizedCrossEntropy,
-    SparseCategoricalCrossentropy,
-    categorical_crossentropy,
-    categorical_focal_crossentropy,
-    categorical_generalized_cross_entropy,
-    sparse_categorical_crossentropy,
-)
-from keras_dist.losses.contrastive import Circle, circle
-from keras_dist.losses.identifiers import deserialize, get, serialize
-from keras_dist.losses.loss import Loss
-from keras_dist.losses.margin import CategoricalHinge, Hinge, SquaredHinge, categorical_hinge, hinge, squared_hinge
-from keras_dist.losses.probabilistic import KLDivergence, Poisson, kl_divergence, poisson
-from keras_dist.losses.regression import (
-    CosineSimilarity,
-    Huber,
-    LogCosh,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredError,
-    MeanSquaredLogarithmicError,
-    cosine_similarity,
-    huber,
-    log_cosh,
-    mean_absolute_error,
-    mean_absolute_percentage_error,
-    mean_squared_error,
-    mean_squared_logarithmic_error,
-)
-from keras_dist.losses.segmentation import Dice, Tversky, dice, tversky
-from keras_dist.losses.sequence import CTC, ctc
-from keras_dist.losses.wrapper import LossFunctionWrapper
+from keras_dist.losses.binary import BinaryCrossentropy as BinaryCrossentropy
+from keras_dist.losses.binary import BinaryFocalCrossentropy as BinaryFocalCrossentropy
+from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
+from keras_dist.losses.binary import binary_focal_crossentropy as binary_focal_crossentropy
+from keras_dist.losses.categorical import CategoricalCrossentropy as CategoricalCrossentropy
+from keras_dist.losses.categorical import CategoricalFocalCrossentropy as CategoricalFocalCrossentropy
+from keras_dist.losses.categorical import CategoricalGeneralizedCrossEntropy as CategoricalGeneralizedCrossEntropy
+from keras_dist.losses.categorical import SparseCategoricalCrossentropy as SparseCategoricalCrossentropy
+from keras_dist.losses.categorical import categorical_crossentropy as categorical_crossentropy
+from keras_dist.losses.categorical import categorical_focal_crossentropy as categorical_focal_crossentropy
+from keras_dist.losses.categorical import categorical_generalized_cross_entropy as categorical_generalized_cross_entropy
+from keras_dist.losses.categorical import sparse_categorical_crossentropy as sparse_categorical_crossentropy
+from keras_dist.losses.contrastive import Circle as Circle
+from keras_dist.losses.contrastive import circle as circle
+from keras_dist.losses.identifiers import deserialize as deserialize
+from keras_dist.losses.identifiers import get as get
+from keras_dist.losses.identifiers import serialize as serialize
+from keras_dist.losses.loss import Loss as Loss
+from keras_dist.losses.loss import LossFunctionWrapper as LossFunctionWrapper
+from keras_dist.losses.margin import CategoricalHinge as CategoricalHinge
+from keras_dist.losses.margin import Hinge as Hinge
+from keras_dist.losses.margin import SquaredHinge as SquaredHinge
+from keras_dist.losses.margin import categorical_hinge as categorical_hinge
+from keras_dist.losses.margin import hinge as hinge
+from keras_dist.losses.margin import squared_hinge as squared_hinge
+from keras_dist.losses.probabilistic import KLDivergence as KLDivergence
+from keras_dist.losses.probabilistic import Poisson as Poisson
+from keras_dist.losses.probabilistic import kl_divergence as kl_divergence
+from keras_dist.losses.probabilistic import poisson as poisson
+from keras_dist.losses.regression import CosineSimilarity as CosineSimilarity
+from keras_dist.losses.regression import Huber as Huber
+from keras_dist.losses.regression import LogCosh as LogCosh
+from keras_dist.losses.regression import MeanAbsoluteError as MeanAbsoluteError
+from keras_dist.losses.regression import MeanAbsolutePercentageError as MeanAbsolutePercentageError
+from keras_dist.losses.regression import MeanSquaredError as MeanSquaredError
+from keras_dist.losses.regression import MeanSquaredLogarithmicError as MeanSquaredLogarithmicError
+from keras_dist.losses.regression import cosine_similarity as cosine_similarity
+from keras_dist.losses.regression import huber as huber
+from keras_dist.losses.regression import log_cosh as log_cosh
+from keras_dist.losses.regression import mean_absolute_error as mean_absolute_error
+from keras_dist.losses.regression import mean_absolute_percentage_error as mean_absolute_percentage_error
+from keras_dist.losses.regression import mean_squared_error as mean_squared_error
+from keras_dist.losses.regression import mean_squared_logarithmic_error as mean_squared_logarithmic_error
+from keras_dist.losses.segmentation import Dice as Dice
+from keras_dist.losses.segmentation import Tversky as Tversky
+from keras_dist.losses.segmentation import dice as dice
+from keras_dist.losses.segmentation import tversky as tversky
+from keras_dist.losses.sequence import CTC as CTC
+from keras_dist.losses.sequence import ctc as ctc
 
-__all__ = [
-    "CTC",
-    "BinaryCrossentropy",
-    "BinaryFocalCrossentropy",
-    "CategoricalCrossentropy",
-    "CategoricalFocalCrossentropy",
-    "CategoricalGeneralizedCrossEntropy",
-    "CategoricalHinge",
-    "Circle",
-    "CosineSimilarity",
-    "Dice",
-    "Hinge",
-    "Huber",
-    "KLDivergence",
-    "LogCosh",
-    "Loss",
-    "LossFunctionWrapper",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredError",
-    "MeanSquaredLogarithmicError",
-    "Poisson",
-    "SparseCategoricalCrossentropy",
-    "SquaredHinge",
-    "Tversky",
-    "binary_crossentropy",
-    "binary_focal_crossentropy",
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "categorical_generalized_cross_entropy",
-    "categorical_hinge",
-    "circle",
-    "cosine_similarity",
-    "ctc",
-    "deserialize",
-    "dice",
-    "get",
-    "hinge",
-    "huber",
-    "kl_divergence",
-    "log_cosh",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_error",
-    "mean_squared_logarithmic_error",
-    "poisson",
-    "serialize",
-    "sparse_categorical_crossentropy",
-    "squared_hinge",
-    "tversky",
-]
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.arguments import EPSILON, matched
 from keras_dist.losses.loss import ElementwiseLoss
+from keras_dist.losses.targets import EPSILON, matched
 
 
 def binary_crossentropy(

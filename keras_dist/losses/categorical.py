@@ -12,8 +12,8 @@ from keras_dist._arguments import is_int
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import EPSILON, as_arrays, matched
 from keras_dist.losses.loss import FunctionLoss
+from keras_dist.losses.targets import EPSILON, as_arrays, matched
 
 
 def categorical_crossentropy(

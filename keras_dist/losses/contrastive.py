@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.loss import FunctionLoss
+from keras_dist.losses.targets import as_arrays
 
 
 def circle(

@@ -8,8 +8,7 @@ from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
-from keras_dist.losses.loss import Loss
-from keras_dist.losses.wrapper import LossFunctionWrapper
+from keras_dist.losses.loss import Loss, LossFunctionWrapper
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
 

@@ -1,4 +1,4 @@
-"""`Loss`: a value for each example, weighted, masked and reduced; `FunctionLoss`: the loss of a function."""
+"""`Loss`: values of examples, weighted, masked and reduced; losses of functions of this package and of users."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _ranges
+from keras_dist._arguments import check_option
+from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
-from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import as_rows, from_numbers
-from keras_dist.losses.reduction import check_reduction, check_values, divisor_of, reduce_values
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.reduction import REDUCTIONS, check_values, divisor_of, reduce_values
+from keras_dist.losses.targets import align_ranks, as_rows, from_numbers
 from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.vocabulary import snake_case
 
@@ -53,7 +55,7 @@ class Loss(Configurable):
         self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
     ) -> None:
         self.name = name or snake_case(type(self).__name__)
-        self.reduction = check_reduction(reduction)
+        self.reduction: str | None = check_option("reduction", reduction, REDUCTIONS)
         self._dtype = _float_dtype("float32" if dtype is None else dtype)
 
     @property
@@ -194,6 +196,68 @@ class ElementwiseLoss(FunctionLoss):
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         return self.call(*as_rows(self.name, y_true, y_pred))
+
+
+class LossFunctionWrapper(Loss):
+    """A callable `(y_true, y_pred) -> values or scalar` as a `Loss`.
+
+    It is called with targets and predictions as they are, trees too, but for a last dim of 1 that only one of them has.
+    Targets may be None.
+
+    Args:
+        fn: the callable.
+        reduction: as in `Loss`.
+        name: by default that of the callable.
+        dtype: what targets and predictions are cast to; None leaves them as they are.
+        **kwargs: arguments of `fn`.
+
+    Raises:
+        ModelError: `fn` cannot be called with two arguments and `kwargs`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> largest_error = LossFunctionWrapper(lambda y_true, y_pred: jnp.abs(y_true - y_pred).max(-1), "sum")
+        >>> float(largest_error(jnp.zeros((2, 2)), jnp.array([[1.0, 2.0], [3.0, 0.0]])))
+        5.0
+
+    Differs from Keras: without a dtype nothing is cast, so that integer targets stay integers; the targets need not
+    have the structure of the predictions.
+
+    Source: `keras.src.losses.losses.LossFunctionWrapper`.
+    """
+
+    needs_targets: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not (callable(fn) and takes(fn, None, None, **kwargs)):
+            raise ModelError(
+                "`loss` cannot be called as loss(y_true, y_pred)",
+                given=shorten(fn) + (f" with {', '.join(kwargs)}" if kwargs else ""),
+                expected="a callable (y_true, y_pred) -> values",
+                fix="change its parameters, or wrap it: lambda y_true, y_pred: ...",
+            )
+        super().__init__(name or getattr(fn, "__name__", type(fn).__name__), reduction, dtype)
+        self.fn = fn
+        self._kwargs = kwargs
+        self._casts = dtype is not None
+
+    def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
+        """Return what the callable returns."""
+        structure = jax.tree.structure(y_pred)
+        if structure == jax.tree.structure(y_true):
+            pairs = [align_ranks(*pair) for pair in zip(*map(jax.tree.leaves, (y_true, y_pred)), strict=True)]
+            y_true, y_pred = (jax.tree.unflatten(structure, [pair[i] for pair in pairs]) for i in (0, 1))
+        return self.fn(y_true, y_pred, **self._kwargs)
+
+    def _cast(self, tree: PyTree) -> PyTree:
+        return super()._cast(tree) if self._casts else tree
 
 
 def _float_dtype(dtype: Any) -> jnp.dtype:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._types import ArrayLike
-from keras_dist.losses.arguments import matched
 from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
+from keras_dist.losses.targets import matched
 
 
 def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:

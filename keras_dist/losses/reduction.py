@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.losses.arguments import is_array
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.targets import is_array
 
 _MEANS = ("sum_over_batch_size", "mean")
-_REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
+REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
 
 
-def check_reduction(reduction: Any) -> str | None:
-    """The reduction, if there is one of this name.
-
-    Raises:
-        ModelError: there is none.
-    """
-    if reduction not in _REDUCTIONS:
-        near = did_you_mean(reduction, filter(None, _REDUCTIONS)) if isinstance(reduction, str) else ""
-        raise ModelError(
-            f"a loss cannot be reduced by {reduction!r}{near}",
-            given=f"reduction={shorten(reduction)}",
-            expected=f"one of {', '.join(map(repr, _REDUCTIONS))}",
-            fix='leave it out for the mean over all values, or pass "sum"',
-        )
-    return reduction
-
-
-def check_values(values: Any, y_true: Any, y_pred: Any) -> jax.Array:
-    """What a loss returned, if it is a scalar or has a value for each example.
+def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:
+    """Return what a loss returned, if it is a scalar or has a value for each example.
 
     Examples are the first dim of the arrays in `y_true` and `y_pred`.
 
@@ -66,17 +49,20 @@ def check_values(values: Any, y_true: Any, y_pred: Any) -> jax.Array:
 
 
 def reduce_values(
-    values: jax.Array, sample_weight: Any = None, masks: Sequence[Any] = (), reduction: str | None = "mean"
+    values: jax.Array,
+    sample_weight: ArrayLike | None = None,
+    masks: Sequence[ArrayLike] = (),
+    reduction: str | None = "mean",
 ) -> jax.Array:
-    """The loss of a batch: its values, each times its weight, as one number.
+    """Reduce the values of a batch, each times its weight, to one number.
 
     Args:
         values: (batch, ...), or a scalar when there are neither weights nor masks.
         sample_weight: a shape that `values` starts with, such as (batch,), or one of as many dims that broadcasts.
-        masks: which values count, likewise; all must agree.
-        reduction: of "sum_over_batch_size" and "mean" the sum of weighted values is divided by the number of values
-            that count, whatever their weights; of "mean_with_sample_weight" by the sum of weights; "none" and None
-            leave the values.
+        masks: which values count, each of such a shape; a value counts if all say so.
+        reduction: "sum_over_batch_size" and "mean" divide the sum of weighted values by the number of values that
+            count, whatever their weights; "mean_with_sample_weight" by the sum of weights; "none" and None leave the
+            values.
 
     Raises:
         ModelError: weights or masks do not fit, as when the loss is a scalar.
@@ -103,11 +89,14 @@ def reduce_values(
 
 
 def divisor_of(
-    values: jax.Array, sample_weight: Any = None, masks: Sequence[Any] = (), reduction: str | None = "mean"
-) -> Any:
-    """What `reduce_values` divides the sum of weighted values by, where that follows from the batch; else 1.
+    values: jax.Array,
+    sample_weight: ArrayLike | None = None,
+    masks: Sequence[ArrayLike] = (),
+    reduction: str | None = "mean",
+) -> ArrayLike:
+    """Return what `reduce_values` divides the sum of weighted values by; 1 for a sum.
 
-    Batches whose losses count as much as this says have the loss of one batch of all their rows.
+    The mean of losses of batches, weighted by their divisors, is the loss of one batch of all rows.
     """
     weights = [_fit("mask", mask, values).astype(bool).astype(jnp.float32) for mask in masks]
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
@@ -119,8 +108,8 @@ def divisor_of(
     return jnp.sum(functools.reduce(jnp.multiply, weights))
 
 
-def _fit(name: str, given: Any, values: jax.Array) -> jax.Array:
-    """`given` with as many dims as `values`, to broadcast against them."""
+def _fit(name: str, given: ArrayLike, values: jax.Array) -> jax.Array:
+    """Return `given` with as many dims as `values`, to broadcast against them."""
     array = jnp.asarray(given)
     if array.ndim == values.ndim + 1 and array.shape[-1] == 1:
         array = jnp.squeeze(array, -1)

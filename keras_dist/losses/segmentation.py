@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.arguments import EPSILON, matched
 from keras_dist.losses.loss import FunctionLoss
+from keras_dist.losses.targets import EPSILON, matched
 
 
 def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None = None) -> jax.Array:

@@ -9,8 +9,8 @@ import optax
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.loss import FunctionLoss
+from keras_dist.losses.targets import as_arrays
 
 
 def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:

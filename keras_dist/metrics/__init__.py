@@ -1,155 +1,80 @@
 """Metrics: state that grows with every batch, and a result that is read from it."""
 
-from keras_dist.losses.binary import binary_crossentropy, binary_focal_crossentropy
-from keras_dist.losses.categorical import (
-    categorical_crossentropy,
-    categorical_focal_crossentropy,
-    sparse_categorical_crossentropy,
-)
-from keras_dist.losses.margin import categorical_hinge, hinge, squared_hinge
-from keras_dist.losses.probabilistic import kl_divergence, poisson
-from keras_dist.losses.regression import (
-    huber,
-    log_cosh,
-    mean_absolute_error,
-    mean_absolute_percentage_error,
-    mean_squared_error,
-    mean_squared_logarithmic_error,
-)
-from keras_dist.metrics.accuracy import (
-    Accuracy,
-    BinaryAccuracy,
-    CategoricalAccuracy,
-    SparseCategoricalAccuracy,
-    SparseTopKCategoricalAccuracy,
-    TopKCategoricalAccuracy,
-    binary_accuracy,
-    categorical_accuracy,
-    sparse_categorical_accuracy,
-    sparse_top_k_categorical_accuracy,
-    top_k_categorical_accuracy,
-)
-from keras_dist.metrics.auc import AUC
-from keras_dist.metrics.confusion import (
-    FalseNegatives,
-    FalsePositives,
-    Precision,
-    Recall,
-    TrueNegatives,
-    TruePositives,
-)
-from keras_dist.metrics.correlation import (
-    ConcordanceCorrelation,
-    PearsonCorrelation,
-    concordance_correlation,
-    pearson_correlation,
-)
-from keras_dist.metrics.f_score import F1Score, FBetaScore
-from keras_dist.metrics.identifiers import deserialize, get, get_all, serialize
-from keras_dist.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
-from keras_dist.metrics.margin import CategoricalHinge, Hinge, SquaredHinge
-from keras_dist.metrics.metric import Metric
-from keras_dist.metrics.operating_point import (
-    PrecisionAtRecall,
-    RecallAtPrecision,
-    SensitivityAtSpecificity,
-    SpecificityAtSensitivity,
-)
-from keras_dist.metrics.perplexity import Perplexity
-from keras_dist.metrics.probabilistic import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    SparseCategoricalCrossentropy,
-)
-from keras_dist.metrics.r2_score import R2Score
-from keras_dist.metrics.reduction import Mean, MeanMetricWrapper, Sum
-from keras_dist.metrics.regression import (
-    CosineSimilarity,
-    LogCoshError,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredError,
-    MeanSquaredLogarithmicError,
-    RootMeanSquaredError,
-)
-from keras_dist.metrics.variable import MetricVariable
+from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
+from keras_dist.losses.binary import binary_focal_crossentropy as binary_focal_crossentropy
+from keras_dist.losses.categorical import categorical_crossentropy as categorical_crossentropy
+from keras_dist.losses.categorical import categorical_focal_crossentropy as categorical_focal_crossentropy
+from keras_dist.losses.categorical import sparse_categorical_crossentropy as sparse_categorical_crossentropy
+from keras_dist.losses.margin import categorical_hinge as categorical_hinge
+from keras_dist.losses.margin import hinge as hinge
+from keras_dist.losses.margin import squared_hinge as squared_hinge
+from keras_dist.losses.probabilistic import kl_divergence as kl_divergence
+from keras_dist.losses.probabilistic import poisson as poisson
+from keras_dist.losses.regression import huber as huber
+from keras_dist.losses.regression import log_cosh as log_cosh
+from keras_dist.losses.regression import mean_absolute_error as mean_absolute_error
+from keras_dist.losses.regression import mean_absolute_percentage_error as mean_absolute_percentage_error
+from keras_dist.losses.regression import mean_squared_error as mean_squared_error
+from keras_dist.losses.regression import mean_squared_logarithmic_error as mean_squared_logarithmic_error
+from keras_dist.metrics.accuracy import Accuracy as Accuracy
+from keras_dist.metrics.accuracy import BinaryAccuracy as BinaryAccuracy
+from keras_dist.metrics.accuracy import CategoricalAccuracy as CategoricalAccuracy
+from keras_dist.metrics.accuracy import SparseCategoricalAccuracy as SparseCategoricalAccuracy
+from keras_dist.metrics.accuracy import SparseTopKCategoricalAccuracy as SparseTopKCategoricalAccuracy
+from keras_dist.metrics.accuracy import TopKCategoricalAccuracy as TopKCategoricalAccuracy
+from keras_dist.metrics.accuracy import binary_accuracy as binary_accuracy
+from keras_dist.metrics.accuracy import categorical_accuracy as categorical_accuracy
+from keras_dist.metrics.accuracy import sparse_categorical_accuracy as sparse_categorical_accuracy
+from keras_dist.metrics.accuracy import sparse_top_k_categorical_accuracy as sparse_top_k_categorical_accuracy
+from keras_dist.metrics.accuracy import top_k_categorical_accuracy as top_k_categorical_accuracy
+from keras_dist.metrics.auc import AUC as AUC
+from keras_dist.metrics.confusion import FalseNegatives as FalseNegatives
+from keras_dist.metrics.confusion import FalsePositives as FalsePositives
+from keras_dist.metrics.confusion import Precision as Precision
+from keras_dist.metrics.confusion import PrecisionAtRecall as PrecisionAtRecall
+from keras_dist.metrics.confusion import Recall as Recall
+from keras_dist.metrics.confusion import RecallAtPrecision as RecallAtPrecision
+from keras_dist.metrics.confusion import SensitivityAtSpecificity as SensitivityAtSpecificity
+from keras_dist.metrics.confusion import SpecificityAtSensitivity as SpecificityAtSensitivity
+from keras_dist.metrics.confusion import TrueNegatives as TrueNegatives
+from keras_dist.metrics.confusion import TruePositives as TruePositives
+from keras_dist.metrics.correlation import ConcordanceCorrelation as ConcordanceCorrelation
+from keras_dist.metrics.correlation import PearsonCorrelation as PearsonCorrelation
+from keras_dist.metrics.correlation import concordance_correlation as concordance_correlation
+from keras_dist.metrics.correlation import pearson_correlation as pearson_correlation
+from keras_dist.metrics.f_score import F1Score as F1Score
+from keras_dist.metrics.f_score import FBetaScore as FBetaScore
+from keras_dist.metrics.identifiers import deserialize as deserialize
+from keras_dist.metrics.identifiers import get as get
+from keras_dist.metrics.identifiers import get_all as get_all
+from keras_dist.metrics.identifiers import serialize as serialize
+from keras_dist.metrics.iou import BinaryIoU as BinaryIoU
+from keras_dist.metrics.iou import IoU as IoU
+from keras_dist.metrics.iou import MeanIoU as MeanIoU
+from keras_dist.metrics.iou import OneHotIoU as OneHotIoU
+from keras_dist.metrics.iou import OneHotMeanIoU as OneHotMeanIoU
+from keras_dist.metrics.margin import CategoricalHinge as CategoricalHinge
+from keras_dist.metrics.margin import Hinge as Hinge
+from keras_dist.metrics.margin import SquaredHinge as SquaredHinge
+from keras_dist.metrics.metric import Metric as Metric
+from keras_dist.metrics.perplexity import Perplexity as Perplexity
+from keras_dist.metrics.probabilistic import BinaryCrossentropy as BinaryCrossentropy
+from keras_dist.metrics.probabilistic import CategoricalCrossentropy as CategoricalCrossentropy
+from keras_dist.metrics.probabilistic import KLDivergence as KLDivergence
+from keras_dist.metrics.probabilistic import Poisson as Poisson
+from keras_dist.metrics.probabilistic import SparseCategoricalCrossentropy as SparseCategoricalCrossentropy
+from keras_dist.metrics.r2_score import R2Score as R2Score
+from keras_dist.metrics.reduction import Mean as Mean
+from keras_dist.metrics.reduction import MeanMetricWrapper as MeanMetricWrapper
+from keras_dist.metrics.reduction import Sum as Sum
+from keras_dist.metrics.regression import CosineSimilarity as CosineSimilarity
+from keras_dist.metrics.regression import LogCoshError as LogCoshError
+from keras_dist.metrics.regression import MeanAbsoluteError as MeanAbsoluteError
+from keras_dist.metrics.regression import MeanAbsolutePercentageError as MeanAbsolutePercentageError
+from keras_dist.metrics.regression import MeanSquaredError as MeanSquaredError
+from keras_dist.metrics.regression import MeanSquaredLogarithmicError as MeanSquaredLogarithmicError
+from keras_dist.metrics.regression import RootMeanSquaredError as RootMeanSquaredError
+from keras_dist.metrics.variable import MetricVariable as MetricVariable
 
-__all__ = [
-    "AUC",
-    "Accuracy",
-    "BinaryAccuracy",
-    "BinaryCrossentropy",
-    "BinaryIoU",
-    "CategoricalAccuracy",
-    "CategoricalCrossentropy",
-    "CategoricalHinge",
-    "ConcordanceCorrelation",
-    "CosineSimilarity",
-    "F1Score",
-    "FBetaScore",
-    "FalseNegatives",
-    "FalsePositives",
-    "Hinge",
-    "IoU",
-    "KLDivergence",
-    "LogCoshError",
-    "Mean",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanIoU",
-    "MeanMetricWrapper",
-    "MeanSquaredError",
-    "MeanSquaredLogarithmicError",
-    "Metric",
-    "MetricVariable",
-    "OneHotIoU",
-    "OneHotMeanIoU",
-    "PearsonCorrelation",
-    "Perplexity",
-    "Poisson",
-    "Precision",
-    "PrecisionAtRecall",
-    "R2Score",
-    "Recall",
-    "RecallAtPrecision",
-    "RootMeanSquaredError",
-    "SensitivityAtSpecificity",
-    "SparseCategoricalAccuracy",
-    "SparseCategoricalCrossentropy",
-    "SparseTopKCategoricalAccuracy",
-    "SpecificityAtSensitivity",
-    "SquaredHinge",
-    "Sum",
-    "TopKCategoricalAccuracy",
-    "TrueNegatives",
-    "TruePositives",
-    "binary_accuracy",
-    "binary_crossentropy",
-    "binary_focal_crossentropy",
-    "categorical_accuracy",
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "categorical_hinge",
-    "concordance_correlation",
-    "deserialize",
-    "get",
-    "get_all",
-    "hinge",
-    "huber",
-    "kl_divergence",
-    "log_cosh",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_error",
-    "mean_squared_logarithmic_error",
-    "pearson_correlation",
-    "poisson",
-    "serialize",
-    "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy",
-    "sparse_top_k_categorical_accuracy",
-    "squared_hinge",
-    "top_k_categorical_accuracy",
-]
+_PACKAGES = (f"{__name__}.", "keras_dist.losses.")
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(_PACKAGES)]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from keras_dist import saving
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import align_ranks, as_arrays
+from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.reduction import FunctionMetric
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist._arguments import check_int, check_option
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import EPSILON
+from keras_dist.losses.targets import EPSILON
 from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.arguments import EPSILON, matched
+from keras_dist.losses.targets import EPSILON, matched
 from keras_dist.metrics.reduction import FunctionMetric
 
 

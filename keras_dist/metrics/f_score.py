@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from keras_dist._arguments import check_number, check_option
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import EPSILON, as_arrays
+from keras_dist.losses.targets import EPSILON, as_arrays
 from keras_dist.metrics.metric import Metric
 
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")

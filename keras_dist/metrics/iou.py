@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import EPSILON
+from keras_dist.losses.targets import EPSILON
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 

@@ -51,6 +51,8 @@ class Metric(Configurable):
     Source: `keras.metrics.Metric`.
     """
 
+    _never_called: ClassVar[dict[str, str]] = {"reset_states": "call it `reset_state`"}
+
     needs_targets: ClassVar[bool] = True
     """Whether targets must be given."""
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.categorical import sparse_categorical_crossentropy
+from keras_dist.losses.targets import as_arrays
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan

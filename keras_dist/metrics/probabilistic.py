@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from keras_dist import saving
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
-from keras_dist.losses.arguments import as_arrays
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
 from keras_dist.losses.probabilistic import kl_divergence, poisson
+from keras_dist.losses.targets import as_arrays
 from keras_dist.metrics.accuracy import kind_by_shapes
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.reduction import FunctionMetric

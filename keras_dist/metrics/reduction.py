@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from keras_dist import _ranges
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import align_ranks
+from keras_dist.losses.targets import align_ranks
 from keras_dist.metrics.metric import Metric
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.arguments import matched
 from keras_dist.losses.regression import (
     log_cosh,
     mean_absolute_error,
@@ -14,6 +13,7 @@ from keras_dist.losses.regression import (
     mean_squared_error,
     mean_squared_logarithmic_error,
 )
+from keras_dist.losses.targets import matched
 from keras_dist.metrics.reduction import FunctionMetric, Mean
 
 

@@ -61,7 +61,7 @@ def born(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sessi
     Args:
         model: the model.
         args: the arguments of its call, or some of them; the weights are born for inputs like these.
-        kwargs: likewise, by name.
+        kwargs: its arguments by name.
 
     Raises:
         ModelError: the weights are not born, and it is not known what the inputs are.
@@ -89,7 +89,7 @@ def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     Args:
         model: the root of the layers.
         args: the arguments of its call, with symbolic tensors for arrays.
-        kwargs: likewise, by name.
+        kwargs: its arguments by name.
 
     Raises:
         DistributionError: a model among the layers was made under another distribution.

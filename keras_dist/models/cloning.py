@@ -28,7 +28,7 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Model:
-    """The same model with new layers, which have new weights on the current distribution, under the same paths.
+    """Make the same model with new layers and new weights, on the current distribution, under the same paths.
 
     It is compiled as the model is. Functional models and `Sequential`s are cloned layer by layer; others are made again
     with the arguments of their constructor.

@@ -21,6 +21,7 @@ from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
+from keras_dist.models.saving import check_free
 from keras_dist.models.session import Session
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
@@ -42,7 +43,7 @@ def export(
 ) -> None:
     """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
     path, job = _checked_path(filepath), Rendezvous("an export")
-    job.first(lambda: _check_free(path))
+    job.first(lambda: check_free("export", path, ModelError, "choose another path, or remove what is there"))
     if format != FORMAT:
         raise ModelError(
             f"export: there is no format {shorten(format)}",
@@ -145,21 +146,6 @@ def _sized(shape: Dims, batch_size: int | None) -> Dims:
 
 def _checked_path(filepath: Any) -> pathlib.Path:
     return pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
-
-
-def _check_free(path: pathlib.Path) -> None:
-    """Nothing, if the path is free.
-
-    Raises:
-        ModelError: something is there.
-    """
-    if os.path.lexists(path):
-        raise ModelError(
-            f"export: {str(path)!r} exists",
-            given="a folder" if path.is_dir() else "a file",
-            expected="a path where there is nothing",
-            fix="choose another path, or remove what is there",
-        )
 
 
 def _no_signature(given: Any, expected: str) -> ModelError:

@@ -50,7 +50,7 @@ def load_model(
     call: Callable[..., Any] | None = None,
     trainable: Any = None,
 ) -> Model:
-    """The model that `model.save` has written, each weight in the layout that the distribution gives it.
+    """Load a model that `model.save` wrote, each weight in the layout that the distribution gives it.
 
     Every file is checked before it is read. No code in the files runs.
 
@@ -111,7 +111,7 @@ def load_model(
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """The model that `model.to_json()` has written down, with new weights on the current distribution.
+    """Make a model from what `model.to_json()` returned, with new weights on the current distribution.
 
     Args:
         json_string: JSON, from here or from Keras.
@@ -173,7 +173,7 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
 
 
 def _check_is_folder(filepath: Any) -> None:
-    """Nothing, unless a file is there.
+    """Check that there is no file.
 
     Raises:
         ModelError: one is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -54,20 +54,20 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class Model(Saveable):
-    """Layers that are trained together, on the mesh of the distribution that was current when the model was made.
+    """Layers that are trained together on the mesh of a distribution.
 
-    One that was made without a distribution takes that which is current when its weights are born, and without any the
-    first device. Models among the layers live where the outermost one does.
+    The distribution is the one that is current when the model is made, or else when its weights are created; without
+    any, the first device is used. Models inside of another model use the distribution of the outermost one.
 
-    Made in one of four ways: of symbolic tensors, `Model(inputs, outputs)`; by a subclass with `call(self, inputs)`; as
-    a `Sequential`; or of any `flax.nnx` module, `Model.from_nnx(factory)`.
+    There are four ways to make a model: from symbolic tensors, `Model(inputs, outputs)`; by a subclass that defines
+    `call(self, inputs)`; as a `Sequential`; or from any `flax.nnx` module, `Model.from_nnx(factory)`.
 
     Args:
-        inputs: what `Input` gave: one symbolic tensor, a list or a dict of them.
-        outputs: what layers gave for them, likewise.
-        name: its name; paths leave it out, except as an alias.
-        trainable: whether its weights are trained.
-        **kwargs: as of `Layer`.
+        inputs: the symbolic inputs, as `Input` returns them: one tensor, or a list or dict of tensors.
+        outputs: the symbolic outputs that layers returned for them: one tensor, or a list or dict of tensors.
+        name: name of the model. Paths leave it out, except as an alias.
+        trainable: whether the weights are trained.
+        **kwargs: arguments of `Layer`.
 
     Raises:
         ModelError: the graph is disconnected, or two layers have the same name.
@@ -87,6 +87,22 @@ class Model(Saveable):
 
     Source: `keras.Model`.
     """
+
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("test_step", "predict_step", "compute_loss_and_updates", "stateless_compute_loss"),
+                *("make_train_function", "make_test_function", "make_predict_function"),
+                *("compute_metrics", "metrics", "reset_metrics", "get_metrics_result"),
+            ),
+            "compile(..., metrics=..., train_step=...); see Model.compute_loss and Model.stateless_call",
+        ),
+        **dict.fromkeys(
+            ("trainable_variables", "trainable_weights", "non_trainable_variables", "non_trainable_weights"),
+            "set `trainable` of layers, or add_weight(..., trainable=False)",
+        ),
+        "stateless_call": "override `call`",
+    }
 
     @_then_born
     def __init__(
@@ -128,7 +144,7 @@ class Model(Saveable):
         trainable: Any = None,
         seed: int | None = None,
     ) -> Model:
-        """A model made of any `flax.nnx.Module`, on the current distribution; without any, on the first device.
+        """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
 
         Args:
             factory_or_module: `factory(rngs=rngs)` that makes the module: its arrays are born sharded, never whole on
@@ -158,13 +174,13 @@ class Model(Saveable):
 
     @property
     def layers(self) -> list[Layer]:
-        """Its layers: those of its graph, in order; of a subclass those that its attributes hold."""
+        """The layers: of a functional model those of its graph in order, of a subclass those its attributes hold."""
         if self._graph is not None:
             return [*input_layers(self.input), *layers_in(self._members)]
         return layers_in(self)
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """The layer with this name, or at this place in `layers`.
+        """Return the layer with this name, or at this index of `layers`.
 
         Raises:
             ModelError: there is none, or not exactly one argument is given.
@@ -198,7 +214,7 @@ class Model(Saveable):
 
     @property
     def output_names(self) -> list[str] | None:
-        """The layers that the outputs of a functional model are of, numbered where one has several; None for others.
+        """The names of the layers that compute the outputs of a functional model; None for other models.
 
         Losses and metrics of outputs that are a dict go by its keys.
         """
@@ -217,13 +233,13 @@ class Model(Saveable):
     # Calls
 
     def build(self, input_shape: Any = None) -> None:
-        """Give birth to the weights, for inputs of this shape, the batch included.
+        """Create the weights for inputs of this shape, the batch dim included.
 
         Args:
-            input_shape: one shape, or a list or dict of them; None where the model knows its inputs.
+            input_shape: one shape, or a list or dict of shapes; None for a model that knows its inputs.
 
         Raises:
-            ModelError: the model takes no such input.
+            ModelError: the model does not accept such inputs.
         """
         if call_context.current() is not None or self._session is not None:
             return  # inside of a call each layer builds itself
@@ -235,13 +251,13 @@ class Model(Saveable):
     build.gives_birth = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """The outputs of a functional model. Subclasses define their own."""
+        """Return the outputs of a functional model. Subclasses define their own."""
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
         return self._graph.run(vars(self._members), inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
+        """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
 
         Raises:
             ModelError: the inputs do not fit.
@@ -256,7 +272,7 @@ class Model(Saveable):
         return self._born(*args, **kwargs).call(args, kwargs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shapes of the outputs for inputs of this shape, the batch included, in the structure of the outputs."""
+        """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
         shapes = super().compute_output_shape(input_shape)
         return shapes if self._graph is None else self._graph.structured(shapes)
 
@@ -264,42 +280,42 @@ class Model(Saveable):
 
     @property
     def variables(self) -> list[Any]:
-        """Handles on all variables; of models of layers, `weights` and the states of random generators."""
+        """All variables: the weights and the states of random generators."""
         binding = self._outside.binding
         return self._born().variables() if binding is None else [*binding.weights(), *binding.generators()]
 
     @property
     def weights(self) -> list[Any]:
-        """Handles on the weights, in Keras's order; the keys of random streams are none.
+        """The weights, in Keras's order. The keys of random streams are not among them.
 
         Raises:
-            ModelError: the weights are not born yet.
+            ModelError: the weights do not exist yet.
         """
         return [variable for variable in self.variables if not variable.is_key]
 
     def count_params(self) -> int:
-        """The number of elements of all weights."""
+        """Count the elements of all weights."""
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
     # Where it lives
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution of the model, as it was when its weights were born or moved."""
+        """The distribution of the model, as it was when its weights were created or moved."""
         return self._born().distribution
 
     @property
     def layout_plan(self) -> LayoutPlan:
-        """Where every variable lives; print it for the table."""
+        """The layout of every variable; printed as a table."""
         return self._born().cell.plan
 
     @property
     def state_plan(self) -> LayoutPlan:
-        """Where everything in the training state lives: variables, optimizer slots, the step."""
+        """The layout of the whole training state: variables, optimizer slots, the step."""
         return self._born().cell.state_plan
 
     def redistribute(self, distribution: Distribution) -> None:
-        """Move the model, with everything it has learned, to another distribution.
+        """Move the model and its training state to another distribution.
 
         Raises:
             DistributionError: `distribution` is not a distribution.
@@ -326,9 +342,9 @@ class Model(Saveable):
         show_trainable: bool = False,
         layer_range: Sequence[str] | None = None,
     ) -> None:
-        """Print every layer with the shape of its output, its variables with layout and bytes per device, and totals.
+        """Print a table of the layers, their output shapes, variables, layouts and bytes per device.
 
-        Models of `from_nnx` list their variables alone.
+        For models of `from_nnx` the table lists the variables only.
 
         Args:
             line_length: width of the table in characters; by default that of the terminal.

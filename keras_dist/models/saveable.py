@@ -28,7 +28,7 @@ from keras_dist.saving import custom_object_scope, deserialize_keras_object, ser
 
 
 class Saveable(Trainer):
-    """A model as a config, in files, as a program, and copied: the part of `Model` that writes it down."""
+    """The methods of `Model` that save, load, export and copy."""
 
     def save_weights(
         self,
@@ -36,12 +36,11 @@ class Saveable(Trainer):
         overwrite: bool = True,
         max_shard_size: float | None = None,
     ) -> None:
-        """Write the weights to a safetensors file, whole, under their paths; to several if they are large.
+        """Save the weights in a safetensors file under their paths, or in several files if they are large.
 
-        What is there stays whole until the new weights are; an interrupted save leaves it as it was. Where there are
-        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
-        Neither the keys of random streams nor the state of
-        the optimizer are in it. Each weight has a checksum in the header of its file, which `load_weights` compares.
+        An existing file stays whole until the new one is complete. In a job of several processes all must call: the
+        first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
+        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares.
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
@@ -93,7 +92,7 @@ class Saveable(Trainer):
         name_map: NameMap | None = None,
         transform: Transforms | None = None,
     ) -> LoadReport:
-        r"""Set the weights to those that `save_weights`, or another program, wrote, from the next step on.
+        r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
 
         Layouts and element types stay those of the model; so the file may come from another mesh. Of each array only
         what the devices of this process hold is copied, after its checksum was compared; files of other programs have
@@ -162,9 +161,9 @@ class Saveable(Trainer):
         return load_weights(self.name, self._born(), self.weights, filepath, strict, names)
 
     def get_config(self) -> dict[str, Any]:
-        """The model without its weights, as plain values that JSON can hold.
+        """Return the model without its weights as plain values that JSON can represent.
 
-        A model between symbolic tensors gives its layers and calls, as in Keras; others give the arguments of their
+        Of a functional model these are its layers and calls, as in Keras; of others the arguments of the
         constructor. Explicit layouts are lists of axes. Subclasses must be registered to be read again; one whose
         constructor takes more than plain values overrides `get_config` and `from_config`.
 
@@ -189,7 +188,7 @@ class Saveable(Trainer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """A model as `get_config` has described it, with new weights on the current distribution.
+        """Make a model from what `get_config` returned, with new weights on the current distribution.
 
         Args:
             config: plain values.
@@ -204,7 +203,7 @@ class Saveable(Trainer):
             return super().from_config(with_graph(cls, config))
 
     def to_json(self, **kwargs: Any) -> str:
-        """The model without its weights, as JSON; `models.model_from_json` reads it.
+        """Return the model without its weights as JSON, which `models.model_from_json` reads.
 
         Args:
             **kwargs: as of `json.dumps`.
@@ -217,21 +216,21 @@ class Saveable(Trainer):
         return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """What `build_from_config` needs to give birth to the weights; None when they are not born, or need nothing.
+        """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
 
         Source: `keras.Layer.get_build_config`.
         """
         return build_config(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Give birth to the weights, for inputs as `get_build_config` has described them.
+        """Create the weights for inputs that `get_build_config` has described.
 
         Source: `keras.Layer.build_from_config`.
         """
         build_from_config(self, config)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile` as plain values; empty when the model is not compiled.
+        """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
 
         Raises:
             ConfigError: one of them is no name, no object of keras_dist, and not registered.
@@ -243,7 +242,7 @@ class Saveable(Trainer):
         return {} if self._choices is None else compile_config(self._choices)
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model as `get_compile_config` has described it.
+        """Compile the model with what `get_compile_config` returned.
 
         Raises:
             ConfigError: the config mentions what is not known.
@@ -254,7 +253,7 @@ class Saveable(Trainer):
             self.compile(**deserialize_keras_object(config))
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Write the model to a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
 
         The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
         any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
@@ -287,9 +286,9 @@ class Saveable(Trainer):
         save(self, filepath, overwrite)
 
     def snapshot(self) -> Snapshot:
-        """All that a training needs to go on: weights, statistics, slots, random streams; and how far `fit` has come.
+        """Return everything that is needed to continue training: weights, statistics, slots and random streams.
 
-        While `fit` runs, that is the batch, the states of loss and metrics, and what the callbacks need; a
+        While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
         `CheckpointManager` writes it. The next step consumes its arrays.
 
         Raises:
@@ -301,7 +300,7 @@ class Saveable(Trainer):
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """A context in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
+        """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
 
         Raises:
             ModelError: the weights are not born yet.
@@ -310,7 +309,7 @@ class Saveable(Trainer):
             yield
 
     def restore(self, stored: Stored, continue_training: bool = False) -> None:
-        """Take over a state that `snapshot` gave, on the mesh of this model.
+        """Restore a state that `snapshot` returned, on the mesh of this model.
 
         Args:
             stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
@@ -336,7 +335,7 @@ class Saveable(Trainer):
         batch_size: int | None = None,
         platforms: str | Sequence[str] | None = None,
     ) -> None:
-        """Write what `predict` computes as a program that runs without this model's code, and the weights beside it.
+        """Export what `predict` computes as a program that runs without this model's code, with the weights beside it.
 
         It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.
@@ -367,7 +366,7 @@ class Saveable(Trainer):
         export(self, filepath, format, verbose, input_signature, batch_size, platforms)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """How the model is made again, on the distribution that is current then, with the state of its optimizer.
+        """Return how to make the model again with its state, on the distribution that is current then.
 
         Raises:
             ConfigError: it cannot be written down.
@@ -379,7 +378,7 @@ class Saveable(Trainer):
         return reduced(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A model of its own, on the same distribution."""
+        """Return a copy of the model on the same distribution."""
         del memo
         return copied(self)
 

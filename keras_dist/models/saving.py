@@ -22,7 +22,15 @@ from keras_dist.distribution import lint
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, DataError, ModelError, shorten
+from keras_dist.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    ConfigError,
+    DataError,
+    KerasDistError,
+    ModelError,
+    shorten,
+)
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.session import Session
@@ -46,6 +54,8 @@ _FILES = (".safetensors", ".h5", ".hdf5")
 
 KERAS_FILES = (".keras", ".h5", ".hdf5")
 
+OVERWRITE = "choose another path, or pass overwrite=True"
+
 FROM_KERAS = (
     "read it with Keras, and make the model anew: kd.models.model_from_json(keras_model.to_json()), "
     "then model.set_weights(keras_model.get_weights())"
@@ -57,7 +67,7 @@ def save(model: Saveable, filepath: Any, overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
     path = model_path("save", filepath)
     if not overwrite:
-        Rendezvous("a save").first(lambda: _check_free(path))
+        Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
     session = model._born()
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
     if model._outside.binding is not None:
@@ -117,18 +127,18 @@ def restore(
         session.trainer.continue_from(progress)
 
 
-def _check_free(path: pathlib.Path) -> None:
-    """Nothing, if there is nothing at a path.
+def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str) -> None:
+    """Check that there is nothing at a path.
 
     Raises:
-        CheckpointError: there is.
+        KerasDistError: there is; of this class.
     """
-    if path.exists():
-        raise CheckpointError(
-            f"save: {str(path)!r} exists",
-            given="overwrite=False",
+    if os.path.lexists(path):
+        raise error(
+            f"{caller}: {str(path)!r} exists",
+            given="a folder" if path.is_dir() else "a file",
             expected="a path where there is nothing",
-            fix="choose another path, or pass overwrite=True",
+            fix=fix,
         )
 
 
@@ -257,7 +267,7 @@ def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
 
 
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
-    """Nothing, if a checkpoint has the arrays of the model, and no other ones of its kind.
+    """Check that a checkpoint has exactly the arrays of the model.
 
     Raises:
         CheckpointError: it has not; all that are wrong are told.

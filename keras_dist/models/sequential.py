@@ -29,7 +29,7 @@ class _Chain:
 
 
 class Sequential(Model):
-    """Layers one after the other, each with one input and one output.
+    """A stack of layers, each with one input and one output.
 
     Args:
         layers: layers, or any `flax.nnx` modules. The first may be an `Input`, else the weights are born when the model
@@ -69,19 +69,19 @@ class Sequential(Model):
 
     @property
     def layers(self) -> list[Layer]:
-        """Its layers in the order in which they are called, without an `InputLayer`; one may occur twice."""
+        """The layers in the order of their calls, without an `InputLayer`; one may occur twice."""
         return [vars(self._members)[name] for name in self._chain.names]
 
     @property
     def output_names(self) -> list[str] | None:
-        """The name of its last layer; None without layers.
+        """The name of the last layer, in a list; None without layers.
 
         Losses and metrics of outputs that are a dict go by its keys.
         """
         return super().output_names or [layer.name for layer in self.layers[-1:]] or None
 
     def add(self, layer: Any) -> None:
-        """Put a layer at the end. The layers before it keep their values.
+        """Add a layer at the end. The layers before it keep their values.
 
         Raises:
             ModelError: it is not a layer, or its name is taken.
@@ -89,7 +89,7 @@ class Sequential(Model):
         self._extend([layer])
 
     def pop(self) -> Layer:
-        """Take the last layer out. The layers before it keep their values.
+        """Remove the last layer and return it. The layers before it keep their values.
 
         Raises:
             ModelError: there is none.
@@ -108,7 +108,7 @@ class Sequential(Model):
         return layers[-1]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """What the last layer gives."""
+        """Return the output of the last layer."""
         if self._graph is not None:
             return super().call(inputs, training, mask)
         outputs = inputs
@@ -117,7 +117,7 @@ class Sequential(Model):
         return outputs
 
     def get_config(self) -> dict[str, Any]:
-        """Its layers with their configs; of a subclass that takes no layers the arguments of its constructor.
+        """Return the layers with their configs; of a subclass that takes no layers the arguments of its constructor.
 
         Raises:
             ConfigError: a layer or an argument cannot be written down.
@@ -140,7 +140,7 @@ class Sequential(Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """A Sequential as `get_config` has described it, with new weights on the current distribution.
+        """Make a Sequential from what `get_config` returned, with new weights on the current distribution.
 
         Args:
             config: plain values.
@@ -162,7 +162,7 @@ class Sequential(Model):
         return model
 
     def get_build_config(self) -> None:
-        """Nothing: the config itself tells the shape of the input."""
+        """Return None: the config itself contains the shape of the input."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of `Model`."""

@@ -301,12 +301,14 @@ class Session:
 
     def variables(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the variables below `prefix`, in the order of `model.weights`."""
-        rows = [self.cell.row(path) for path in self._order]
-        return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
+        return self._below(prefix, [self.cell.row(path) for path in self._order])
 
     def generators(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
         rows = [row for row in self.cell.plan.rows if row.role == "rng" and row.path not in self._order]
+        return self._below(prefix, rows)
+
+    def _below(self, prefix: str, rows: Sequence[Row]) -> list[ModelVariable]:
         return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
 
     def listed_call(
@@ -324,7 +326,7 @@ class Session:
             handles: on the variables that are trained, and on the others.
             values: for each of them.
             args: as of `stateless_call`.
-            kwargs: likewise.
+            kwargs: as of `stateless_call`.
 
         Raises:
             ModelError: there are more or fewer values than variables.
@@ -389,7 +391,7 @@ class Session:
         return objective
 
     def check_idle(self, method: str) -> None:
-        """Nothing, while no one trains.
+        """Check that the model is not training.
 
         Raises:
             ModelError: fit is running.
@@ -416,7 +418,7 @@ class Session:
             )
 
     def check_current_distribution(self, method: str) -> None:
-        """Nothing, if the current distribution, should there be one, is that of the model.
+        """Check that the current distribution, if there is one, is that of the model.
 
         Raises:
             DistributionError: it is another.
@@ -479,7 +481,7 @@ def _as_key(value: Any) -> tuple[type, Any]:
 
 
 def not_compiled(method: str) -> ModelError:
-    """The error of what needs `compile` first."""
+    """Return the error for a method that needs `compile` first."""
     return ModelError(
         f"You must call `compile()` before using the model: {method} needs it",
         given="a model that is not compiled",

@@ -40,7 +40,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
 
 
 class Trainer(Layer):
-    """How a model is trained, evaluated and asked for predictions: the part of `Model` that `keras.Model` has there."""
+    """The methods of `Model` that train, evaluate and predict."""
 
     _outside: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
     _record_type = ModelRecord
@@ -53,17 +53,17 @@ class Trainer(Layer):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """The loss of a batch, a scalar: what `compile` chose, and what layers and regularizers add.
+        """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
 
-        A subclass may define its own. It runs inside the compiled step, on the model whose values the step trains: use
-        arguments and weights, return a scalar, change nothing. In a `train_step` of one's own it gives what `compile`
-        chose; `stateless_call(..., return_losses=True)` gives the rest.
+        A subclass may override it. It runs inside the compiled step: it may use its arguments and the weights, must
+        return a scalar, and must not change anything. In a custom `train_step` it returns the loss of `compile` only;
+        `stateless_call(..., return_losses=True)` returns the others.
 
         Args:
             x: inputs.
             y: targets.
-            y_pred: what the model gave for `x`.
-            sample_weight: a weight for each example, or None.
+            y_pred: outputs of the model for `x`.
+            sample_weight: weights of the examples, or None.
             training: whether the model is being trained.
 
         Source: `keras.Model.compute_loss`.
@@ -101,7 +101,7 @@ class Trainer(Layer):
         prefetch: int = 2,
         remat: str | None = None,
     ) -> None:
-        """Choose how the model is trained. Optimizer slots are born here, sharded as their parameters.
+        """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
         Args:
             optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
@@ -116,7 +116,7 @@ class Trainer(Layer):
             metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
                 each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
                 examples count alike.
-            weighted_metrics: likewise, but examples count by their `sample_weight`.
+            weighted_metrics: metrics in which examples are weighted by their `sample_weight`.
             run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
             steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
                 called between these. By default so many as take about a tenth of a second, and only one where a
@@ -150,9 +150,9 @@ class Trainer(Layer):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metric objects: the mean of the loss, what `compile` chose as one, the means of each output's loss.
+        """The metric objects: the mean loss, the metrics of `compile` as one object, the mean loss of each output.
 
-        They tell of the last epoch of training, or of the evaluation if that came later; none before `compile`.
+        They hold the values of the last epoch or evaluation. The list is empty before `compile`.
         Reading a value waits for the last step.
 
         Source: `keras.Model.metrics`.
@@ -168,7 +168,7 @@ class Trainer(Layer):
         return [metric.name for metric in self.metrics]
 
     def reset_metrics(self) -> None:
-        """Let all `metrics` forget what they have seen. Runs of fit and evaluate begin anew without it.
+        """Reset the state of all `metrics`. `fit` and `evaluate` do this themselves.
 
         Source: `keras.Model.reset_metrics`.
         """
@@ -176,7 +176,7 @@ class Trainer(Layer):
             metric.reset_state()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The values of all `metrics`, by the names they are logged as.
+        """Return the values of all `metrics` by the names they are logged under.
 
         Raises:
             ModelError: the model has metrics and was neither trained nor evaluated.
@@ -210,7 +210,7 @@ class Trainer(Layer):
         *,
         seed: int | None = None,
     ) -> History:
-        """Train on the examples in `x` and `y`.
+        """Train the model on the examples in `x` and `y`.
 
         In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold.
         Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
@@ -221,7 +221,7 @@ class Trainer(Layer):
                 of them. Or a data set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
                 `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or one with `__len__` and
                 `__getitem__` that gives examples like that.
-            y: targets of arrays, likewise.
+            y: targets for inputs that are arrays: arrays or a pytree of arrays.
             batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
                 them are all. The last batch may be shorter. Not for what gives batches.
             epochs: the epoch to stop at.
@@ -266,7 +266,7 @@ class Trainer(Layer):
 
     @property
     def history(self) -> History | None:
-        """The `History` of the last `fit`, also of one that was interrupted; None before.
+        """The `History` of the last `fit`, even if that was interrupted; None before the first.
 
         Source: `keras.Model.history`.
         """
@@ -283,7 +283,7 @@ class Trainer(Layer):
         callbacks: Iterable[Callback] | Callback | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Loss and metrics over the examples.
+        """Compute the loss and the metrics over the examples.
 
         Args:
             x: inputs, or a data set, as of `fit`.
@@ -318,7 +318,7 @@ class Trainer(Layer):
         *,
         call: ModuleCall | None = None,
     ) -> Any:
-        """The outputs for every example that this process gave, in order, as numpy arrays.
+        """Return the outputs for all examples of this process, in order, as numpy arrays.
 
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
@@ -370,7 +370,7 @@ class Trainer(Layer):
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """One step of training on these rows; see `fit`.
+        """Run one training step on a batch; see `fit`.
 
         Returns:
             The loss of this batch before the step; with metrics the list `[loss, *metrics]`; or a dict.
@@ -385,26 +385,26 @@ class Trainer(Layer):
         return fitting.train_on_batch(self, (x, y, sample_weight), class_weight, return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """Loss and metrics of these rows; see `evaluate`."""
+        """Compute the loss and the metrics of a batch; see `evaluate`."""
         return fitting.test_on_batch(self, (x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """The outputs for these rows, run as one batch; see `predict`."""
+        """Return the outputs for a batch; see `predict`."""
         return fitting.predict_on_batch(self, x)
 
     def lower_train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> jax.stages.Lowered:
-        """The train step for these rows, lowered and not run: `.compile()` tells its memory and collectives.
+        """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
 
         Raises:
             ModelError: the model is not compiled.
         """
         return fitting.lower_train_step(self, (x, y, sample_weight))
 
-    # State, for steps and loops of one's own
+    # State, for custom steps and loops
 
     @property
     def state(self) -> TrainState:
-        """A copy of the training state, which later training does not change or delete."""
+        """A copy of the training state. Later training does not change or delete it."""
         return self._born().cell.copy_of_state()
 
     @property
@@ -417,23 +417,23 @@ class Trainer(Layer):
         self._born().take_values(module)
 
     def merge(self, trainable: Any, rest: Any) -> Any:
-        """The NNX module with values shaped as `state.trainable` and `state.rest`, for use in a `train_step`."""
+        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
         return self._born().cell.graph.merge(trainable, rest)
 
     def split(self, module: Any) -> tuple[Any, Any]:
-        """`(trainable, rest)` with the values in a module that `merge` made."""
+        """Return the values of a module that `merge` made, as `(trainable, rest)`."""
         return self._born().cell.graph.split(module)
 
     def stateless_call(
         self, trainable: Any, rest: Any, *args: Any, return_losses: bool = False, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """What the model gives with these values, for use in a `train_step` or in loops of your own.
+        """Call the model with these values, for use in a `train_step` or a custom loop.
 
         Args:
             trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
             rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
             *args: arguments of the call.
-            return_losses: whether what layers and regularizers add to the loss is returned, too.
+            return_losses: whether the losses that layers and regularizers add are returned, too.
             **kwargs: further arguments of the call, such as `training`.
 
         Returns:
@@ -453,7 +453,7 @@ class Trainer(Layer):
         return (outputs, rest, losses) if return_losses else (outputs, rest)
 
     def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
-        """`state` after one update, for use in a `train_step`.
+        """Return the state after one update, for use in a `train_step`.
 
         Args:
             state: values and slots before.
@@ -483,9 +483,9 @@ class Trainer(Layer):
 
     @property
     def optimizer(self) -> Any:
-        """The only optimizer: the object that `compile` was given, or made of a name.
+        """The optimizer that `compile` was given or made from a name, if it is the only one.
 
-        It reads and writes the state of this model, which trains with it alone.
+        It reads and writes the state of this model; no other model can use it at the same time.
 
         Raises:
             ModelError: the model is not compiled, or has several optimizers.

@@ -20,11 +20,9 @@ from keras_dist.training.state_cell import StateCell, host_copy
 
 @as_pytree
 class ModelVariable(Operators):
-    """The handle on one array of a model: a variable, or a slot of its optimizer such as a momentum.
+    """A handle on one array of a model: a variable, or a slot of its optimizer such as a momentum.
 
-    It holds no array: it reads and writes the model's current state.
-
-    Reading it gives a copy, which later training does not change or delete.
+    It reads and writes the model's current state. Reading returns a copy, which later training does not change.
 
     Args:
         row: the plan's.
@@ -61,7 +59,7 @@ class ModelVariable(Operators):
 
     @property
     def trainable(self) -> bool:
-        """Whether it is trained: what its layer says now, which counts from the next `compile`."""
+        """Whether the variable is trained. Changes count from the next `compile`."""
         return self._is_trainable(self.path)
 
     @trainable.setter
@@ -83,12 +81,12 @@ class ModelVariable(Operators):
 
     @property
     def constraint(self) -> Callable[[Any], Any] | None:
-        """What is applied to its value after each update, or None."""
+        """The function that is applied to the value after each update, or None."""
         return None if self._index is not None else self._cell.graph.constraints[self._cell.index(self.path)]
 
     @property
     def layout(self) -> TensorLayout:
-        """Where its dims lie."""
+        """The layout on the mesh."""
         row = self._cell.row(self.path) if self._index is None else self._cell.state_plan.rows[self._index]
         return TensorLayout(row.axes, self._cell.mesh)
 
@@ -109,12 +107,12 @@ class ModelVariable(Operators):
         return other is self or self._cell.shares(self.path, other._cell, other.path)
 
     def numpy(self) -> np.ndarray:
-        """Its current value on the host; of a PRNG key its data. In a job of several processes all must call."""
+        """Return the value on the host; of a PRNG key its data. In a job of several processes all must call it."""
         with self._cell.lock:
             return host_copy(self._array())
 
     def assign(self, value: Any) -> jax.Array:
-        """Set its value, from the next step on; gives a copy of it. Layout and dtype stay as they are.
+        """Set the value and return a copy of it. Layout and dtype do not change.
 
         Args:
             value: an array of its shape.

@@ -25,7 +25,7 @@ from keras_dist.distribution.cluster import is_first_process
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
-from keras_dist.models.saving import FROM_KERAS, KERAS_FILES
+from keras_dist.models.saving import FROM_KERAS, KERAS_FILES, OVERWRITE, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import Origin, Parts, WeightNames
@@ -85,7 +85,8 @@ def save_weights(
     is_folder = path.suffix == FOLDER_SUFFIX
     job = Rendezvous("a save of weights")
     if not overwrite:
-        job.first(lambda: _check_free((path,) if is_folder else (path, index_path(path))))
+        for file in (path,) if is_folder else (path, index_path(path)):
+            job.first(functools.partial(check_free, "save_weights", file, ModelError, OVERWRITE))
     handles = {weight.path: weight for weight in weights}
     if is_folder:
         _write_folder(path, list(handles), session)
@@ -241,22 +242,6 @@ def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib
     )
 
 
-def _check_free(files: Sequence[pathlib.Path]) -> None:
-    """Nothing, if none of these files is there.
-
-    Raises:
-        ModelError: one is.
-    """
-    for file in files:
-        if file.exists():
-            raise ModelError(
-                f"save_weights: {str(file)!r} exists",
-                given="overwrite=False",
-                expected="a path where there is no file",
-                fix="choose another path, or pass overwrite=True",
-            )
-
-
 def _checked_size(max_shard_size: Any) -> float | None:
     """The size in bytes, from one in GB.
 
@@ -298,7 +283,7 @@ class _Folder:
         session: of the model whose layouts they are read in.
 
     Attributes:
-        path: likewise.
+        path: the folder.
         shapes: of the weights, by their paths; of the model's random streams none.
 
     Raises:

@@ -13,63 +13,33 @@ import optax
 from keras_dist._not_here import missing_from
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
-from keras_dist.optimizers.adafactor import Adafactor
-from keras_dist.optimizers.adagrad import Adadelta, Adagrad
-from keras_dist.optimizers.adam import Adam, AdamW
-from keras_dist.optimizers.adamax import Adamax
-from keras_dist.optimizers.custom_loops import ModelState, OptimizerVariable
-from keras_dist.optimizers.ftrl import Ftrl
-from keras_dist.optimizers.lamb import Lamb
-from keras_dist.optimizers.lion import Lion
-from keras_dist.optimizers.loss_scale import LossScaleOptimizer, LossScaleState
-from keras_dist.optimizers.muon import Muon
-from keras_dist.optimizers.nadam import Nadam
-from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
-from keras_dist.optimizers.optimizer import Optimizer, OptimizerState
-from keras_dist.optimizers.rate import (
-    LearningRateState,
-    ScheduledRateState,
-    checked_rate,
-    scale_by_rate,
-    with_learning_rate,
-)
-from keras_dist.optimizers.rmsprop import RMSprop
-from keras_dist.optimizers.sgd import SGD
+from keras_dist.optimizers.adafactor import Adafactor as Adafactor
+from keras_dist.optimizers.adagrad import Adadelta as Adadelta
+from keras_dist.optimizers.adagrad import Adagrad as Adagrad
+from keras_dist.optimizers.adam import Adam as Adam
+from keras_dist.optimizers.adam import AdamW as AdamW
+from keras_dist.optimizers.adamax import Adamax as Adamax
+from keras_dist.optimizers.custom_loops import ModelState as ModelState
+from keras_dist.optimizers.custom_loops import OptimizerVariable as OptimizerVariable
+from keras_dist.optimizers.ftrl import Ftrl as Ftrl
+from keras_dist.optimizers.lamb import Lamb as Lamb
+from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
+from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
+from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
+from keras_dist.optimizers.learning_rate import scale_by_rate as scale_by_rate
+from keras_dist.optimizers.learning_rate import with_learning_rate as with_learning_rate
+from keras_dist.optimizers.lion import Lion as Lion
+from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOptimizer
+from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
+from keras_dist.optimizers.muon import Muon as Muon
+from keras_dist.optimizers.nadam import Nadam as Nadam
+from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
+from keras_dist.optimizers.optimizer import Optimizer as Optimizer
+from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
+from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
+from keras_dist.optimizers.sgd import SGD as SGD
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
-
-__all__ = [
-    "SGD",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "Lamb",
-    "LearningRateState",
-    "Lion",
-    "LossScaleOptimizer",
-    "LossScaleState",
-    "ModelState",
-    "Muon",
-    "Nadam",
-    "OptaxOptimizer",
-    "Optimizer",
-    "OptimizerState",
-    "OptimizerVariable",
-    "RMSprop",
-    "ScheduledRateState",
-    "checked_rate",
-    "deserialize",
-    "get",
-    "is_config",
-    "scale_by_rate",
-    "schedules",
-    "serialize",
-    "with_learning_rate",
-]
 
 
 def _converted(found: Any) -> Any:
@@ -155,6 +125,13 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     """
     return _OPTIMIZERS.deserialize(config, custom_objects)
 
+
+_EXPORTED = [
+    name
+    for name, value in vars().items()
+    if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
+]
+__all__ = ["schedules", *_EXPORTED]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -8,7 +8,7 @@ import optax
 
 from keras_dist._types import PyTree
 from keras_dist.optimizers.adam import MomentsOptimizer
-from keras_dist.optimizers.rate import scale_by_rate
+from keras_dist.optimizers.learning_rate import scale_by_rate
 
 
 class Adamax(MomentsOptimizer):

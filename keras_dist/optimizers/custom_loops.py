@@ -19,7 +19,7 @@ import optax
 from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
+from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
 from keras_dist.saving import absent
 
 _INSTEAD = {

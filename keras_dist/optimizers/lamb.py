@@ -7,7 +7,7 @@ from typing import ClassVar
 import optax
 
 from keras_dist.optimizers.adam import MomentsOptimizer
-from keras_dist.optimizers.rate import scale_by_rate
+from keras_dist.optimizers.learning_rate import scale_by_rate
 
 
 class Lamb(MomentsOptimizer):

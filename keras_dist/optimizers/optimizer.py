@@ -18,7 +18,7 @@ from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
+from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.saving import Configurable
 
 
@@ -116,6 +116,17 @@ class Optimizer(CustomLoops, Configurable):
 
     Source: `keras.optimizers.Optimizer`.
     """
+
+    _never_called: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("update_step", "backend_update_step", "build", "apply", "apply_gradients"),
+                *("stateless_apply", "save_own_variables", "load_own_variables"),
+            ),
+            "define `transformation`, which returns an optax transformation: it makes the slots and takes the steps",
+        ),
+        "finalize_variable_values": "override `finalize(state, params)`",
+    }
 
     needs_params: ClassVar[bool] = False
     name: str

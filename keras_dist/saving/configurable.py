@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from keras_dist._signatures import takes
-from keras_dist.errors import ConfigError, ConstructorError, shorten
-from keras_dist.saving.overrides import check_overrides
+from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
 
 
@@ -43,12 +43,15 @@ class Configurable:
     A subclass whose state is more than its arguments overrides `get_config`, as in Keras.
     """
 
+    _never_called: ClassVar[Mapping[str, str]] = {}
+    """Methods of Keras that nothing calls here, so that users' subclasses must not define them; what to do instead."""
+
     _arguments: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that overrides what is never called."""
         super().__init_subclass__(**kwargs)
-        check_overrides(cls)
+        _check_overrides(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the arguments of `__init__`."""
@@ -98,6 +101,30 @@ class Configurable:
                 fix="correct the names in the config, or override from_config where they differ",
             )
         return cls(**arguments)
+
+
+def _check_overrides(cls: type) -> None:
+    """Check that a class outside of this package defines nothing that is never called.
+
+    Raises:
+        ModelError: it does.
+    """
+    if _is_ours(cls):
+        return
+    theirs = {name for base in cls.__mro__ if not _is_ours(base) for name in vars(base)}
+    for base in cls.__mro__:
+        for name, instead in vars(base).get("_never_called", {}).items():
+            if name in theirs:
+                raise ModelError(
+                    f"{cls.__name__}.{name} would not be called",
+                    given=f"a {base.__name__} that defines {name}",
+                    expected=f"what keras_dist calls of a {base.__name__}",
+                    fix=instead,
+                )
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("keras_dist", "flax", "builtins")
 
 
 def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ AT_THE_TOP = sorted({*distribution.__all__} - {"distribution", "num_processes", 
 
 
 @pytest.mark.parametrize("package", ["keras_dist", "keras_dist.distribution"])
-def test_every_name_resolves(package: str) -> None:
+def test_every_name_resolves(package):
     module = importlib.import_module(package)
     assert len(set(module.__all__)) == len(module.__all__)
     for name in module.__all__:
@@ -22,7 +22,7 @@ def test_every_name_resolves(package: str) -> None:
 
 
 @pytest.mark.parametrize("name", AT_THE_TOP)
-def test_distribution_names_are_at_the_top(name: str) -> None:
+def test_distribution_names_are_at_the_top(name):
     assert getattr(kd, name) is getattr(distribution, name)
     assert name in kd.__all__
 
@@ -43,19 +43,19 @@ def test_distribution_names_are_at_the_top(name: str) -> None:
         "set_distribution",
     ],
 )
-def test_has_the_names_of_keras(name: str) -> None:
+def test_has_the_names_of_keras(name):
     assert name in distribution.__all__
 
 
-def test_distribution_is_the_package_and_in_it_the_current_one() -> None:
+def test_distribution_is_the_package_and_in_it_the_current_one():
     assert kd.distribution is distribution
     assert kd.distribution.distribution() is None
 
 
-def test_a_name_that_is_not_there() -> None:
+def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="has no attribute 'DeviceMsh'"):
         _ = kd.DeviceMsh  # type: ignore[attr-defined]
 
 
-def test_is_typed() -> None:
+def test_is_typed():
     assert importlib.resources.files(kd).joinpath("py.typed").is_file()

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 STABLE_DOORS = re.compile(r"^\s*(?:from|import)\s+(jax\._src|jax\.interpreters|flax\.\S*_)", re.MULTILINE)
 
 
-def test_imports_go_to_lower_floors_only() -> None:
+def test_imports_go_to_lower_floors_only():
     # in a process of its own: import-linter disables the loggers of the one it runs in
     run = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"],
@@ -22,12 +22,12 @@ def test_imports_go_to_lower_floors_only() -> None:
     assert "0 broken" in run.stdout
 
 
-def test_only_one_room_opens_the_door_to_unstable_calls() -> None:
+def test_only_one_room_opens_the_door_to_unstable_calls():
     users = {path.name for path in (ROOT / "keras_dist").rglob("*.py") if STABLE_DOORS.search(path.read_text())}
     assert users == {"_jax.py"}
 
 
-def test_nothing_runs_what_it_reads() -> None:
+def test_nothing_runs_what_it_reads():
     lines = [
         *("import pickle", "from dill import loads", "import cloudpickle", "import shelve", "import marshal"),
         *("eval('1')", "exec('1')", "numpy.load('1')"),

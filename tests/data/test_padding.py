@@ -131,5 +131,5 @@ def test_mistakes_are_named(batch, options, parts):
 
 
 def test_a_reduction_that_does_not_exist():
-    with pytest.raises(ModelError, match="a loss cannot be reduced by 'total'"):
+    with pytest.raises(ModelError, match="`reduction` is none of its options"):
         pad_batch((X, Y), multiple_of=2, reduction="total")

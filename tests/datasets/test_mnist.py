@@ -133,17 +133,6 @@ def test_other_files_than_those_of_mnist(tmp_path: Path, files: Path, monkeypatc
     assert "wrong checksum" in caught.value.given
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot write the MNIST data set to"):
-        mnist.load_data(tmp_path / "file" / "data")
-
-
-def test_a_folder_in_a_bucket():
-    with pytest.raises(DataError, match="the MNIST data set is kept on disk"):
-        mnist.load_data("gs://bucket/data")
-
-
 def test_the_files_are_those_that_tfds_knows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     wanted = {f"{name}-{kind}-ubyte.gz" for name in ROWS for kind in ("images-idx3", "labels-idx1")}

@@ -96,8 +96,8 @@ def pairwise(self, y_true, y_pred):
 
 
 MISUSE = {
-    "reduction": (lambda: losses.Loss(reduction="sun"), r"'sun' \(did you mean 'sum'\?\)"),
-    "reduction of no kind": (lambda: losses.MeanSquaredError(3), "reduced by 3"),
+    "reduction": (lambda: losses.Loss(reduction="sun"), r"options \(did you mean 'sum'\?\)"),
+    "reduction of no kind": (lambda: losses.MeanSquaredError(3), "`reduction` is none of its options"),
     "dtype of integers": (lambda: losses.Loss(dtype="int32"), "dtype"),
     "dtype of no kind": (lambda: losses.Loss(dtype="flaot32"), "dtype"),
     "no call": (lambda: losses.Loss()(jnp.ones(2), jnp.ones(2)), r"(?s)Loss has no values.*call\(self"),

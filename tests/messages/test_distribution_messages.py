@@ -137,7 +137,7 @@ the tree to place does not have the structure that was planned
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_error(name: str) -> None:
+def test_error(name):
     provoke, text = GOLDEN[name]
     with pytest.raises(KerasDistError) as caught:
         provoke()
@@ -145,7 +145,7 @@ def test_error(name: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-def test_warning_lists_the_dead_rules() -> None:
+def test_warning_lists_the_dead_rules():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         planned({"d1/kernal": (None, "model"), "bias": (None,)}, {"d1": {"kernel": KERNEL, "bias": KERNEL}})
@@ -158,7 +158,7 @@ rule 'bias' matched nothing: it is only a part of 'd1/bias': write 'd1/bias', or
 
 
 @pytest.mark.parametrize("name", ["indivisible", "mesh of six on eight", "JAX has started"])
-def test_the_parts_stay_on_the_exception(name: str) -> None:
+def test_the_parts_stay_on_the_exception(name):
     with pytest.raises(KerasDistError) as caught:
         GOLDEN[name][0]()
     error = caught.value

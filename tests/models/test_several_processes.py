@@ -61,8 +61,7 @@ stopping = EarlyStopping("loss", patience=1, restore_best_weights=True, baseline
 board = TensorBoard(folder / "board", histogram_freq=1)
 model.fit(X, Y, 8, 4, verbose=0, callbacks=[stopping, ModelCheckpoint(folder / "last.safetensors"), board])
 values = model.get_weights()
-for value, best in zip(values, stopping.best_weights, strict=True):
-    np.testing.assert_array_equal(value, best)
+np.testing.assert_equal(values, stopping.best_weights)
 slots = {slot.path: slot.numpy() for slot in model.optimizer.variables}
 assert sum(slot.shape == (3, 4) and bool(slot.any()) for slot in slots.values()) == 2, slots.keys()
 
@@ -73,8 +72,7 @@ for options in ({}, {"max_shard_size": ONE_EACH}):
     model.load_weights(folder / "w.safetensors")
     other = network()
     other.load_weights(folder / "w.safetensors")
-    for value, found in zip(values, other.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, found)
+    np.testing.assert_equal(values, other.get_weights())
 model.export(folder / "exported")
 exported = kd.export.load(folder / "exported")
 np.testing.assert_allclose(exported(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)

@@ -33,19 +33,6 @@ def saved(tmp_path_factory):
     return path, model.get_weights()
 
 
-@pytest.mark.parametrize("layout", ["one device", "data=4,model=2", "fully data=8"])
-def test_they_come_to_any_mesh(saved, layout):
-    path, weights = saved
-    with layouts.on(layout).scope():
-        model = network()
-    places = [weight.value.sharding for weight in model.weights]
-    report = model.load_weights(path)
-    for found, expected in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert [weight.value.sharding for weight in model.weights] == places
-    assert report.loaded == tuple(weight.path for weight in model.weights) and not report.missing + report.extra
-
-
 def test_no_stream_and_no_slot_is_in_it(saved):
     record = kd.checkpoint.Stored(saved[0]).record
     assert list(record["arrays"]) == [
@@ -72,8 +59,7 @@ def test_the_folder_of_a_model_and_of_a_training_give_their_weights(tmp_path):
     for path in (tmp_path / "model", state):
         other = network()
         other.load_weights(path)
-        for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_equal(other.get_weights(), model.get_weights())
 
 
 def test_what_does_not_fit(saved):
@@ -82,8 +68,7 @@ def test_what_does_not_fit(saved):
     with pytest.raises(ModelError, match="does not fit") as error:
         wider.load_weights(saved[0])
     assert "missing in the file: d3/kernel, d3/bias" in error.value.given
-    for mine, theirs in zip(wider.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(wider.get_weights(), before)
     with pytest.warns(UserWarning, match="fits in part"):
         report = wider.load_weights(saved[0], strict=False)
     assert report.missing == ("d3/kernel", "d3/bias")
@@ -103,11 +88,6 @@ def test_a_damaged_folder_and_none_at_all(saved, tmp_path):
         model.load_weights(tmp_path / "new.orbax")
 
 
-def test_one_that_exists(saved):
-    with pytest.raises(ModelError, match="exists"):
-        network().save_weights(saved[0], overwrite=False)
-
-
 def test_the_best_ones_of_a_training(tmp_path):
     model = network()
     model.compile("sgd", loss="mse")
@@ -116,5 +96,4 @@ def test_the_best_ones_of_a_training(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.orbax", "2.orbax"]
     weights = model.get_weights()
     model.load_weights(tmp_path / "2.orbax")
-    for mine, theirs in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(model.get_weights(), weights)

@@ -3,7 +3,6 @@
 import io
 import pathlib
 import tempfile
-import types
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -69,7 +68,7 @@ def drive(callback: Any, model: Any, name: str, values: list[float]) -> list[Any
         },
     ),
 )
-def test_early_stopping(keras: types.ModuleType, models: Any, values: Any, monitor: str, options: Any) -> None:
+def test_early_stopping(keras, models, values, monitor, options):
     ours, theirs = (library.callbacks.EarlyStopping(monitor, **options) for library in (kd, keras))
     assert drive(ours, models[0], monitor, values) == drive(theirs, models[1], monitor, values)
     for name in ("best", "best_epoch", "wait", "stopped_epoch"):
@@ -93,7 +92,7 @@ def test_early_stopping(keras: types.ModuleType, models: Any, values: Any, monit
         },
     ),
 )
-def test_reduce_lr_on_plateau(keras: types.ModuleType, models: Any, values: Any, monitor: str, options: Any) -> None:
+def test_reduce_lr_on_plateau(keras, models, values, monitor, options):
     ours, theirs = (library.callbacks.ReduceLROnPlateau(monitor, **options) for library in (kd, keras))
     assert drive(ours, models[0], monitor, values) == drive(theirs, models[1], monitor, values)
     for name in ("best", "wait", "cooldown_counter"):
@@ -101,9 +100,7 @@ def test_reduce_lr_on_plateau(keras: types.ModuleType, models: Any, values: Any,
 
 
 @hypothesis.given(rates=st.lists(NUMBERS, min_size=1, max_size=5), takes_rate=st.booleans(), verbose=st.integers(0, 1))
-def test_learning_rate_scheduler(
-    keras: types.ModuleType, models: Any, rates: Any, takes_rate: bool, verbose: int
-) -> None:
+def test_learning_rate_scheduler(keras, models, rates, takes_rate, verbose):
     def of_both(epoch: int, rate: float) -> float:
         return rate / 2 + rates[epoch]
 
@@ -121,7 +118,7 @@ def test_learning_rate_scheduler(
     separator=st.sampled_from(",;\t"),
     append=st.booleans(),
 )
-def test_csv_logger(keras: types.ModuleType, epochs: Any, separator: str, append: bool) -> None:
+def test_csv_logger(keras, epochs, separator, append):
     written = []
     for library in (kd, keras):
         with tempfile.TemporaryDirectory() as folder:

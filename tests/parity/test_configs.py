@@ -1,13 +1,11 @@
 """Configs that Keras wrote."""
 
-import types
-
 import numpy as np
 
 import keras_dist as kd
 
 
-def test_models_of_keras_are_read(keras: types.ModuleType) -> None:
+def test_models_of_keras_are_read(keras):
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3, padding="same", kernel_regularizer="l2", name="c")(inputs)
     x = keras.layers.BatchNormalization()(x)
@@ -33,7 +31,7 @@ def test_models_of_keras_are_read(keras: types.ModuleType) -> None:
         assert np.allclose(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), atol=1e-5)
 
 
-def test_losses_metrics_and_optimizers_of_keras_are_read(keras: types.ModuleType) -> None:
+def test_losses_metrics_and_optimizers_of_keras_are_read(keras):
     for make in (
         lambda k: k.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
         lambda k: k.metrics.AUC(num_thresholds=20, curve="PR"),
@@ -49,7 +47,7 @@ def test_losses_metrics_and_optimizers_of_keras_are_read(keras: types.ModuleType
             assert read_config[name] == ours_config[name], name
 
 
-def test_branched_models_list_layers_and_weights_as_keras_does(keras: types.ModuleType) -> None:
+def test_branched_models_list_layers_and_weights_as_keras_does(keras):
     def make(k):
         layers = k.layers
         a, b = k.Input((4,), name="left"), k.Input((4,), name="right")
@@ -68,7 +66,7 @@ def test_branched_models_list_layers_and_weights_as_keras_does(keras: types.Modu
     assert [w.shape for w in ours.weights] == [tuple(w.shape) for w in theirs.weights]
 
 
-def test_compile_configs_of_keras_are_read(keras: types.ModuleType) -> None:
+def test_compile_configs_of_keras_are_read(keras):
     theirs = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     theirs.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
     ours = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])

@@ -1,6 +1,5 @@
 """Loops of one's own, as Keras's guide "Writing a training loop in JAX" has them, give what they give there."""
 
-import types
 from typing import Any
 
 import jax
@@ -63,14 +62,14 @@ def trained(keras: Any, optimizer: Any) -> dict[str, Any]:
         ("RMSprop", {"learning_rate": 0.1, "gradient_accumulation_steps": 2, "global_clipnorm": 0.1}),
     ],
 )
-def test_the_guides_loop(keras: types.ModuleType, name: str, arguments: dict[str, Any]) -> None:
+def test_the_guides_loop(keras, name, arguments):
     ours = trained(kd, getattr(kd.optimizers, name)(**arguments))
     theirs = trained(keras, getattr(keras.optimizers, name)(**arguments))
     for key, value in theirs.items():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours[key], value)
 
 
-def test_gradients_applied_between_steps(keras: types.ModuleType) -> None:
+def test_gradients_applied_between_steps(keras):
     found = []
     for module in (kd, keras):
         variable = module.Variable(np.ones(2, "float32"))

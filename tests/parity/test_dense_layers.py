@@ -1,8 +1,5 @@
 """Dense against Keras."""
 
-import types
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -19,9 +16,7 @@ from tests.parity.compare import compare_layers, few_examples
     activation=st.sampled_from([None, "relu", "softmax", "gelu"]),
     seed=st.integers(0, 2**16),
 )
-def test_dense(
-    keras: types.ModuleType, shape: tuple[int, ...], units: int, use_bias: bool, activation: Any, seed: int
-) -> None:
+def test_dense(keras, shape, units, use_bias, activation, seed):
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     options = {"units": units, "use_bias": use_bias, "activation": activation}
     compare_layers(keras, keras.layers.Dense(**options), layers.Dense(**options), x, weights_seed=seed)

@@ -1,6 +1,5 @@
 """Whole trainings against Keras: the same weights, data and order give the same losses, metrics and weights."""
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +89,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Callable[[Any], Any]]] = 
 
 @pytest.mark.parametrize("mesh", ["one device", "data=2,model=4"])
 @pytest.mark.parametrize("case", CASES)
-def test_training_gives_what_keras_gives(keras: types.ModuleType, case: str, mesh: str) -> None:
+def test_training_gives_what_keras_gives(keras, case, mesh):
     make, x, y, optimizer = CASES[case]
     # of the shape of y: Keras multiplies masks by weights as they are
     weight = np.random.default_rng(1).uniform(0.5, 1.5, y.shape).astype(np.float32)
@@ -133,7 +132,7 @@ def branched(keras: Any, as_dict: bool) -> Any:
 
 
 @pytest.mark.parametrize("as_dict", [False, True], ids=["list", "dict"])
-def test_training_of_several_outputs_gives_what_keras_gives(keras: types.ModuleType, as_dict: bool) -> None:
+def test_training_of_several_outputs_gives_what_keras_gives(keras, as_dict):
     rng = np.random.default_rng(2)
     x, size = (rng.normal(size=(ROWS, width)).astype(np.float32) for width in (6, 2))
     losses, metrics = ["sparse_categorical_crossentropy", "mse"], [["accuracy"], ["mae"]]
@@ -160,7 +159,7 @@ def test_training_of_several_outputs_gives_what_keras_gives(keras: types.ModuleT
 
 
 @pytest.mark.filterwarnings("ignore:.*Your input ran out of data")
-def test_epochs_splits_and_weights_are_those_of_keras(keras: types.ModuleType) -> None:
+def test_epochs_splits_and_weights_are_those_of_keras(keras):
     x = np.random.default_rng(3).normal(size=(ROWS, 6)).astype(np.float32)
     options: dict[str, Any] = {
         "batch_size": 4,

@@ -48,7 +48,7 @@ class Noise(kd.layers.Layer):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_each_batch_has_numbers_of_its_own(expected: list[Any], devices: int) -> None:
+def test_each_batch_has_numbers_of_its_own(expected, devices):
     with kd.DataParallel(devices=kd.distribution.list_devices()[:devices]).scope():
         model = kd.Sequential([Noise()])
         found = drawn(model)
@@ -56,7 +56,7 @@ def test_each_batch_has_numbers_of_its_own(expected: list[Any], devices: int) ->
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_the_generator_of_a_layer_tells_where_that_of_its_model_is() -> None:
+def test_the_generator_of_a_layer_tells_where_that_of_its_model_is():
     layer = Noise()
     generator = layer.seed_generator
     model = kd.Sequential([kd.Input((2,)), layer])

@@ -1,6 +1,5 @@
 """Activation layers against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -23,7 +22,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     shared_axes=st.sampled_from([None, 1, [1], [2], [1, 2]]),
     seed=st.integers(0, 2**16),
 )
-def test_rectifiers(keras: types.ModuleType, case: Any) -> None:
+def test_rectifiers(keras, case):
     x = draw((2, 3, 4), case.seed)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("ReLU", {"max_value": case.max_value, "negative_slope": case.slope, "threshold": case.threshold}),
@@ -45,7 +44,7 @@ def test_rectifiers(keras: types.ModuleType, case: Any) -> None:
     mask_dtype=st.sampled_from(["bool", "float32"]),
     seed=st.integers(0, 2**16),
 )
-def test_softmax(keras: types.ModuleType, axis: Any, mask_shape: Any, mask_dtype: str, seed: int) -> None:
+def test_softmax(keras, axis, mask_shape, mask_dtype, seed):
     call = {}
     if mask_shape is not None:
         call["mask"] = (np.random.default_rng(seed).random(mask_shape) < 0.5).astype(mask_dtype)

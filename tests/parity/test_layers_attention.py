@@ -1,6 +1,5 @@
 """Attention against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -87,7 +86,7 @@ def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_multi_head_attention(keras: types.ModuleType, case: Any) -> None:
+def test_multi_head_attention(keras, case):
     options = {
         **picked(case, "num_heads", "output_shape", "use_bias", "use_gate", "sliding_window"),
         "key_dim": 3,
@@ -115,7 +114,7 @@ def test_multi_head_attention(keras: types.ModuleType, case: Any) -> None:
     use_bias=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bias: bool, seed: int) -> None:
+def test_attention_over_several_dims(keras, axes, use_bias, seed):
     options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}
     x = draw(seed, BATCH, 3, 2, FEATURES)
     ours, theirs = layers.MultiHeadAttention(**options), keras.layers.MultiHeadAttention(**options)
@@ -132,7 +131,7 @@ def test_attention_over_several_dims(keras: types.ModuleType, axes: Any, use_bia
     masked=masks,
     seed=st.integers(0, 2**16),
 )
-def test_grouped_query_attention(keras: types.ModuleType, case: Any) -> None:
+def test_grouped_query_attention(keras, case):
     options = {
         **picked(case, "use_bias", "use_gate", "sliding_window"),
         "head_dim": 3,
@@ -161,7 +160,7 @@ def test_grouped_query_attention(keras: types.ModuleType, case: Any) -> None:
     masked=st.sampled_from([None, "query", "value", "both"]),
     seed=st.integers(0, 2**16),
 )
-def test_attention(keras: types.ModuleType, case: Any) -> None:
+def test_attention(keras, case):
     made = [
         package.AdditiveAttention(case.use_scale)
         if case.kind == "additive"
@@ -179,7 +178,7 @@ def test_attention(keras: types.ModuleType, case: Any) -> None:
     compare_layers(keras, made[0], made[1], tensors, weights_seed=case.seed, **call)
 
 
-def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> None:
+def test_masks_of_tensors_reach_attention_and_go_on(keras):
     mask = np.array([[True, True, False], [True, False, False]])
     x = draw(0, BATCH, 3, FEATURES)
     theirs, ours = keras.layers.MultiHeadAttention(2, 3), layers.MultiHeadAttention(2, 3)
@@ -200,7 +199,7 @@ def test_masks_of_tensors_reach_attention_and_go_on(keras: types.ModuleType) -> 
 
 
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
-def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str) -> None:
+def test_one_seed_drops_the_same(keras, kind):
     sizes = {"MultiHeadAttention": (2, 3), "GroupQueryAttention": (3, 4, 2)}.get(kind, ())
     made = [getattr(package, kind)(*sizes, dropout=0.4, seed=5) for package in (keras.layers, layers)]
     x = draw(0, BATCH, TARGET, FEATURES)

@@ -1,6 +1,5 @@
 """Convolutions against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -48,16 +47,14 @@ def convolutions(draw: Any, kind: str) -> tuple[str, dict[str, Any], np.ndarray]
 @pytest.mark.parametrize("kind", ["Conv{}D", "Conv{}DTranspose", "DepthwiseConv{}D", "SeparableConv{}D"])
 @few_examples
 @hypothesis.given(data=st.data())
-def test_convolutions(keras: types.ModuleType, kind: str, data: Any) -> None:
+def test_convolutions(keras, kind, data):
     name, options, x = data.draw(convolutions(kind))
     compare_layers(keras, getattr(keras.layers, name)(**options), getattr(layers, name)(**options), x)
 
 
 @few_examples
 @hypothesis.given(window=st.integers(1, 5), stride=st.integers(1, 4), dilation=st.integers(1, 3), data=st.data())
-def test_sizes_of_transposed_convolutions(
-    keras: types.ModuleType, window: int, stride: int, dilation: int, data: Any
-) -> None:
+def test_sizes_of_transposed_convolutions(keras, window, stride, dilation, data):
     options: dict[str, Any] = {
         "filters": 1,
         "kernel_size": window,

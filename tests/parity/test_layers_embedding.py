@@ -1,6 +1,5 @@
 """Embeddings and EinsumDense against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -20,9 +19,7 @@ from tests.parity.compare import assert_close, cases, compare_layers, few_exampl
     reversible=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_embeddings(
-    keras: types.ModuleType, shape: tuple[int, ...], dtype: str, mask_zero: bool, reversible: bool, seed: int
-) -> None:
+def test_embeddings(keras, shape, dtype, mask_zero, reversible, seed):
     rows = np.random.default_rng(seed).integers(0, 7, shape).astype(dtype)
     options = {"input_dim": 7, "output_dim": 3, "mask_zero": mask_zero}
     name = "ReversibleEmbedding" if reversible else "Embedding"
@@ -42,7 +39,7 @@ def test_embeddings(
     logit_soft_cap=st.sampled_from([None, 2.0]),
     seed=st.integers(0, 2**16),
 )
-def test_the_way_back(keras: types.ModuleType, case: Any) -> None:
+def test_the_way_back(keras, case):
     vectors = np.random.default_rng(case.seed).normal(size=case.shape).astype("float32")
     options = {"input_dim": 7, "output_dim": 4, "tie_weights": case.tie_weights}
     options |= {"reverse_dtype": case.reverse_dtype, "logit_soft_cap": case.logit_soft_cap}
@@ -73,9 +70,7 @@ EQUATIONS: list[tuple[str, Any, tuple[int, ...], str]] = [
     initializer=st.sampled_from(["GlorotUniform", "HeNormal", "RandomUniform"]),
     seed=st.integers(0, 2**16),
 )
-def test_einsum_dense(
-    keras: types.ModuleType, case: Any, use_bias: bool, activation: Any, initializer: str, seed: int
-) -> None:
+def test_einsum_dense(keras, case, use_bias, activation, initializer, seed):
     equation, output_shape, shape, bias_axes = case
     x = np.random.default_rng(seed).normal(size=shape).astype("float32")
     options = {"equation": equation, "output_shape": output_shape, "activation": activation}

@@ -1,8 +1,5 @@
 """Layers that make one array of several against Keras."""
 
-import types
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -29,7 +26,7 @@ def draw(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray]:
 
 @few_examples
 @hypothesis.given(shapes=st.sampled_from(SHAPES), twice=st.booleans(), seed=st.integers(0, 2**16))
-def test_value_by_value(keras: types.ModuleType, shapes: Any, twice: bool, seed: int) -> None:
+def test_value_by_value(keras, shapes, twice, seed):
     for name in NAMES[:6]:
         inputs = draw(shapes * 2 if twice and name != "Subtract" else shapes, seed)
         compare_layers(keras, getattr(keras.layers, name)(), getattr(layers, name)(), inputs)
@@ -39,7 +36,7 @@ def test_value_by_value(keras: types.ModuleType, shapes: Any, twice: bool, seed:
 
 @few_examples
 @hypothesis.given(axis=st.sampled_from([-1, 1, 2, -2]), count=st.integers(1, 3), seed=st.integers(0, 2**16))
-def test_concatenate(keras: types.ModuleType, axis: int, count: int, seed: int) -> None:
+def test_concatenate(keras, axis, count, seed):
     shapes = [[2, 3, 4] for _ in range(count)]
     for index, shape in enumerate(shapes):
         shape[axis] = index + 1
@@ -65,7 +62,7 @@ def test_concatenate(keras: types.ModuleType, axis: int, count: int, seed: int) 
     normalize=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_dot(keras: types.ModuleType, case: Any, normalize: bool, seed: int) -> None:
+def test_dot(keras, case, normalize, seed):
     first, second, axes = case
     inputs = draw([first, second], seed)
     options = {"axes": axes, "normalize": normalize}
@@ -77,7 +74,7 @@ def test_dot(keras: types.ModuleType, case: Any, normalize: bool, seed: int) -> 
 @hypothesis.given(
     masked=st.lists(st.booleans(), min_size=2, max_size=3), axis=st.sampled_from([1, -1]), seed=st.integers(0, 2**16)
 )
-def test_masks(keras: types.ModuleType, masked: list[bool], axis: int, seed: int) -> None:
+def test_masks(keras, masked, axis, seed):
     inputs = draw([(2, 5, 3)] * len(masked), seed)
     masks = [np.random.default_rng(seed + index).random((2, 5)) < 0.5 for index in range(len(masked))]
     for name in NAMES:

@@ -1,8 +1,5 @@
 """Layers that draw in training against Keras: one seed gives the same."""
 
-import types
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -27,7 +24,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     training=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_dropping(keras: types.ModuleType, kind: str, rate: float, noise_shape: Any, training: bool, seed: int) -> None:
+def test_dropping(keras, kind, rate, noise_shape, training, seed):
     rate = min(rate, 0.9) if kind == "AlphaDropout" else rate
     options = {"rate": rate, "noise_shape": noise_shape, "seed": seed}
     theirs, ours = getattr(keras.layers, kind)(**options), getattr(layers, kind)(**options)
@@ -38,7 +35,7 @@ def test_dropping(keras: types.ModuleType, kind: str, rate: float, noise_shape: 
 @hypothesis.given(
     rank=st.integers(1, 3), data_format=st.sampled_from([None, "channels_first"]), seed=st.integers(0, 2**16)
 )
-def test_dropping_channels(keras: types.ModuleType, rank: int, data_format: Any, seed: int) -> None:
+def test_dropping_channels(keras, rank, data_format, seed):
     options = {"rate": 0.5, "seed": seed} | ({} if rank == 1 else {"data_format": data_format})
     name = f"SpatialDropout{rank}D"
     theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
@@ -47,7 +44,7 @@ def test_dropping_channels(keras: types.ModuleType, rank: int, data_format: Any,
 
 @few_examples
 @hypothesis.given(amount=st.sampled_from([0, 0.2, 0.9]), training=st.booleans(), seed=st.integers(0, 2**16))
-def test_gaussian_noise(keras: types.ModuleType, amount: float, training: bool, seed: int) -> None:
+def test_gaussian_noise(keras, amount, training, seed):
     x = draw((2, 3), seed)
     for name in ("GaussianNoise", "GaussianDropout"):
         theirs, ours = getattr(keras.layers, name)(amount, seed=seed), getattr(layers, name)(amount, seed=seed)
@@ -56,7 +53,7 @@ def test_gaussian_noise(keras: types.ModuleType, amount: float, training: bool, 
 
 @few_examples
 @hypothesis.given(l1=st.sampled_from([0.0, 0.3]), l2=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 2**16))
-def test_activity_regularization(keras: types.ModuleType, l1: float, l2: float, seed: int) -> None:
+def test_activity_regularization(keras, l1, l2, seed):
     x = draw((2, 3), seed)
     theirs, ours = keras.layers.ActivityRegularization(l1, l2), layers.ActivityRegularization(l1, l2)
     theirs(x)

@@ -1,8 +1,5 @@
 """Normalizations against Keras."""
 
-import types
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -31,7 +28,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_batch_normalization(keras: types.ModuleType, case: Any) -> None:
+def test_batch_normalization(keras, case):
     options = {
         **picked(case, "axis", "center", "scale", "momentum"),
         "epsilon": 0.01,
@@ -60,9 +57,7 @@ def test_batch_normalization(keras: types.ModuleType, case: Any) -> None:
     scale=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_layer_and_rms_normalization(
-    keras: types.ModuleType, shape: tuple[int, ...], axis: Any, center: bool, scale: bool, seed: int
-) -> None:
+def test_layer_and_rms_normalization(keras, shape, axis, center, scale, seed):
     axis = axis if len(shape) > 2 else -1
     x = draw(shape, seed)
     options = {"axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
@@ -88,7 +83,7 @@ def test_layer_and_rms_normalization(
     scale=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_group_and_unit_normalization(keras: types.ModuleType, case: Any) -> None:
+def test_group_and_unit_normalization(keras, case):
     x = draw(case.shape, case.seed)
     options = {**picked(case, "groups", "axis", "center", "scale"), "epsilon": 0.01}
     compare_layers(
@@ -101,7 +96,7 @@ def test_group_and_unit_normalization(keras: types.ModuleType, case: Any) -> Non
     compare_layers(keras, keras.layers.UnitNormalization(axis=case.axis), layers.UnitNormalization(axis=case.axis), x)
 
 
-def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> None:
+def test_masks_reach_batch_normalization_and_go_on(keras):
     x = draw((2, 3, 4), 0)
     mask = np.array([[True, True, False], [True, False, False]])
     theirs, ours = keras.layers.BatchNormalization(momentum=0.0), layers.BatchNormalization(momentum=0.0)
@@ -119,7 +114,7 @@ def test_masks_reach_batch_normalization_and_go_on(keras: types.ModuleType) -> N
 
 @few_examples
 @hypothesis.given(kind=st.sampled_from(["Dense", "Conv1D"]), steps=st.integers(1, 3), seed=st.integers(0, 2**16))
-def test_spectral_normalization_in_training(keras: types.ModuleType, kind: str, steps: int, seed: int) -> None:
+def test_spectral_normalization_in_training(keras, kind, steps, seed):
     x, made = draw((2, 3, 4), seed), []
     options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}
     for package in (keras.layers, layers):

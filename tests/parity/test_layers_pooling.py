@@ -1,6 +1,5 @@
 """Pooling against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -29,7 +28,7 @@ ranks = st.integers(1, 3)
 @pytest.mark.parametrize("kind", ["MaxPooling{}D", "AveragePooling{}D"])
 @few_examples
 @hypothesis.given(data=st.data(), rank=ranks, data_format=data_formats, padding=st.sampled_from(["valid", "same"]))
-def test_pooling(keras: types.ModuleType, kind: str, data: Any, rank: int, data_format: Any, padding: str) -> None:
+def test_pooling(keras, kind, data, rank, data_format, padding):
     sizes = st.integers(1, 3) | st.tuples(*[st.integers(1, 3)] * rank)
     options = {
         "pool_size": data.draw(sizes),
@@ -45,9 +44,7 @@ def test_pooling(keras: types.ModuleType, kind: str, data: Any, rank: int, data_
 @pytest.mark.parametrize("kind", ["GlobalMaxPooling{}D", "GlobalAveragePooling{}D"])
 @few_examples
 @hypothesis.given(data=st.data(), rank=ranks, data_format=data_formats, keepdims=st.booleans(), masked=st.booleans())
-def test_global_pooling(
-    keras: types.ModuleType, kind: str, data: Any, rank: int, data_format: Any, keepdims: bool, masked: bool
-) -> None:
+def test_global_pooling(keras, kind, data, rank, data_format, keepdims, masked):
     options = {"data_format": data_format, "keepdims": keepdims}
     name = kind.format(rank)
     x = data.draw(inputs(rank, data_format))
@@ -61,7 +58,7 @@ def test_global_pooling(
 @pytest.mark.parametrize("kind", ["AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"])
 @few_examples
 @hypothesis.given(data=st.data(), rank=ranks, data_format=data_formats)
-def test_adaptive_pooling(keras: types.ModuleType, kind: str, data: Any, rank: int, data_format: Any) -> None:
+def test_adaptive_pooling(keras, kind, data, rank, data_format):
     size = data.draw(st.integers(1, 6) | st.tuples(*[st.integers(1, 6)] * rank))
     options = {"output_size": size, "data_format": data_format}
     name = kind.format(rank)

@@ -1,6 +1,5 @@
 """Recurrent layers against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -39,7 +38,7 @@ def draw_mask(seed: int, *shape: int) -> np.ndarray:
     given_state=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_recurrent_layers(keras: types.ModuleType, case: Any) -> None:
+def test_recurrent_layers(keras, case):
     options = {
         **picked(
             case, "activation", "use_bias", "return_sequences", "return_state", "go_backwards", "zero_output_for_mask"
@@ -67,7 +66,7 @@ def test_recurrent_layers(keras: types.ModuleType, case: Any) -> None:
     given_state=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_bidirectional(keras: types.ModuleType, case: Any) -> None:
+def test_bidirectional(keras, case):
     made = []
     for package in (keras.layers, layers):
         options = picked(case, "return_sequences", "return_state")
@@ -92,7 +91,7 @@ def test_bidirectional(keras: types.ModuleType, case: Any) -> None:
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_stacked_cells(keras: types.ModuleType, case: Any) -> None:
+def test_stacked_cells(keras, case):
     options = picked(case, "return_sequences", "return_state", "go_backwards")
     made = [
         package.RNN([getattr(package, kind)(2 + place) for place, kind in enumerate(case.kinds)], **options)
@@ -109,7 +108,7 @@ def test_stacked_cells(keras: types.ModuleType, case: Any) -> None:
     training=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_time_distributed(keras: types.ModuleType, inner: str, masked: bool, training: bool, seed: int) -> None:
+def test_time_distributed(keras, inner, masked, training, seed):
     made = []
     for package in (keras.layers, layers):
         layer = (
@@ -123,7 +122,7 @@ def test_time_distributed(keras: types.ModuleType, inner: str, masked: bool, tra
 
 @pytest.mark.parametrize("kind", ["SimpleRNN", "GRU", "LSTM"])
 @pytest.mark.parametrize(("dropout", "recurrent_dropout"), [(0.4, 0.0), (0.4, 0.3)])
-def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str, dropout: float, recurrent_dropout: float) -> None:
+def test_one_seed_drops_the_same(keras, kind, dropout, recurrent_dropout):
     options = {"dropout": dropout, "recurrent_dropout": recurrent_dropout, "seed": 7, "return_sequences": True}
     theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
     x = draw(0, 4, 3, 2)
@@ -134,7 +133,7 @@ def test_one_seed_drops_the_same(keras: types.ModuleType, kind: str, dropout: fl
         assert_close(ours(x, training=True), theirs(x, training=True))
 
 
-def test_one_seed_drops_the_same_in_each_of_stacked_cells(keras: types.ModuleType) -> None:
+def test_one_seed_drops_the_same_in_each_of_stacked_cells(keras):
     made = [
         package.RNN([package.LSTMCell(3, dropout=0.5, seed=1), package.GRUCell(4, recurrent_dropout=0.5, seed=2)])
         for package in (keras.layers, layers)
@@ -147,7 +146,7 @@ def test_one_seed_drops_the_same_in_each_of_stacked_cells(keras: types.ModuleTyp
 
 
 @pytest.mark.parametrize("kind", ["SimpleRNNCell", "GRUCell", "LSTMCell"])
-def test_first_weights_are_those_of_keras(keras: types.ModuleType, kind: str) -> None:
+def test_first_weights_are_those_of_keras(keras, kind):
     options = {"kernel_initializer": "ones", "bias_initializer": "zeros", "recurrent_initializer": "identity"}
     options = options if kind == "SimpleRNNCell" else {**options, "recurrent_initializer": "ones"}
     theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)

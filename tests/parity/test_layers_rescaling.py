@@ -1,6 +1,5 @@
 """Rescaling, Normalization, CategoryEncoding, Masking, Identity and Lambda against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -24,7 +23,7 @@ def draw(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarra
     dtype=st.sampled_from(["float32", "uint8"]),
     seed=st.integers(0, 2**16),
 )
-def test_rescaling(keras: types.ModuleType, scale: Any, offset: Any, dtype: str, seed: int) -> None:
+def test_rescaling(keras, scale, offset, dtype, seed):
     x = np.abs(draw((2, 3, 4), seed)).astype(dtype)
     compare_layers(keras, keras.layers.Rescaling(scale, offset), layers.Rescaling(scale, offset), x)
 
@@ -36,7 +35,7 @@ def test_rescaling(keras: types.ModuleType, scale: Any, offset: Any, dtype: str,
     given_as=st.sampled_from(["array", "jax", "batches", "pairs"]),
     seed=st.integers(0, 2**16),
 )
-def test_normalization_adapts(keras: types.ModuleType, axis: Any, invert: bool, given_as: str, seed: int) -> None:
+def test_normalization_adapts(keras, axis, invert, given_as, seed):
     data, x = draw((7, 3, 4), seed), draw((2, 3, 4), seed + 1)
     batches = [data[:4], data[4:5], data[5:]]
     wanted = {
@@ -70,9 +69,7 @@ def test_normalization_adapts(keras: types.ModuleType, axis: Any, invert: bool, 
     dtype=st.sampled_from(["float32", "int32"]),
     seed=st.integers(0, 2**16),
 )
-def test_normalization_by_given_numbers(
-    keras: types.ModuleType, case: Any, invert: bool, dtype: str, seed: int
-) -> None:
+def test_normalization_by_given_numbers(keras, case, invert, dtype, seed):
     axis, mean, variance = case
     options = {"axis": axis, "mean": mean, "variance": variance, "invert": invert}
     x = draw((2, 3, 4), seed, dtype)
@@ -87,9 +84,7 @@ def test_normalization_by_given_numbers(
     dtype=st.sampled_from(["int32", "uint8"]),
     seed=st.integers(0, 2**16),
 )
-def test_category_encoding(
-    keras: types.ModuleType, mode: str, shape: tuple[int, ...], weighted: bool, dtype: str, seed: int
-) -> None:
+def test_category_encoding(keras, mode, shape, weighted, dtype, seed):
     x = np.random.default_rng(seed).integers(0, 5, shape).astype(dtype)
     call: dict[str, Any] = {"count_weights": np.abs(draw(shape, seed))} if weighted and mode == "count" else {}
     options = {"num_tokens": 5, "output_mode": mode}
@@ -99,7 +94,7 @@ def test_category_encoding(
 
 @few_examples
 @hypothesis.given(mask_value=st.sampled_from([0.0, -1, 2]), seed=st.integers(0, 2**16))
-def test_masks_that_begin_and_go_on(keras: types.ModuleType, mask_value: float, seed: int) -> None:
+def test_masks_that_begin_and_go_on(keras, mask_value, seed):
     x = np.random.default_rng(seed).integers(-1, 2, (2, 5, 2)).astype("float32")
     compare_layers(keras, keras.layers.Masking(mask_value), layers.Masking(mask_value), x)
     compare_layers(keras, keras.layers.Identity(), layers.Identity(), x)

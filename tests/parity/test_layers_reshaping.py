@@ -1,6 +1,5 @@
 """Flatten, Reshape, Permute, RepeatVector against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -24,7 +23,7 @@ CASES: dict[str, list[tuple[dict[str, Any], tuple[int, ...]]]] = {
 
 @few_examples
 @hypothesis.given(data=st.data(), dtype=st.sampled_from(["float32", "int32"]))
-def test_other_places(keras: types.ModuleType, data: Any, dtype: str) -> None:
+def test_other_places(keras, data, dtype):
     for name, cases in CASES.items():
         options, shape = data.draw(st.sampled_from(cases))
         theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)

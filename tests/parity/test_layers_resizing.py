@@ -1,6 +1,5 @@
 """Padding, cropping and upsampling against Keras."""
 
-import types
 from typing import Any
 
 import hypothesis
@@ -29,7 +28,7 @@ counts = st.integers(0, 2)
 @pytest.mark.parametrize("argument", ["padding", "cropping"])
 @few_examples
 @hypothesis.given(data=st.data(), rank=ranks, data_format=data_formats)
-def test_padding_and_cropping(keras: types.ModuleType, argument: str, data: Any, rank: int, data_format: Any) -> None:
+def test_padding_and_cropping(keras, argument, data, rank, data_format):
     name = {"padding": "ZeroPadding{}D", "cropping": "Cropping{}D"}[argument].format(rank)
     pairs = st.tuples(counts, counts)
     amounts = counts | (pairs if rank == 1 else st.tuples(*[counts | pairs] * rank))
@@ -49,7 +48,7 @@ def test_padding_and_cropping(keras: types.ModuleType, argument: str, data: Any,
     data_format=data_formats,
     interpolation=st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos3", "lanczos5"]),
 )
-def test_up_sampling(keras: types.ModuleType, data: Any, rank: int, data_format: Any, interpolation: str) -> None:
+def test_up_sampling(keras, data, rank, data_format, interpolation):
     sizes = st.integers(1, 3)
     options = {"size": data.draw(sizes if rank == 1 else sizes | st.tuples(*[sizes] * rank))}
     if rank == 1:

@@ -279,6 +279,6 @@ def test_every_metric_of_keras_is_there_with_its_arguments_and_names(keras):
         ("TruePositives", {"thresholds": 0.3}, "init_thresholds"),
     ],
 )
-def test_arguments_are_attributes(keras: Any, name: str, arguments: Any, attribute: str) -> None:
+def test_arguments_are_attributes(keras, name, arguments, attribute):
     ours, theirs = (getattr(module.metrics, name)(**arguments) for module in (kd, keras))
     assert getattr(ours, attribute) == getattr(theirs, attribute)

@@ -1,6 +1,5 @@
 """Layers in half precision: the dtypes of Keras, and its values to within rounding."""
 
-import types
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ INPUTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("policy", ROUNDING)
 @pytest.mark.parametrize("name", INPUTS)
-def test_a_layer_gives_what_keras_gives(keras: types.ModuleType, name: str, policy: str) -> None:
+def test_a_layer_gives_what_keras_gives(keras, name, policy):
     options, x = INPUTS[name]
     arguments = (x, x) if name == "MultiHeadAttention" else (x,)
     theirs = getattr(keras.layers, name)(**options, dtype=policy)
@@ -45,7 +44,7 @@ def test_a_layer_gives_what_keras_gives(keras: types.ModuleType, name: str, poli
         np.testing.assert_allclose(ours_weight.numpy(), np.asarray(theirs_weight), rtol=rounding, atol=rounding)
 
 
-def test_losses_and_metrics_are_those_of_keras_on_half_precision(keras: types.ModuleType) -> None:
+def test_losses_and_metrics_are_those_of_keras_on_half_precision(keras):
     y = np.random.default_rng(1).random((4, 3)).astype("float32")
     y_pred = jax.numpy.asarray(y[::-1], "bfloat16")
     for name in ("MeanSquaredError", "CategoricalCrossentropy"):
@@ -60,7 +59,7 @@ def test_losses_and_metrics_are_those_of_keras_on_half_precision(keras: types.Mo
         np.testing.assert_allclose(ours.result(), theirs.result(), rtol=1e-2)
 
 
-def test_policies_and_scales_are_those_of_keras(keras: types.ModuleType) -> None:
+def test_policies_and_scales_are_those_of_keras(keras):
     for name in (*ROUNDING, "float32", "bfloat16"):
         ours, theirs = kd.mixed_precision.DTypePolicy(name), keras.mixed_precision.DTypePolicy(name)
         for attribute in ("name", "compute_dtype", "variable_dtype"):
@@ -72,7 +71,7 @@ def test_policies_and_scales_are_those_of_keras(keras: types.ModuleType) -> None
     assert keras.layers.Dense.from_config(ours.get_config()).dtype_policy.name == "mixed_float16"
 
 
-def test_the_scale_of_the_loss_follows_keras(keras: types.ModuleType) -> None:
+def test_the_scale_of_the_loss_follows_keras(keras):
     """Steps with and without infinite gradients: weights and scale after each."""
     variable = keras.Variable(np.ones(2, "float32"))
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 16.0, 2)

@@ -1,7 +1,5 @@
 """Distributions, meshes and layouts of Keras itself, handed to ours: errors say whose they are."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ import keras_dist as kd
 from keras_dist.errors import KerasDistError
 
 
-def test_errors_say_whose_they_are(keras: types.ModuleType) -> None:
+def test_errors_say_whose_they_are(keras):
     theirs = keras.distribution
     mesh = theirs.DeviceMesh((2, 4), ["a", "b"], kd.list_devices())
     layout = theirs.TensorLayout((None, "b"), mesh)

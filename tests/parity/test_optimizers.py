@@ -142,7 +142,7 @@ def check(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 @given(data=st.data())
-def test_weights_after_some_steps(keras: Any, name: str, data: st.DataObject) -> None:
+def test_weights_after_some_steps(keras, name, data):
     arguments = data.draw(st.fixed_dictionaries(ARGUMENTS[name])) | data.draw(common_arguments(name))
     arguments["learning_rate"] = data.draw(numbers(0.001, 0.1))
     weights, gradients = weights_and_gradients(data.draw(st.sampled_from(TREES)), data.draw(st.integers(0, 2**32)))
@@ -157,7 +157,7 @@ def test_weights_after_some_steps(keras: Any, name: str, data: st.DataObject) ->
 @pytest.mark.parametrize("name", ARGUMENTS)
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
-def test_accumulated_gradients(keras: Any, name: str, data: st.DataObject) -> None:
+def test_accumulated_gradients(keras, name, data):
     arguments = {
         "learning_rate": 0.05,
         "gradient_accumulation_steps": data.draw(st.integers(2, 3)),
@@ -210,7 +210,7 @@ SCHEDULES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(data=st.data(), step=st.integers(0, 200))
-def test_rates_of_schedules(keras: Any, name: str, data: st.DataObject, step: int) -> None:
+def test_rates_of_schedules(keras, name, data, step):
     arguments = data.draw(st.fixed_dictionaries(SCHEDULES[name]))
     assume(name != "CosineDecayRestarts" or not is_near_a_restart(step, **arguments))
     check_schedule(keras, name, arguments, step)
@@ -224,7 +224,7 @@ def is_near_a_restart(step: int, first_decay_steps: int, t_mul: float, **others:
 
 
 @given(data=st.data(), step=st.integers(0, 200))
-def test_rates_after_a_warmup(keras: Any, data: st.DataObject, step: int) -> None:
+def test_rates_after_a_warmup(keras, data, step):
     arguments = data.draw(st.fixed_dictionaries(SCHEDULES["CosineDecay"]))
     arguments |= {"warmup_target": data.draw(numbers(0.001, 1.0)), "warmup_steps": data.draw(st.integers(0, 100))}
     check_schedule(keras, "CosineDecay", arguments, step)
@@ -235,7 +235,7 @@ def test_rates_after_a_warmup(keras: Any, data: st.DataObject, step: int) -> Non
     values=st.lists(numbers(0.0, 1.0), min_size=5, max_size=5),
     step=st.integers(0, 110),
 )
-def test_rates_between_boundaries(keras: Any, boundaries: list[int], values: list[float], step: int) -> None:
+def test_rates_between_boundaries(keras, boundaries, values, step):
     arguments = {"boundaries": boundaries, "values": values[: len(boundaries) + 1]}
     check_schedule(keras, "PiecewiseConstantDecay", arguments, step)
 
@@ -247,7 +247,7 @@ def check_schedule(keras: Any, name: str, arguments: dict[str, Any], step: int) 
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])
-def test_a_schedule_counts_the_steps_that_keras_counts(keras: Any, accumulation: int | None) -> None:
+def test_a_schedule_counts_the_steps_that_keras_counts(keras, accumulation):
     arguments = {"decay_steps": 2, "decay_rate": 0.5, "initial_learning_rate": 0.5}
     weights, gradients = weights_and_gradients(TREES[0], seed=1)
     check(
@@ -276,7 +276,7 @@ def test_a_schedule_counts_the_steps_that_keras_counts(keras: Any, accumulation:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_defaults_are_those_of_keras(keras: Any, name: str) -> None:
+def test_defaults_are_those_of_keras(keras, name):
     kerass = getattr(keras.optimizers, name)().get_config()
     config = getattr(optimizers, name)().get_config()
     for argument in set(config) - {"exclude_layers"}:
@@ -288,7 +288,7 @@ def test_defaults_are_those_of_keras(keras: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_configs_of_keras_are_understood(keras: Any, name: str) -> None:
+def test_configs_of_keras_are_understood(keras, name):
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     config = keras.optimizers.serialize(getattr(keras.optimizers, name)(schedule, clipnorm=0.5))
     found = optimizers.deserialize(config)

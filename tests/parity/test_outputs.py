@@ -1,6 +1,5 @@
 """Models of several outputs against Keras: what belongs to which, and what is told under which name, in which order."""
 
-import types
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ def made(library: Any, form: str) -> Any:
 
 
 @pytest.mark.parametrize(("form", "loss", "y", "metrics"), CASES.values(), ids=CASES)
-def test_evaluate_tells_the_same_by_the_same_names(keras: types.ModuleType, form: str, loss, y, metrics) -> None:
+def test_evaluate_tells_the_same_by_the_same_names(keras, form, loss, y, metrics):
     theirs, ours = made(keras, form), made(kd, form)
     ours.set_weights(theirs.get_weights())
     assert ours.output_names == theirs.output_names

@@ -57,12 +57,12 @@ def assert_same_bits(ours: Any, theirs: Any) -> None:
     np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
-def test_all_are_compared() -> None:
+def test_all_are_compared():
     assert sorted(ARGUMENTS) == FUNCTIONS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_names_and_defaults(keras: Any, name: str) -> None:
+def test_names_and_defaults(keras, name):
     def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         return [(parameter.name, parameter.default) for parameter in inspect.signature(function).parameters.values()]
 
@@ -71,7 +71,7 @@ def test_names_and_defaults(keras: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_one_seed_gives_the_bits_of_keras(keras: Any, name: str, data: st.DataObject, seed: int) -> None:
+def test_one_seed_gives_the_bits_of_keras(keras, name, data, seed):
     arguments = {argument: data.draw(strategy, argument) for argument, strategy in ARGUMENTS[name].items()}
     ours, theirs = getattr(random, name), getattr(keras.random, name)
     assert_same_bits(ours(**arguments, seed=seed), theirs(**arguments, seed=seed))
@@ -79,7 +79,7 @@ def test_one_seed_gives_the_bits_of_keras(keras: Any, name: str, data: st.DataOb
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_a_generator_gives_the_bits_of_keras(keras: Any, name: str, data: st.DataObject, seed: int) -> None:
+def test_a_generator_gives_the_bits_of_keras(keras, name, data, seed):
     arguments = {argument: data.draw(strategy, argument) for argument, strategy in ARGUMENTS[name].items()}
     ours, theirs = random.SeedGenerator(seed), keras.random.SeedGenerator(seed)
     for _ in range(2):

@@ -25,7 +25,7 @@ def rules_of(keys: Iterable[str], axes: Sequence[tuple] = ()) -> kd.LayoutMap:
 
 
 @given(st.lists(patterns, unique=True, max_size=5), paths)
-def test_exact_first_then_whole_path_then_nothing(keys: list[str], path: str) -> None:
+def test_exact_first_then_whole_path_then_nothing(keys, path):
     rules = rules_of(keys)
     whole = [key for key in keys if re.fullmatch(key, path)]
     if path in keys:
@@ -38,7 +38,7 @@ def test_exact_first_then_whole_path_then_nothing(keys: list[str], path: str) ->
 
 
 @given(st.lists(patterns, unique=True, max_size=5), paths, st.randoms())
-def test_the_order_of_rules_does_not_matter(keys: list[str], path: str, random: object) -> None:
+def test_the_order_of_rules_does_not_matter(keys, path, random):
     def outcome(order: list[str]) -> object:
         try:
             return rules_of(order).match(path)
@@ -51,7 +51,7 @@ def test_the_order_of_rules_does_not_matter(keys: list[str], path: str, random: 
 
 
 @given(st.lists(patterns, unique=True, max_size=5), st.lists(paths, unique=True, min_size=1, max_size=4), st.data())
-def test_any_of_its_paths_finds_a_tied_array(keys: list[str], aliases: list[str], data: st.DataObject) -> None:
+def test_any_of_its_paths_finds_a_tied_array(keys, aliases, data):
     rules = rules_of(keys)
     shuffled = data.draw(st.permutations(aliases))
 
@@ -66,7 +66,7 @@ def test_any_of_its_paths_finds_a_tied_array(keys: list[str], aliases: list[str]
 
 
 @given(st.dictionaries(paths, st.sampled_from([("model",), ("data",), (None,)]), max_size=5))
-def test_a_map_is_a_mapping(entries: dict[str, tuple]) -> None:
+def test_a_map_is_a_mapping(entries):
     rules = rules_of(entries, list(entries.values()))
     assert {key: layout.axes for key, layout in rules.items()} == entries
     assert len(rules) == len(entries)
@@ -76,7 +76,7 @@ def test_a_map_is_a_mapping(entries: dict[str, tuple]) -> None:
 
 
 @given(meshes())
-def test_a_mesh_is_rebuilt_from_its_parts(mesh: kd.DeviceMesh) -> None:
+def test_a_mesh_is_rebuilt_from_its_parts(mesh):
     rebuilt = kd.DeviceMesh(mesh.axis_sizes, devices=mesh.devices)
     assert rebuilt == mesh
     assert hash(rebuilt) == hash(mesh)
@@ -86,7 +86,7 @@ def test_a_mesh_is_rebuilt_from_its_parts(mesh: kd.DeviceMesh) -> None:
 
 
 @given(meshes(), st.data())
-def test_one_size_left_open_is_found(mesh: kd.DeviceMesh, data: st.DataObject) -> None:
+def test_one_size_left_open_is_found(mesh, data):
     open_axis = data.draw(st.sampled_from(list(mesh.axis_names)))
     sizes = {name: -1 if name == open_axis else size for name, size in mesh.axis_sizes.items()}
     assert kd.DeviceMesh(sizes, devices=mesh.devices) == mesh

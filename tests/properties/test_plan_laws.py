@@ -22,7 +22,7 @@ def plan_of(mesh: kd.DeviceMesh, axes: tuple, shape: tuple[int, ...]) -> kd.Layo
 
 
 @given(placed_shapes())
-def test_shard_bytes_times_devices_is_total_times_replicas(case: tuple) -> None:
+def test_shard_bytes_times_devices_is_total_times_replicas(case):
     mesh, axes, shape = case
     row = plan_of(mesh, axes, shape).row("w")
     shards = math.prod(mesh.axis_size(axis) for axis in axes)
@@ -32,7 +32,7 @@ def test_shard_bytes_times_devices_is_total_times_replicas(case: tuple) -> None:
 
 
 @given(placed_shapes())
-def test_the_plan_says_what_is_on_the_devices(case: tuple) -> None:
+def test_the_plan_says_what_is_on_the_devices(case):
     mesh, axes, shape = case
     plan = plan_of(mesh, axes, shape)
     value = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
@@ -46,9 +46,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 ON_FOUR = kd.DeviceMesh("data=4", devices=[f"cpu:{index}" for index in range(4)])
 
 
+@pytest.mark.soak
 @example((ON_FOUR, ("data", None), (4, 3)), 1)  # whose last bits differed with jax 0.12
 @given(placed_shapes(), SEEDS)
-def test_birth_is_bitwise_the_same_on_every_mesh(case: tuple, seed: int) -> None:
+def test_birth_is_bitwise_the_same_on_every_mesh(case, seed):
     mesh, axes, shape = case
 
     def init(key: jax.Array) -> dict[str, jax.Array]:
@@ -61,7 +62,7 @@ def test_birth_is_bitwise_the_same_on_every_mesh(case: tuple, seed: int) -> None
 
 
 @given(placed_shapes())
-def test_slots_lie_as_their_parameter(case: tuple) -> None:
+def test_slots_lie_as_their_parameter(case):
     mesh, axes, shape = case
     plan = plan_of(mesh, axes, shape)
     slots = plan.follow(jax.eval_shape(optax.adam(1e-3).init, {"w": jax.ShapeDtypeStruct(shape, "float32")}))
@@ -70,7 +71,7 @@ def test_slots_lie_as_their_parameter(case: tuple) -> None:
 
 
 @given(meshes(), st.dictionaries(st.sampled_from("abcd"), shapes, max_size=4))
-def test_fully_sharded_never_takes_more_than_replicated(mesh: kd.DeviceMesh, tree: dict[str, tuple]) -> None:
+def test_fully_sharded_never_takes_more_than_replicated(mesh, tree):
     structs = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in tree.items()}
     axis = mesh.axis_names[0]
     for row in kd.FullySharded(mesh, axis).plan(structs).rows:
@@ -82,7 +83,7 @@ def test_fully_sharded_never_takes_more_than_replicated(mesh: kd.DeviceMesh, tre
 
 
 @given(placed_shapes(), st.data())
-def test_a_layout_that_does_not_divide_never_gets_through(case: tuple, data: st.DataObject) -> None:
+def test_a_layout_that_does_not_divide_never_gets_through(case, data):
     mesh, axes, shape = case
     sharded = [dim for dim, axis in enumerate(axes) if mesh.axis_size(axis) > 1]
     if not sharded:
@@ -96,7 +97,7 @@ def test_a_layout_that_does_not_divide_never_gets_through(case: tuple, data: st.
 
 
 @given(placed_shapes(), placed_shapes())
-def test_values_survive_the_way_from_mesh_to_mesh(one: tuple, other: tuple) -> None:
+def test_values_survive_the_way_from_mesh_to_mesh(one, other):
     mesh, axes, shape = one
     value = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape)
     there = plan_of(mesh, axes, shape).place({"w": value})

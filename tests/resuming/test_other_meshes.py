@@ -162,6 +162,7 @@ def whole(tmp_path_factory):
     return lambda kind: train(SAME_BATCHES.get(kind, kind))
 
 
+@pytest.mark.soak  # last bits
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_wanders_over_meshes(kind, whole, tmp_path):

@@ -66,6 +66,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+@pytest.mark.soak
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 

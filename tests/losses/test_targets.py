@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_dist.errors import ModelError
-from keras_dist.losses.arguments import align_ranks, as_arrays, as_rows, from_numbers, matched
+from keras_dist.losses.targets import align_ranks, as_arrays, as_rows, from_numbers, matched
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Values of losses by hand, and where their formulas end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_dist import losses
+from keras_dist.errors import ModelError
+
+NUMBERS = [[1.0, 3.0]], [[2.0, 0.0]]
+CHANCES = [[1], [0]], [[0.9], [0.6]]
+REGIONS = (
+    jnp.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
+    jnp.array([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]),
+)
+NLL = -np.log([0.9, 0.4])
+
+BY_HAND = {
+    "mean_squared_error": (NUMBERS, {}, [5]),
+    "mean_absolute_error": (NUMBERS, {}, [2]),
+    "mean_absolute_percentage_error": (NUMBERS, {}, [100]),
+    "mean_squared_logarithmic_error": (NUMBERS, {}, [(np.log(3 / 2) ** 2 + np.log(4) ** 2) / 2]),
+    "huber": (NUMBERS, {}, [(0.5 + 2.5) / 2]),
+    "huber, linear from delta on": (([[0.0]], [[5.0]]), {"delta": 2.0}, [2 * 5 - 2]),
+    "log_cosh": (NUMBERS, {}, [(np.log(np.cosh(1)) + np.log(np.cosh(3))) / 2]),
+    "log_cosh, large": (([[0.0]], [[1000.0]]), {}, [1000 - np.log(2)]),
+    "cosine_similarity": (NUMBERS, {}, [-1 / np.sqrt(10)]),
+    "binary_crossentropy": (CHANCES, {}, NLL),
+    "binary_focal_crossentropy": (
+        CHANCES,
+        {"apply_class_balancing": True},
+        NLL * np.array([0.25 * 0.1**2, 0.75 * 0.6**2]),
+    ),
+    "hinge": (([[-1, 1]], [[-0.4, 0.2]]), {}, [(0.6 + 0.8) / 2]),
+    "hinge, zeros and ones are signs": (([[0, 1]], [[-0.4, 0.2]]), {}, [(0.6 + 0.8) / 2]),
+    "hinge, unless there are other targets": (([[0.0, 1.0], [0.5, 1.0]], jnp.zeros((2, 2))), {}, [1, 1]),
+    "squared_hinge": (([[0, 1]], [[-0.4, 0.2]]), {}, [(0.36 + 0.64) / 2]),
+    "categorical_hinge": (([[0, 1], [1, 0]], [[0.4, 0.6], [3.0, 0.5]]), {}, [0.8, 0.0]),
+    "kl_divergence": (([[0.5, 0.5]], [[0.25, 0.75]]), {}, [0.5 * np.log(4 / 3)]),
+    "poisson": (([[2.0, 0.0]], [[2.0, 1.0]]), {}, [(3 - 2 * np.log(2)) / 2]),
+    "dice": (REGIONS, {"axis": 1}, [1 - 2 / 5, 1]),
+    "dice, of all": (REGIONS, {}, 1 - 2 / 5),
+    "tversky": (REGIONS, {"alpha": 0.2, "beta": 0.9, "axis": 1}, [1 - 1 / (1 + 0.2 + 1.8), 1]),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_by_hand(name):
+    arguments, options, expected = BY_HAND[name]
+    found = getattr(losses, name.partition(",")[0])(*arguments, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y_true", "y_pred"),
+    [
+        (losses.binary_crossentropy, [[1, 0]], [[0.0, 1.0]]),
+        (losses.kl_divergence, [[0.0, 1.0]], [[1.0, 0.0]]),
+        (losses.poisson, [[1.0]], [[0.0]]),
+    ],
+)
+def test_probabilities_of_zero_and_one_are_finite(loss, y_true, y_pred):
+    assert jnp.isfinite(loss(y_true, y_pred)).all()
+
+
+@pytest.mark.parametrize("loss", [losses.binary_crossentropy, losses.binary_focal_crossentropy])
+def test_logits_that_are_far_off_keep_their_gradient(loss):
+    far = jnp.full((1, 1), -50.0)
+    value, gradient = jax.value_and_grad(lambda z: loss(jnp.ones((1, 1)), z, from_logits=True)[0])(far)
+    np.testing.assert_allclose((value, gradient[0, 0]), (50, -1), rtol=1e-6)
+
+
+def test_smoothing_moves_targets_to_the_middle():
+    smoothed = losses.BinaryCrossentropy(label_smoothing=0.2)([[1, 0]], [[0.7, 0.2]])
+    assert smoothed == losses.BinaryCrossentropy()([[0.9, 0.1]], [[0.7, 0.2]])
+
+
+def test_the_cosine_of_a_zero_vector_is_zero_and_has_a_gradient():
+    loss = losses.CosineSimilarity()
+    value, gradient = jax.value_and_grad(lambda z: loss(jnp.ones((1, 3)), z))(jnp.zeros((1, 3)))
+    assert value == 0 and jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("loss", [losses.Dice, losses.Tversky])
+def test_regions_may_reach_over_the_batch(loss):
+    assert loss(axis=(0, 1), reduction=None)(jnp.ones((2, 4, 3)), jnp.ones((2, 4, 3))).shape == (3,)
+
+
+@pytest.mark.parametrize("loss", [losses.Dice, losses.Tversky])
+def test_weights_of_regions_need_a_value_for_each_example(loss):
+    y_true, y_pred = REGIONS
+    weight = jnp.array([1.0, 0.0])
+    np.testing.assert_allclose(loss(axis=1)(y_true[:, :2], y_pred[:, :2], weight), 1 / 6, rtol=1e-5)
+    with pytest.raises(ModelError, match="`sample_weight` does not fit the loss"):
+        loss()(y_true, y_pred, weight)
