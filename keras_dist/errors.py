@@ -129,7 +129,7 @@ class EquivalenceError(KerasDistError, AssertionError):
 
 
 class RecompileWarning(UserWarning):
-    """A step was compiled once more, for batches of yet another shape."""
+    """A step was compiled once more, for batches of yet another shape; `data.pad_batch` makes few shapes of many."""
 
 
 class CheckpointWarning(UserWarning):

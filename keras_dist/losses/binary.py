@@ -1,5 +1,7 @@
 """Binary crossentropies: of independent yes-or-no predictions."""
 
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,7 @@
 """Categorical crossentropies: of one class out of several."""
 
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import warnings

@@ -1,5 +1,7 @@
 """Circle loss: embeddings near those of their class, far from others."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax

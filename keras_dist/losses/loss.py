@@ -1,7 +1,10 @@
 """`Loss`: values of examples, weighted, masked and reduced; losses of functions of this package and of users."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -121,7 +124,7 @@ class Loss(Configurable):
         return values, [m for m in (mask, self._counts(y_true, values)) if m is not None]
 
     def _cast(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype), tree)
+        return jax.tree.map(functools.partial(jnp.asarray, dtype=self._dtype), tree)
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         """The checked values of `call`."""
@@ -250,7 +253,7 @@ class LossFunctionWrapper(Loss):
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         """Return what the callable returns."""
-        structure = jax.tree.structure(y_pred)
+        structure: Any = jax.tree.structure(y_pred)
         if structure == jax.tree.structure(y_true):
             pairs = [align_ranks(*pair) for pair in zip(*map(jax.tree.leaves, (y_true, y_pred)), strict=True)]
             y_true, y_pred = (jax.tree.unflatten(structure, [pair[i] for pair in pairs]) for i in (0, 1))

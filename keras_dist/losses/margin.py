@@ -1,5 +1,7 @@
 """Hinge losses."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import jax

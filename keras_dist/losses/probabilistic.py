@@ -1,5 +1,7 @@
 """Losses of probabilities and rates: Kullback-Leibler divergence, Poisson."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,7 @@
 """From values of a loss to one number: checks, weights, masks, reductions."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools

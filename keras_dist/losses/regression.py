@@ -1,5 +1,7 @@
 """Losses of predicted numbers: squared, absolute, relative and logarithmic errors, Huber, log-cosh, cosine."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,7 @@
 """Connectionist temporal classification (CTC): a loss of sequences without alignment."""
 
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import jax

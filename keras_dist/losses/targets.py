@@ -1,5 +1,7 @@
 """Targets and predictions as arrays, with ranks and shapes that fit."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from typing import Any, TypeGuard, overload
@@ -23,9 +25,8 @@ def is_array(value: object) -> TypeGuard[jax.Array | np.ndarray]:
 
 def from_numbers(value: PyTree) -> PyTree:
     """Return a number, or a list of numbers or of such lists, as an array; anything else as it is."""
-    if isinstance(value, list | tuple) and value:
-        return jnp.asarray(value) if all(isinstance(n, bool | int | float) for n in jax.tree.leaves(value)) else value
-    return jnp.asarray(value) if isinstance(value, bool | int | float) else value
+    leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
+    return jnp.asarray(value) if leaves and all(isinstance(n, bool | int | float) for n in leaves) else value
 
 
 def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist import saving
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.reduction import FunctionMetric
+from keras_dist.saving.registry import register_keras_serializable
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
@@ -19,7 +19,7 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     return (y_true == y_pred).astype(jnp.float32)
 
 
-@saving.register_keras_serializable("keras_dist")
+@register_keras_serializable("keras_dist")
 def accuracy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Binary accuracy for one score an example, sparse for class indices, else categorical: `metrics=["accuracy"]`.
 

@@ -1,5 +1,7 @@
 """`AUC`: the area under the curve of two rates over all thresholds."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Metrics of true and false positives and negatives at thresholds: counts, precision, recall, best rates."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """F scores: weighted harmonic means of precision and recall."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,7 @@
 """Metrics by name: `"accuracy"`, `"mse"`, `"AUC"`."""
 
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -84,7 +86,7 @@ def as_metric(identifier: Any) -> Metric:
     if isinstance(identifier, str) and identifier.lower() in _BY_SHAPES:
         function, direction = _BY_SHAPES[identifier.lower()]
         metric = MeanMetricWrapper(function, identifier)
-        metric._direction = direction
+        metric._direction = direction  # pyright: ignore[reportPrivateUsage]
         return metric
     found = get(identifier)
     if isinstance(found, Metric):
@@ -132,7 +134,7 @@ def get_all(identifiers: Any) -> list[Metric]:
         UnknownNameError: no metric has one of the names.
         ModelError: one is neither a name nor a callable, or is called 'loss'.
     """
-    several = identifiers if isinstance(identifiers, list | tuple) else [identifiers]
+    several: Any = identifiers if isinstance(identifiers, list | tuple) else [identifiers]
     found = [as_metric(identifier) for identifier in several if identifier is not None]
     for metric in found:
         if metric.name == "loss":

@@ -1,5 +1,7 @@
 """Intersection over union (IoU) of predicted and true classes."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import warnings

@@ -1,9 +1,11 @@
 """`Metric`: state that grows with every batch, and a result that is computed from it."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -51,7 +53,7 @@ class Metric(Configurable):
     Source: `keras.metrics.Metric`.
     """
 
-    _never_called: ClassVar[dict[str, str]] = {"reset_states": "call it `reset_state`"}
+    _never_called: ClassVar[Mapping[str, str]] = {"reset_states": "call it `reset_state`"}
 
     needs_targets: ClassVar[bool] = True
     """Whether targets must be given."""
@@ -67,7 +69,7 @@ class Metric(Configurable):
     def __init__(self, dtype: DTypeLike | None = None, name: str | None = None, mesh: object = None) -> None:
         if self._arguments.get("mesh") is mesh:  # and not an argument of a subclass
             self._arguments.pop("mesh", None)
-        if not isinstance(name, str | None):
+        if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(
                 "`name` is no name",
                 given=f"name={shorten(name)}",
@@ -239,9 +241,6 @@ def _resolved_dtype(dtype: Any) -> np.dtype:
         ) from None
 
 
-def _metrics_in(value: Any) -> Iterable[Metric]:
-    if isinstance(value, Metric):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [item for item in value if isinstance(item, Metric)] if isinstance(value, list | tuple) else []
+def _metrics_in(value: Any) -> list[Metric]:
+    items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return [item for item in items if isinstance(item, Metric)]

@@ -1,5 +1,7 @@
 """`Perplexity` of language models."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax

@@ -1,9 +1,11 @@
 """The check that metrics keep no state in plain attributes, which compiled steps do not see."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from keras_dist.metrics.metric import Metric
 
 
 @contextlib.contextmanager
-def no_plain_state(metric: Metric) -> Iterator[None]:
+def no_plain_state(metric: Metric) -> Generator[None, None, None]:
     """Check that an update of `metric`, which is traced inside and not the first, changes no plain attribute.
 
     An update runs in Python once for each compiled step, not for each batch: `self.count += 1` would count once. The

@@ -1,11 +1,12 @@
 """Mean losses of probabilities and rates: crossentropies, Kullback-Leibler divergence, Poisson."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist import saving
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
@@ -14,9 +15,10 @@ from keras_dist.losses.targets import as_arrays
 from keras_dist.metrics.accuracy import kind_by_shapes
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.reduction import FunctionMetric
+from keras_dist.saving.registry import register_keras_serializable
 
 
-@saving.register_keras_serializable("keras_dist")
+@register_keras_serializable("keras_dist")
 def crossentropy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Binary, sparse or categorical crossentropy, by the shapes: `metrics=["crossentropy"]`."""
     y_true, y_pred = as_arrays("crossentropy", y_true, y_pred)

@@ -1,5 +1,7 @@
 """`R2Score`: the coefficient of determination."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import warnings

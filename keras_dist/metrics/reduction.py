@@ -1,5 +1,7 @@
 """`Sum` and `Mean` of values, and means of the values of functions of `(y_true, y_pred)`."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

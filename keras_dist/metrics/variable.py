@@ -1,10 +1,12 @@
 """`MetricVariable`: an array of a metric's state, and the scope in which other values stand in its place."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +21,7 @@ _replaced: contextvars.ContextVar[dict[int, Any]] = contextvars.ContextVar("repl
 
 
 @contextlib.contextmanager
-def replaced(variables: Sequence[MetricVariable], values: Sequence[Any]) -> Iterator[None]:
+def replaced(variables: Sequence[MetricVariable], values: Sequence[Any]) -> Generator[None, None, None]:
     """Inside, the variables have these values, and what is assigned is forgotten afterwards."""
     token = _replaced.set({**_replaced.get({}), **dict(zip(map(id, variables), values, strict=True))})
     try:

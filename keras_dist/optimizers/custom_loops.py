@@ -20,7 +20,7 @@ from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
-from keras_dist.saving import absent
+from keras_dist.saving.configurable import absent
 
 _INSTEAD = {
     "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",

@@ -19,7 +19,7 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
-from keras_dist.saving import Configurable
+from keras_dist.saving.configurable import Configurable
 
 
 class ArgumentsButDecay(TypedDict, total=False):
@@ -91,7 +91,7 @@ class Optimizer(CustomLoops, Configurable):
         ModelError: an argument is not known, out of range, or excludes another.
 
     Example:
-        An optimizer of one's own gives the updates of a step; `learning_rate` comes by keyword.
+        A subclass returns the updates of a step; `learning_rate` comes by keyword.
 
         >>> import jax.numpy as jnp
         >>> import optax
@@ -109,7 +109,7 @@ class Optimizer(CustomLoops, Configurable):
         needs_params: whether `transformation` cannot do without the weights.
 
     Differs from Keras: subclasses define `transformation`; only its learning rate can be changed; one optimizer trains
-    one model, whose arrays its variables are, or is built for a loop of one's own; a callable `learning_rate` may take
+    one model, whose arrays its variables are, or is built for a custom loop; a callable `learning_rate` may take
     the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
     transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
     does not scale the loss.

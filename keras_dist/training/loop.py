@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Protocol
 
 import jax
@@ -45,7 +45,7 @@ class Hooks(Protocol):
         """Before an epoch of training."""
         ...
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None) -> None:
+    def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None) -> None:
         """After an epoch of training and its validation."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import jax
@@ -99,7 +99,7 @@ class Trainer:
         program = self._logged_step("train", lambda: self._placement.example(examples))
         validate = self._validation(validation, hooks, len(epochs))
         timer, should_stop = StepTimer(feed.tuner), self._stopper("train")
-        logs: Mapping[str, float] = {}
+        logs: MutableMapping[str, Any] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
         run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
         with self._running(run, hooks), interrupt_between_steps(leave) as check_interrupt:

@@ -1,5 +1,7 @@
 """`pad_batch`: batches of many lengths as batches of a few, with the same loss and gradients."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -76,7 +78,7 @@ def test_what_has_the_length_stays_as_it_is():
         given = (*batch, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
         found = pad_batch(batch, multiple_of=5)
         for mine, other in zip(found, given, strict=True):
-            expected = np.ones(5) if mine is found[2] and other is None else other
+            expected: Any = np.ones(5) if mine is found[2] and other is None else other
             assert mine is expected is None or np.array_equal(mine, expected)
 
 
@@ -96,7 +98,7 @@ def test_a_few_lengths_are_compiled_for_batches_of_many():
     with layouts.one_device().scope():
         model = kd.Sequential([kd.Input((3,)), layers.Dense(4)])
     model.compile("sgd", loss=losses.SparseCategoricalCrossentropy(from_logits=True), steps_per_execution=1)
-    history = model.fit((pad_batch((X[:rows], Y[:rows]), multiple_of=4) for rows in (1, 5, 2, 4, 3)), verbose=0)
+    history: Any = model.fit((pad_batch((X[:rows], Y[:rows]), multiple_of=4) for rows in (1, 5, 2, 4, 3)), verbose=0)
     assert history.timing.compilations == 2
 
 

@@ -192,7 +192,7 @@ class TestSaving:
 
 
 def test_linking_models_waits_for_a_thread_that_reads_one_of_them(model):
-    cell, other = model._session.cell, kd.Model.from_nnx(Plain, seed=1)._session.cell
+    cell, other = model._born().cell, kd.Model.from_nnx(Plain, seed=1)._born().cell
     reads, ends, links = threading.Event(), threading.Event(), threading.Event()
 
     def read():

@@ -5,43 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist.optimizers.schedules.cosine import CosineDecay, CosineDecayRestarts
-from keras_dist.optimizers.schedules.decay import (
-    ExponentialDecay,
-    InverseTimeDecay,
-    PiecewiseConstantDecay,
-    PolynomialDecay,
+from keras_dist.optimizers.schedules.cosine import CosineDecay as CosineDecay
+from keras_dist.optimizers.schedules.cosine import CosineDecayRestarts as CosineDecayRestarts
+from keras_dist.optimizers.schedules.decay import ExponentialDecay as ExponentialDecay
+from keras_dist.optimizers.schedules.decay import InverseTimeDecay as InverseTimeDecay
+from keras_dist.optimizers.schedules.decay import PiecewiseConstantDecay as PiecewiseConstantDecay
+from keras_dist.optimizers.schedules.decay import PolynomialDecay as PolynomialDecay
+from keras_dist.optimizers.schedules.schedule import LearningRateSchedule as LearningRateSchedule
+from keras_dist.saving.serialization import serialize_keras_object
+from keras_dist.saving.vocabulary import Vocabulary
+
+_SCHEDULES = Vocabulary(
+    "learning_rate_schedule",
+    __name__,
+    LearningRateSchedule,
+    accepted="a LearningRateSchedule",
+    example="schedules.CosineDecay(0.1, decay_steps=1000)",
+    convert=lambda found: found if callable(found) else None,
 )
-from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-
-__all__ = [
-    "CosineDecay",
-    "CosineDecayRestarts",
-    "ExponentialDecay",
-    "InverseTimeDecay",
-    "LearningRateSchedule",
-    "PiecewiseConstantDecay",
-    "PolynomialDecay",
-    "deserialize",
-    "serialize",
-]
-
-_NAMES = {
-    cls.__name__: cls
-    for cls in (
-        CosineDecay,
-        CosineDecayRestarts,
-        ExponentialDecay,
-        InverseTimeDecay,
-        PiecewiseConstantDecay,
-        PolynomialDecay,
-    )
-}
 
 
 def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
-    """The class and arguments of a schedule as plain values.
+    """Return the class and arguments of a schedule as plain values.
 
     Raises:
         ConfigError: an argument cannot be written down.
@@ -52,10 +37,10 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> LearningRateSchedule:
-    """The schedule that `serialize` has written down, here or in Keras.
+    """Return the schedule that `serialize` has written down, here or in Keras.
 
     Args:
-        config: what `serialize` gave.
+        config: the result of `serialize`.
         custom_objects: classes and functions by name, beside the registered ones.
 
     Raises:
@@ -63,4 +48,11 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Source: `keras.optimizers.schedules.deserialize`.
     """
-    return deserialize_keras_object(config, custom_objects, module_objects=_NAMES)
+    return _SCHEDULES.deserialize(config, custom_objects)
+
+
+__all__ = [
+    name
+    for name, value in vars().items()
+    if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
+]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,5 +1,7 @@
 """Rates that fall along a cosine, once or again and again."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,7 @@
 """Rates that fall, smoothly or in stairs."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -100,7 +102,8 @@ class PiecewiseConstantDecay(LearningRateSchedule):
 
     def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
         for argument, numbers in (("boundaries", boundaries), ("values", values)):
-            if isinstance(numbers, str) or not isinstance(numbers, Sequence | np.ndarray) or np.ndim(numbers) != 1:
+            is_list = isinstance(numbers, Sequence | np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not is_list or isinstance(numbers, str) or np.ndim(numbers) != 1:
                 raise ModelError(
                     f"PiecewiseConstantDecay: `{argument}` is not a list",
                     given=f"{argument}={shorten(numbers)}",

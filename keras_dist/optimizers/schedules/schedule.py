@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.saving import Configurable
+from keras_dist.saving.configurable import Configurable
 
 
 class LearningRateSchedule(Configurable):
@@ -26,8 +25,8 @@ class LearningRateSchedule(Configurable):
     Source: `keras.optimizers.schedules.LearningRateSchedule`.
     """
 
-    def __call__(self, step: Any) -> jax.Array:
-        """The rate of the step after `step` steps."""
+    def __call__(self, step: ArrayLike) -> jax.Array:
+        """Return the rate after `step` steps."""
         raise ModelError(
             f"the schedule {type(self).__name__} defines no `__call__`",
             given=f"{type(self).__name__} without __call__(self, step)",
