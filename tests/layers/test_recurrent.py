@@ -26,41 +26,26 @@ def draw(*shape: int, seed: int = 0) -> jnp.ndarray:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+def cell(path: str, *shapes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {f"{path}/{name}": shape for name, shape in zip(("kernel", "recurrent_kernel", "bias"), shapes, strict=True)}
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (
-            "simple",
-            {
-                "simple_rnn_cell/kernel": (3, 4),
-                "simple_rnn_cell/recurrent_kernel": (4, 4),
-                "simple_rnn_cell/bias": (4,),
-            },
-        ),
-        ("gru", {"gru_cell/kernel": (3, 12), "gru_cell/recurrent_kernel": (4, 12), "gru_cell/bias": (2, 12)}),
-        ("lstm", {"lstm_cell/kernel": (3, 16), "lstm_cell/recurrent_kernel": (4, 16), "lstm_cell/bias": (16,)}),
-        ("cell", {"lstm_cell/kernel": (3, 16), "lstm_cell/recurrent_kernel": (4, 16), "lstm_cell/bias": (16,)}),
+        ("simple", cell("simple_rnn_cell", (3, 4), (4, 4), (4,))),
+        ("gru", cell("gru_cell", (3, 12), (4, 12), (2, 12))),
+        ("lstm", cell("lstm_cell", (3, 16), (4, 16), (16,))),
+        ("cell", cell("lstm_cell", (3, 16), (4, 16), (16,))),
         (
             "stack",
-            {
-                "stacked_rnn_cells/gru_cell/kernel": (3, 9),
-                "stacked_rnn_cells/gru_cell/recurrent_kernel": (3, 9),
-                "stacked_rnn_cells/gru_cell/bias": (2, 9),
-                "stacked_rnn_cells/simple_rnn_cell/kernel": (3, 4),
-                "stacked_rnn_cells/simple_rnn_cell/recurrent_kernel": (4, 4),
-                "stacked_rnn_cells/simple_rnn_cell/bias": (4,),
-            },
+            cell("stacked_rnn_cells/gru_cell", (3, 9), (3, 9), (2, 9))
+            | cell("stacked_rnn_cells/simple_rnn_cell", (3, 4), (4, 4), (4,)),
         ),
         (
             "both",
-            {
-                "forward_gru/gru_cell/kernel": (3, 6),
-                "forward_gru/gru_cell/recurrent_kernel": (2, 6),
-                "forward_gru/gru_cell/bias": (2, 6),
-                "backward_gru/gru_cell/kernel": (3, 6),
-                "backward_gru/gru_cell/recurrent_kernel": (2, 6),
-                "backward_gru/gru_cell/bias": (2, 6),
-            },
+            cell("forward_gru/gru_cell", (3, 6), (2, 6), (2, 6))
+            | cell("backward_gru/gru_cell", (3, 6), (2, 6), (2, 6)),
         ),
         ("times", {"dense/kernel": (3, 4), "dense/bias": (4,)}),
     ],

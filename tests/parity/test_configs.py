@@ -1,6 +1,7 @@
 """Configs that Keras wrote."""
 
 import numpy as np
+import pytest
 
 import keras_dist as kd
 
@@ -73,3 +74,19 @@ def test_compile_configs_of_keras_are_read(keras):
     ours.compile_from_config(theirs.get_compile_config())
     assert ours.optimizer.learning_rate == np.float32(0.01)
     ours.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Dense", {"units": 3, "activation": "relu"}),
+        ("GaussianNoise", {"stddev": 0.5}),
+        ("LSTM", {"units": 4}),
+        ("Dropout", {"rate": 0.25}),
+    ],
+)
+def test_layers_are_read(keras, name, arguments):
+    layer = kd.layers.deserialize(keras.layers.serialize(getattr(keras.layers, name)(name="it", **arguments)))
+    assert type(layer) is getattr(kd.layers, name)
+    assert layer.name == "it"
+    assert {argument: layer.get_config()[argument] for argument in arguments} == arguments

@@ -1,4 +1,4 @@
-"""Embeddings and EinsumDense against Keras."""
+"""Dense, EinsumDense, embeddings, Flatten, Reshape, Permute, RepeatVector against Keras."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, cases, compare_layers, few_examples
+from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
 
 
 @few_examples
@@ -81,3 +81,38 @@ def test_einsum_dense(keras, case, use_bias, activation, initializer, seed):
     ours(x)
     assert_close(ours.kernel[...], theirs.kernel.value)  # fan-in and fan-out are the same
     compare_layers(keras, theirs, ours, x, weights_seed=seed)
+
+
+@cases(
+    shape=st.sampled_from([(1, 1), (3, 4), (2, 3, 4), (2, 1, 3, 2)]),
+    units=st.sampled_from([1, 3]),
+    use_bias=st.booleans(),
+    activation=st.sampled_from([None, "relu", "softmax", "gelu"]),
+    seed=st.integers(0, 2**16),
+)
+def test_dense(keras, case):
+    x = np.random.default_rng(case.seed).normal(size=case.shape).astype(np.float32)
+    options = picked(case, "units", "use_bias", "activation")
+    compare_layers(keras, keras.layers.Dense(**options), layers.Dense(**options), x, weights_seed=case.seed)
+
+
+CASES: dict[str, list[tuple[dict[str, Any], tuple[int, ...]]]] = {
+    "Flatten": [
+        ({"data_format": data_format}, shape)
+        for data_format in (None, "channels_last", "channels_first")
+        for shape in ((2,), (2, 3), (2, 3, 4), (2, 3, 4, 2))
+    ],
+    "Reshape": [({"target_shape": shape}, (2, 3, 4)) for shape in ((12,), (-1,), (2, -1), (2, 6), [4, 3, 1])],
+    "Permute": [({"dims": (2, 1)}, (2, 3, 4)), ({"dims": [3, 1, 2]}, (2, 3, 4, 5)), ({"dims": (1,)}, (2, 3))],
+    "RepeatVector": [({"n": 1}, (2, 3)), ({"n": 3}, (2, 3))],
+}
+
+
+@few_examples
+@hypothesis.given(data=st.data(), dtype=st.sampled_from(["float32", "int32"]))
+def test_other_places(keras, data, dtype):
+    for name, known in CASES.items():
+        options, shape = data.draw(st.sampled_from(known))
+        theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
+        compare_layers(keras, theirs, ours, np.random.default_rng(0).normal(0, 9, shape).astype(dtype))
+        assert ours.compute_output_shape(shape) == tuple(theirs.compute_output_shape(shape))
