@@ -37,7 +37,7 @@ from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
-from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.layers.weight_arguments import Identifier, defaults_of
 from keras_dist.layers.weights import WeightOwner, own_variables
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
@@ -361,6 +361,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
         known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]
+        known += [name for weight in self.weight_initializers for name in defaults_of(weight, None)]
         known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
         first = next(iter(kwargs))
         return ModelError(

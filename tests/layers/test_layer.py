@@ -1,6 +1,6 @@
 """The base of all layers: lazy building, weights, names, errors, subclasses."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -401,3 +401,21 @@ def test_the_first_parameter_of_call_is_the_layer_whatever_its_name():
 def test_what_is_no_input_is_refused_by_the_name_of_the_layer(call, message):
     with pytest.raises(ModelError, match=message):
         call()
+
+
+def test_a_layer_that_names_its_weights_takes_their_arguments():
+    class Shift(layers.Layer):
+        weight_initializers: ClassVar = {"shift": "zeros"}
+
+        def build(self, input_shape):
+            self.shift = self.add_weight((input_shape[-1],), name="shift")
+
+        def call(self, inputs):
+            return inputs + self.shift
+
+    layer = Shift(shift_initializer="ones", shift_regularizer="l2", shift_layout=(None,))
+    np.testing.assert_array_equal(layer(np.zeros((1, 2))), [[1, 1]])
+    assert isinstance(layer.shift.get_metadata("regularizer"), kd.regularizers.L2)
+    assert Shift.from_config(layer.get_config()).get_config() == layer.get_config()
+    with pytest.raises(ModelError, match="did you mean 'shift_initializer'"):
+        Shift(shift_initialiser="ones")
