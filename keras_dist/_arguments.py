@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from keras_dist._signatures import takes
-from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten
+from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, type_name
 
 LARGEST_SIZE = 2**31 - 1
 """The largest size of a dim: JAX counts indices in 32 bits."""
@@ -41,9 +41,10 @@ def argument_error(
         example: a value that would have been accepted.
         error: the class of the error.
     """
+    kind = type_name(value)  # which tells of classes of Keras
     return error(
         f"`{argument}`{f' of layer {layer!r}' if layer else ''} {wrong or f'is not {expected}'}",
-        given=f"{argument}={shorten(value)}",
+        given=f"{argument}={shorten(value)}" + (f" of type {kind}" if kind != type(value).__name__ else ""),
         expected=expected,
         fix=f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}",
     )

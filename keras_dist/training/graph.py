@@ -14,6 +14,7 @@ from flax import nnx, traverse_util
 from keras_dist import _jax, _paths
 from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
+from keras_dist.distribution import lint
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
 from keras_dist.layers import Layer
@@ -85,7 +86,7 @@ class ModuleGraph:
                 f"  given:    {self.described_kinds()}\n"
                 f"  expected: arrays in variables: nnx.Param if trained, else another nnx.Variable\n"
                 f"  fix:      nnx.Param(array) for weights; from_nnx(..., trainable=nnx.Param) where none is meant",
-                stacklevel=5,
+                stacklevel=lint.frames_inside(),
             )
 
     def described_kinds(self) -> str:

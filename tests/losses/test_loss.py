@@ -1,5 +1,7 @@
 """The base of losses: what users subclass, and what a loss makes of a batch."""
 
+import inspect
+import pickle
 import types
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 
 from keras_dist import losses
 from keras_dist.errors import ModelError
+from keras_dist.losses.loss import FunctionLoss
 
 
 class AbsoluteError(losses.Loss):
@@ -89,6 +92,34 @@ def test_a_loss_is_differentiable_and_can_be_compiled():
 def test_its_operations_go_by_its_name():
     text = jax.jit(losses.MeanSquaredError(name="distance")).lower(jnp.ones(2), jnp.ones(2)).as_text(debug_info=True)
     assert "distance" in text
+
+
+def quantile_error(y_true, y_pred, q=0.5):
+    return jnp.maximum(q * (y_true - y_pred), (q - 1) * (y_true - y_pred)).mean(-1)
+
+
+class QuantileError(FunctionLoss, function=quantile_error):
+    pass
+
+
+class NamedQuantileError(QuantileError):
+    def __init__(self, q=0.5, reduction="sum", name="quantile", dtype=None):
+        super().__init__(reduction, name, dtype)
+        self.q = q
+
+    def call(self, y_true, y_pred):
+        return self.function(y_true, y_pred, self.q)
+
+
+def test_a_function_makes_a_class():
+    assert str(inspect.signature(QuantileError)).startswith("(reduction: 'str | None' = 'sum_over_batch_size', name:")
+    loss = pickle.loads(pickle.dumps(QuantileError("sum")))
+    assert type(loss) is QuantileError and (loss.name, loss.reduction) == ("quantile_error", "sum")
+    assert loss(jnp.zeros((2, 2)), jnp.full((2, 2), 2.0)) == 2.0
+    again = NamedQuantileError.from_config(NamedQuantileError(0.25).get_config())
+    assert (again.name, again.q, again(jnp.zeros((2, 2)), jnp.full((2, 2), 2.0))) == ("quantile", 0.25, 3.0)
+    with pytest.raises(TypeError, match=r"QuantileError.__init__\(\) got an unexpected keyword argument 'p'"):
+        QuantileError(p=1)  # type: ignore[call-arg]
 
 
 def pairwise(self, y_true, y_pred):

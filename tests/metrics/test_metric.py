@@ -213,3 +213,13 @@ def test_a_weight_of_a_metric_is_a_scalar_by_default():
 def test_metrics_that_choose_by_shapes_come_back_from_their_configs(name):
     metric = as_metric(name)
     assert type(metric).from_config(metric.get_config()).name == name
+
+
+def test_a_subclass_says_which_direction_is_better():
+    class Shortfall(metrics.Mean, direction="down"):
+        pass
+
+    class Missed(Shortfall):
+        pass
+
+    assert [cls._direction for cls in (metrics.Mean, Shortfall, Missed, metrics.AUC)] == [None, "down", "down", "up"]
