@@ -24,7 +24,7 @@ class LambdaCallback(Callback):
         **kwargs: functions for the other hooks of `Callback`, by name.
 
     Raises:
-        ModelError: there is no such hook, or what is given for it cannot be called.
+        ModelError: there is no such hook, or its function is not callable.
 
     Example:
         >>> import keras_dist as kd

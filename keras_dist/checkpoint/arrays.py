@@ -27,18 +27,18 @@ _FILE_BYTES = 64 * 2**20
 
 
 def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvous | None = None) -> Callable[[], None]:
-    """Begin to write arrays, each shard by a process that holds it. Later steps may consume the arrays.
+    """Start writing arrays, each shard by a process that holds it. Later steps may donate the arrays.
 
-    On CPUs the caller waits for no more than the dispatch of copies; elsewhere, where memory of devices is dear, until
-    the arrays are on the host.
+    On CPUs it returns as soon as copies are dispatched; on other devices, whose memory is scarce, when the arrays are
+    on the host.
 
     Args:
-        folder: where they go, below `FOLDER`.
-        arrays: by name, on devices or on the host, which are those of the first process.
-        job: where the processes that write them meet.
+        folder: the folder of the checkpoint; they are written below `FOLDER` in it.
+        arrays: by name, on devices or on the host; those on the host are taken from the first process.
+        job: synchronizes the processes that write them.
 
     Returns:
-        What waits until all are written, once, in any thread. It raises what went wrong.
+        A function that waits until all are written, to be called once, in any thread. It raises what went wrong.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
 
@@ -87,9 +87,9 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     """Read arrays that `write_arrays` has written.
 
     Args:
-        folder: where they are, below `FOLDER`.
-        wanted: what is read, by name: with a sharding arrays on devices, of which each process reads its own shards;
-            without one arrays on the host.
+        folder: the folder of the checkpoint.
+        wanted: the arrays to read, by name; those with a sharding go to the devices, each process reading its own
+            shards, those without to the host.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415
 

@@ -42,10 +42,10 @@ class Snapshot:
     """The contents of a checkpoint to write.
 
     Attributes:
-        step: how many training steps were taken.
+        step: number of training steps taken.
         arrays: by name.
-        plan: where those of a model live.
-        documents: plain values that JSON can hold, by the names of their files.
+        plan: the layouts of those of a model.
+        documents: JSON values by file name.
     """
 
     step: int
@@ -54,10 +54,10 @@ class Snapshot:
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def begin(self, place: pathlib.Path) -> Callable[[], None]:
-        """Begin to write it to a folder, which appears whole or not at all. All processes of a job write it.
+        """Start writing it to a folder, atomically. All processes of a job must call it.
 
         Returns:
-            What waits until it is there, once, in any thread. It raises what went wrong.
+            A function that waits until it is written, to be called once, in any thread. It raises what went wrong.
 
         Raises:
             CheckpointError: the place cannot hold it.
@@ -108,7 +108,7 @@ class Stored:
 
     Args:
         folder: where it is.
-        is_checked: whether its files were found to be as they were written; another process may have looked.
+        is_checked: whether its files were already compared with the manifest, perhaps by another process.
 
     Attributes:
         folder: where it is.
@@ -116,7 +116,7 @@ class Stored:
             of its arrays, and the layout plan they had.
 
     Raises:
-        CheckpointError: it is damaged, or no checkpoint.
+        CheckpointError: it is damaged, or not a checkpoint.
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
@@ -145,7 +145,7 @@ class Stored:
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
-        """One that all processes of a job open; the first one checks it for all."""
+        """Open a checkpoint in all processes of a job; the first one checks it for all."""
         checked = {}
 
         def check() -> str:
@@ -164,7 +164,7 @@ class Stored:
 
     @property
     def step(self) -> int:
-        """How many training steps had been taken."""
+        """The number of training steps taken."""
         return self.record["step"]
 
     def has(self, name: str) -> bool:
@@ -175,7 +175,7 @@ class Stored:
         """Return the document of this name; None if the manifest lists none.
 
         Raises:
-            CheckpointError: it is no JSON.
+            CheckpointError: it is not JSON.
             OSError: it cannot be read.
         """
         try:
@@ -203,7 +203,7 @@ class Stored:
         return read_arrays(self.folder, wanted)
 
     def arrays_below(self, prefix: str) -> dict[str, Any]:
-        """Return those of its arrays whose names begin like this, on the host, by the rest of their names."""
+        """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()

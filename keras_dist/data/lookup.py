@@ -24,13 +24,13 @@ _AHEAD = 2
 
 @register_source
 class LookupSource(RowSource):
-    """Examples of something with `__len__` and `__getitem__`, read in a thread while the devices compute.
+    """Examples of an object with `__len__` and `__getitem__`, read in a thread while the devices compute.
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
-            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if there is
-            one, gives a list of them.
-        name: how errors call what it holds, such as `"validation "`.
+            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if it exists,
+            returns a list of examples.
+        name: prefix of the data's name in error messages, such as `"validation "`.
 
     Raises:
         DataError: it is empty, or its first example cannot be used.
@@ -53,7 +53,7 @@ class LookupSource(RowSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it has `__len__` and `__getitem__`, and no `__iter__`, or reads several examples at once."""
+        """Whether `x` has `__len__` and `__getitem__`, and has `__getitems__` or is not iterable."""
         if isinstance(x, Iterator) or is_plain(x) or NumberedSource.recognises(x):
             return False
         is_numbered = hasattr(x, "__getitem__") and hasattr(x, "__len__")
@@ -73,7 +73,7 @@ class LookupSource(RowSource):
         span: range | None = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """Return the examples in batches, which are read ahead, by one thread."""
+        """Return the examples in batches, which one thread reads ahead."""
         todo = [
             (padded, rows)
             for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)

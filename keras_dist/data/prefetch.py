@@ -18,15 +18,14 @@ from keras_dist.errors import DataError
 
 
 def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
-    """Return the batches as arrays on the mesh, with the next ones on their way there.
+    """Place batches on the mesh, some of them ahead of their use.
 
     Args:
-        batches: pytrees of arrays (rows, ...) of any library; those of a `DataLoader`, for example. Their rows are
-            copied, so that a buffer may be refilled.
-        distribution: says how the batch dim is sharded. Where that does not divide the rows, as in a last batch, they
-            are put on every device: the values are the same, and whatever is computed from them.
-        size: how many batches are placed or on their way, the one that is handed out among them; no more are asked
-            for ahead.
+        batches: pytrees of arrays (rows, ...) of any library; for example from a `DataLoader`. Rows are copied, so that
+            a buffer may be reused.
+        distribution: says how the batch dim is sharded. A batch whose rows it does not divide, such as a last one, is
+            replicated; results are the same.
+        size: number of batches that are placed or being placed, including the one that is returned.
 
     Returns:
         The batches in order, as pytrees of `jax.Array`.

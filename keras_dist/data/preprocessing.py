@@ -25,7 +25,7 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
         An array of shape `(*x.shape, num_classes)`: numpy's, or JAX's where `x` is one of JAX.
 
     Raises:
-        DataError: an index is no class.
+        DataError: an index is negative, not an integer, or too large.
 
     Example:
         >>> from keras_dist import utils
@@ -50,8 +50,8 @@ def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
 
     Args:
         x: an array.
-        axis: along which the norm is taken.
-        order: of the norm, as of `numpy.linalg.norm`.
+        axis: the axis of the norm.
+        order: order of the norm, as in `numpy.linalg.norm`.
 
     Returns:
         An array of the shape of `x`: numpy's, or JAX's where `x` is one of JAX.
@@ -74,12 +74,12 @@ def pad_sequences(
     """Pad or cut sequences to one length.
 
     Args:
-        sequences: of numbers, or of arrays of one shape.
-        maxlen: the length of all; by default that of the longest.
+        sequences: sequences of numbers, or of arrays of equal shape.
+        maxlen: the common length; by default that of the longest sequence.
         dtype: element type; `object` for strings.
-        padding: where shorter ones are filled up: "pre" at their beginning, or "post".
-        truncating: where longer ones are cut: "pre" at their beginning, or "post".
-        value: what fills them up.
+        padding: pad shorter sequences at the beginning ("pre") or the end ("post").
+        truncating: cut longer sequences at the beginning ("pre") or the end ("post").
+        value: the padding value.
 
     Returns:
         An array of shape `(len(sequences), maxlen, ...)`.

@@ -1,4 +1,4 @@
-"""`StreamSource`: batches that are made elsewhere, checked, copied and padded."""
+"""`StreamSource`: batches of data sets that yield batches, checked, copied and padded."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _ENDLESS = 2**40
 
 
 class StreamSource(DataSource):
-    """Base class of batches of any lengths, but of one structure, the same dtypes and numbers of dims.
+    """Base class of sources that yield batches of any length, with fixed structure, dtypes and numbers of dims.
 
-    Subclasses define `first` and `open`, and whichever attributes and methods are not as here.
+    Subclasses define `first` and `open`, and override the other attributes and methods as needed.
 
     Args:
-        dataset: holds the batches.
-        name: how errors call what they hold, such as `"validation "`.
+        dataset: the data set that yields the batches.
+        name: prefix of the data's name in error messages, such as `"validation "`.
 
     Attributes:
-        num_batches: how many batches there are; None where it is not known.
-        is_endless: whether it is known that they never end.
-        is_once: whether one can go through them once only.
+        num_batches: number of batches; None if unknown.
+        is_endless: whether it is known that the batches never end.
+        is_once: whether the batches can be iterated only once.
     """
 
     num_batches: int | None = None
@@ -66,14 +66,15 @@ class StreamSource(DataSource):
         raise NotImplementedError
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """Iterate over all batches but the first `skip`; where they have numbers, in an order that the key fixes.
+        """Iterate over all batches but the first `skip`; if they have indices, in an order seeded by the key.
 
-        Batches without numbers are skipped one by one, with a progress bar, unless the iterator can be set to `state`.
+        Batches without indices are skipped by reading them, with a progress bar, unless the iterator can be set to
+        `state`.
         """
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether it can be iterated once only, and was. Asks for the next batch, which `open` yields again."""
+        """Whether an iterator that can be used only once is exhausted. Reads a batch, which `open` yields again."""
         return False
 
     def state(self) -> Any:
@@ -87,7 +88,7 @@ class StreamSource(DataSource):
 
     @functools.cached_property
     def like(self) -> Arrays:
-        """`(x, y, sample_weight)` of the first batch, which is asked for the first time.
+        """`(x, y, sample_weight)` of the first batch, which is read when this is first used.
 
         Raises:
             DataError: there is no batch, or the first one cannot be used.
@@ -114,12 +115,12 @@ class StreamSource(DataSource):
         state: Any = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """Yield all batches but the first `skip`, padded to a multiple of this many rows; of each what `share` says.
+        """Yield all batches but the first `skip`, padded to a multiple of `multiple_of` rows and cut to `share`.
 
-        An iterator that can be set to `state` skips none.
+        An iterator that can be set to `state` does not read the skipped ones.
 
         Raises:
-            DataError: a batch cannot be used, or is of another form than the first one.
+            DataError: a batch cannot be used, or its form differs from that of the first one.
         """
         like = self.like
         elements = self.open(shuffle_key, skip, state)
@@ -167,9 +168,9 @@ class StreamSource(DataSource):
 
 @register_source
 class IterableSource(StreamSource):
-    """Batches of an iterable that can be iterated any number of times, in its own order.
+    """Batches of an iterable that can be iterated any number of times.
 
-    A `tf.data.Dataset`, a torch or grain `DataLoader`, or whatever else has `__iter__`.
+    A `tf.data.Dataset`, a torch or grain `DataLoader`, or another object with `__iter__`.
     """
 
     def __init__(self, dataset: Iterable[Any], name: str = "") -> None:
@@ -222,7 +223,7 @@ class IterableSource(StreamSource):
 class IteratorSource(StreamSource):
     """Batches of a generator or another iterator.
 
-    It is never asked for more than is used.
+    No batch is read before it is needed.
     """
 
     is_once = True
@@ -366,10 +367,10 @@ def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead:
     """Yield `read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
 
     Args:
-        read: is called in several threads at once. What it raises is raised in its turn.
-        count: how many there are.
-        threads: how many read.
-        ahead: how many are read before they are asked for.
+        read: called in several threads at once; its errors are raised in order.
+        count: number of calls.
+        threads: number of threads.
+        ahead: number of results that are read ahead.
     """
     import grain  # takes a quarter of a second, which only those wait for who read in threads  # noqa: PLC0415
 

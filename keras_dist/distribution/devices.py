@@ -100,7 +100,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def check_not_forked() -> None:
-    """Check that JAX can run in this process; in a forked one it would wait for ever for its threads."""
+    """Check that JAX can run in this process; in a forked process it would hang."""
     if _jax.is_forked():
         raise DeviceError(
             "this process was forked from one in which JAX had started, and JAX cannot run in it",

@@ -15,9 +15,8 @@ from keras_dist.errors import LayoutError, shorten, type_name
 class LayoutMap(MutableMapping[str, TensorLayout]):
     """An ordered mapping from path rules to layouts.
 
-    Looking up a path tries it as a key first; else the keys are regular expressions that must match the whole path.
-    Matching ends soon, also for expressions that take Python's `re` for ever.
-    `len`, iteration, `in`, `pop` and `del` see the keys themselves.
+    A path is looked up as a key first; else the keys are regular expressions that must match the whole path. Matching
+    has a time limit. `len`, iteration, `in`, `pop` and `del` see the keys themselves.
 
     Args:
         device_mesh: the mesh given to every layout inserted without one.
@@ -121,7 +120,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
 
     def copy(self) -> LayoutMap:
-        """Return a map of its own with the same rules."""
+        """Return a copy with the same rules."""
         same = LayoutMap(self._device_mesh)
         same._layout_map = dict(self._layout_map)
         return same

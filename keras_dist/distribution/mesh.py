@@ -22,8 +22,8 @@ class DeviceMesh:
     """Devices arranged on named axes. Immutable; compared and hashed by value.
 
     Args:
-        shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or
-            `"data=2,model=4"`. One size may be -1: what the number of devices leaves for it.
+        shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or `"data=2,model=4"`.
+            One size may be -1: it is inferred from the number of devices.
         axis_names: a name for each size; left out when `shape` carries the names.
         devices: names such as `"cpu:0"` or `jax.Device`s, in row-major order of the mesh; by default all devices of
             the job.
@@ -96,7 +96,7 @@ class DeviceMesh:
         return jax.sharding.Mesh(np.array(found, dtype=object).reshape(self._shape), tuple(self._axis_names))
 
     def axis_size(self, axes: str | Iterable[str] | None) -> int:
-        """Number of shards a dim has that lies along `axes`: a name, several names, or None (1)."""
+        """Number of shards of a dim that is sharded over `axes`: a name, several names, or None (1)."""
         sizes = self.axis_sizes
         unknown = [name for name in axis_tuple(axes) if name not in sizes]
         if unknown:

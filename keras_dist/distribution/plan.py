@@ -36,11 +36,11 @@ class Row:
         dtype: its element type.
         role: parameter, statistic, rng, counter, slot or gradient.
         axes: for each dim the mesh axis, several axes, or None.
-        rule: what decided: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
+        rule: what decided the layout: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
         nbytes: bytes of the whole array.
         nbytes_per_device: bytes of one device's shard.
         slot_axes: `axes` for the optimizer slots of this array.
-        slot_rule: what decided `slot_axes`, where that was not `rule`.
+        slot_rule: what decided `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
     """
 
@@ -174,7 +174,8 @@ class LayoutPlan:
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
-            role: `"slot"` for optimizer states; `"gradient"` or another role for what must lie as the parameters do.
+            role: `"slot"` for optimizer states; `"gradient"` or another role for arrays that must have the layouts of
+                the parameters.
 
         Returns:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it

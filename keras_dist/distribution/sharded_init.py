@@ -23,9 +23,9 @@ from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
 class CompiledInit:
     """An initialiser, compiled for a plan as one or more programs that run one after the other.
 
-    Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns.
-    Large states are therefore born a few arrays at a time: never more at once than the largest shard. Arrays that are
-    computed alike, as the kernels of equal layers are, share a program: compiling takes longer than running.
+    Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns. Large
+    states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are computed
+    in the same way, such as kernels of equal layers, share a program: compiling takes longer than running.
 
     Attributes:
         programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
@@ -139,7 +139,7 @@ class Slice:
     """The equations that one output of a traced function depends on.
 
     The weights of a model's layers are drawn from one seed, folded with their number. Two of one shape and initializer
-    differ in this number alone: they are alike, and one compiled program serves both.
+    differ in this number alone: they are equal in form, and one compiled program serves both.
 
     Args:
         equations: in order.
@@ -147,8 +147,8 @@ class Slice:
         output: its variable.
 
     Attributes:
-        numbers: what seeds are folded with, in order.
-        form: alike for slices of one function that differ in their numbers alone.
+        numbers: the numbers that seeds are folded with, in order.
+        form: equal for slices of one function that differ only in their numbers.
     """
 
     def __init__(self, equations: Sequence[Any], closed: Any, output: Any) -> None:

@@ -35,7 +35,7 @@ class VariableSpec:
         role: parameter, statistic, rng or counter.
         aliases: other names that lead to the same array.
         beside: for a statistic, the same-shaped parameters of the same module.
-        own: what the model itself says of where it lies.
+        own: its layout in the model itself.
     """
 
     path: str
@@ -69,7 +69,7 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
 
 
 def leaf_paths(tree: PyTree) -> list[str]:
-    """Return the paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
+    """Return the paths of the arrays of `tree` in flattening order, as users write them; see `leaf_parts`."""
     return [_paths.join(parts) for parts in leaf_parts(tree)]
 
 
@@ -88,7 +88,7 @@ def leaf_parts(tree: PyTree) -> list[_paths.Parts]:
 
 
 def leaf_owners(tree: PyTree) -> list[Any]:
-    """For each array of `tree` the variable that holds it; a raw array is its own."""
+    """Return the variable that holds each array of `tree`; a raw array stands for itself."""
     nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
@@ -119,7 +119,7 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
 
 
 def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
-    """Dims and element type of an array, a shape or a Python number."""
+    """Return shape and dtype of an array, a `jax.ShapeDtypeStruct` or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)
     if isinstance(leaf, bool | int | float | complex):

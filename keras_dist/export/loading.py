@@ -1,4 +1,4 @@
-"""`load`: an exported program as a callable, without the code of the model that it was made of."""
+"""`load`: an exported model as a callable, without the code of the model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from keras_dist.saving.tensor_files import TensorReader
 class ExportedProgram:
     """An exported model: `program(inputs) -> outputs`.
 
-    It is compiled once for each shape of inputs, and may be called inside of functions that JAX transforms.
+    It is compiled once for each shape of inputs, and may be called inside functions that JAX transforms.
 
     Args:
-        manifest: how it is called.
-        program: what `jax.export` made.
+        manifest: its inputs and outputs.
+        program: the result of `jax.export`.
         weights: its weights by path.
 
     Attributes:
-        inputs: names, shapes and dtypes of the inputs; dims of any size go by a name.
+        inputs: names, shapes and dtypes of the inputs; dims of any size are given by a name.
         outputs: names, shapes and dtypes of the outputs.
-        platforms: where it runs.
-        versions: of the packages that made it.
+        platforms: the platforms it runs on.
+        versions: versions of the packages that made it.
     """
 
     def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, Any]) -> None:
@@ -71,14 +71,14 @@ class ExportedProgram:
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
     """Return a model that `model.export` wrote, as a callable on the default device.
 
-    Neither pickles nor Python code are read, and the code of the model is not needed. Programs run on versions of JAX
-    up to half a year newer than the one that made them, and often later ones: see `jax.export`.
+    It reads no pickles and no Python code, and does not need the code of the model. Programs run on versions of JAX up
+    to half a year newer than the one that made them, and often later ones: see `jax.export`.
 
     Args:
         path: the folder.
 
     Raises:
-        ModelError: it is no such folder, or a file in it is damaged or missing; the file is named.
+        ModelError: it is not such a folder, or a file in it is damaged or missing; the file is named.
 
     Example:
         >>> import pathlib, tempfile

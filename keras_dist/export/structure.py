@@ -17,7 +17,7 @@ Structure = Any
 
 
 def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
-    """Return the structure of a tree, and what stands in it."""
+    """Return the structure of a tree, and its leaves."""
     leaves: list[Any] = []
 
     def visit(node: Any) -> Structure:
@@ -38,7 +38,7 @@ def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
 
 
 def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """Return the tree of this structure in which these stand."""
+    """Return the tree of this structure with these leaves."""
     if structure is None or isinstance(structure, int):
         return None if structure is None else leaves[structure]
     [(kind, inner)] = structure.items()
@@ -53,7 +53,7 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
 
     Args:
         structure: of the tree.
-        names: of what stands in it.
+        names: the names of its leaves.
         value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
             this array.
     """
@@ -87,7 +87,7 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
 
 
 def is_structure(value: Any, count: int) -> bool:
-    """Whether a value, as JSON gives it, is the structure of so many arrays."""
+    """Whether a JSON value is the structure of `count` arrays."""
     found: list[int] = []
 
     def visit(node: Any) -> bool:

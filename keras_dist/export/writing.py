@@ -35,13 +35,13 @@ class Lowered:
     Args:
         function: `function(weights, inputs) -> outputs`: weights by path, inputs and outputs in their structures.
         weights: shape and dtype of each weight, by path.
-        input_structure: where the inputs stand.
-        shapes: of the inputs; None for dims of any size.
+        input_structure: where the inputs stand. shapes: of the inputs; None for dims of any size.
         dtypes: of the inputs.
-        platforms: where it is to run; None for cpu, cuda and tpu, or only here, with a warning, if that fails.
+        platforms: the platforms to run on; None for cpu, cuda and tpu, or if that fails, with a warning, the current
+            one.
 
     Attributes:
-        program: what `jax.export` made.
+        program: the result of `jax.export`.
         weights: as given.
         shapes: of the inputs, with names for dims of any size.
         dtypes: of the inputs.
@@ -131,10 +131,10 @@ def write(
     output_names: Sequence[str],
     weights: dict[str, np.ndarray],
 ) -> None:
-    """Write a program to a folder, which is there at once or not at all.
+    """Write a program to a folder, atomically.
 
     Args:
-        path: the folder; nothing may be there.
+        path: the folder, which must not exist.
         lowered: the program.
         input_structure: where the inputs stand.
         input_names: in the order of the program.
