@@ -149,7 +149,7 @@ class Callback:
         """After an execution of a prediction was dispatched, with its last batch."""
 
 
-def watches(callback: Any, mode: Mode) -> bool:
+def watches(callback: Callback, mode: Mode) -> bool:
     """Whether a callback has batch hooks of its own."""
     hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     if mode == "train":
@@ -157,6 +157,6 @@ def watches(callback: Any, mode: Mode) -> bool:
     return any(has_own(callback, hook) for hook in hooks)
 
 
-def has_own(callback: Any, hook: str) -> bool:
+def has_own(callback: Callback, hook: str) -> bool:
     """Whether a callback has this hook itself, in its class or, as `LambdaCallback`, on the instance."""
     return getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook]

@@ -43,7 +43,7 @@ class CallbackList(Callback):
         **params: Any,
     ) -> None:
         super().__init__()
-        self._batch_hooks: dict[tuple[Mode, str], list[Any]] = {}
+        self._batch_hooks: dict[tuple[Mode, str], list[Callable[..., None]]] = {}
         self.callbacks: list[Callback] = []
         for callback in () if callbacks is None else callbacks if isinstance(callbacks, Iterable) else (callbacks,):
             self.append(callback)
@@ -176,7 +176,7 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)  # pyright: ignore[reportArgumentType]: those of an epoch may be added to
 
-    def _with(self, hook: str) -> list[Any]:
+    def _with(self, hook: str) -> list[Callback]:
         """Return those that have this hook; callbacks of other libraries may not."""
         return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
@@ -200,11 +200,11 @@ for _hook in vars(Callback):
         setattr(CallbackList, _hook, _calling_all(_hook))
 
 
-def _comes_last(callback: Any) -> bool:
+def _comes_last(callback: Callback) -> bool:
     return getattr(callback, "comes_last", False)
 
 
-def _sees_every_batch(callback: Any, mode: Mode) -> bool:
+def _sees_every_batch(callback: Callback, mode: Mode) -> bool:
     """Whether it must see each single batch; callbacks of other libraries cannot be asked, and do."""
     ask = getattr(callback, "sees_every_batch", None)
     return True if ask is None else ask(mode)

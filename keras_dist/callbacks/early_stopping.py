@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import check_int, check_number
@@ -73,7 +73,7 @@ class EarlyStopping(MonitorCallback):
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
         self.wait = self.stopped_epoch = self.best_epoch = 0
-        self.best_weights: list[Any] | None = None
+        self.best_weights: list[np.ndarray] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reset the state."""

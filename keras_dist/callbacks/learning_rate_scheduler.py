@@ -46,7 +46,7 @@ class LearningRateScheduler(Callback):
 
     state_names = ("_epoch",)  # so that the rates of an epoch are set once: a schedule may use the rates before
 
-    def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         super().__init__()
         if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
             raise ModelError(

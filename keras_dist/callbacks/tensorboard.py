@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_dist._arguments import check_int, check_path
 from keras_dist._extras import import_extra
+from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.cluster import is_first_process
@@ -160,7 +161,7 @@ class TensorBoard(Callback):
             self._writers[name] = self._make_writer(os.path.join(self.log_dir, name))
         return self._writers[name]
 
-    def _write(self, writer: str, tag: str, values: Mapping[str, Any], step: int) -> None:
+    def _write(self, writer: str, tag: str, values: Mapping[str, ArrayLike], step: int) -> None:
         """Write scalars, and arrays element by element."""
         for name, value in values.items():
             array = np.asarray(value)
@@ -199,7 +200,7 @@ def _refuse(**arguments: Any) -> None:
             )
 
 
-def _checked_frequency(update_freq: Any) -> int:
+def _checked_frequency(update_freq: int | str) -> int:
     """Every how many batches the logs are written; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
@@ -208,7 +209,7 @@ def _checked_frequency(update_freq: Any) -> int:
     )
 
 
-def _checked_window(profile_batch: Any) -> tuple[int, int]:
+def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]:
     """Return the first and the last step that is profiled; 0 and 0 for none."""
     given = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
     numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]

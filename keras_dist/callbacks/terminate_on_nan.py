@@ -31,7 +31,7 @@ class _Execution:
 
     first: int
     last: int
-    flags: Any
+    flags: jax.Array
     logs: Logs
 
     @property
@@ -155,8 +155,8 @@ class _FiniteFlags:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile_flags(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[Sequence[Any]], jax.Array]:
-    def flags(parts: Sequence[Any]) -> jax.Array:
+def _compile_flags(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    def flags(parts: Sequence[jax.Array]) -> jax.Array:
         return jnp.asarray([jnp.isfinite(part).all() for part in parts], bool)[None]
 
     return jax.jit(jax.shard_map(flags, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(mesh.axis_names)))

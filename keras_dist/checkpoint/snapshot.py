@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import is_int
@@ -49,7 +50,7 @@ class Snapshot:
     """
 
     step: int
-    arrays: Mapping[str, Any]
+    arrays: Mapping[str, jax.Array | np.ndarray]
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -198,11 +199,11 @@ class Stored:
             "or written by another version",
         )
 
-    def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
         """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
         return read_arrays(self.folder, wanted)
 
-    def arrays_below(self, prefix: str) -> dict[str, Any]:
+    def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))

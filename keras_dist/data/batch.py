@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.conversion import Arrays, describe
 from keras_dist.distribution.process_rows import Portion
 from keras_dist.errors import DataError, shorten
@@ -59,7 +59,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
     yield from waiting
 
 
-def unpack(element: Any, name: str) -> Arrays:
+def unpack(element: PyTree, name: str) -> Arrays:
     """Return `(x, y, sample_weight)`, with None for what is missing.
 
     Source: `keras.utils.unpack_x_y_sample_weight`.

@@ -20,14 +20,14 @@ Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
 """`(x, y, sample_weight)`; y and sample_weight may be None."""
 
 
-def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
+def check_batch_size(batch_size: int | None, argument: str = "batch_size", default: int = 32) -> int:
     """Return `batch_size`, the value of `argument`, or the default for None."""
     if batch_size is None:
         return default
     return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
 
 
-def as_arrays(value: Any, argument: str) -> PyTree:
+def as_arrays(value: PyTree, argument: str) -> PyTree:
     """Convert the leaves of a pytree to numpy arrays or `SparseRows`."""
     # JAX is about to refuse iterators inside a tree with an error of its own
     value = with_lists_as_arrays(value)
@@ -41,7 +41,7 @@ def all_as_arrays(given: Arrays, name: str) -> Arrays:
     return as_arrays(x, f"{name}x"), as_arrays(y, f"{name}y"), as_arrays(sample_weight, f"{name}sample_weight")
 
 
-def with_lists_as_arrays(value: Any) -> PyTree:
+def with_lists_as_arrays(value: PyTree) -> PyTree:
     """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
     if type(value) is dict:
         return {key: with_lists_as_arrays(item) for key, item in value.items()}
@@ -55,7 +55,7 @@ def with_lists_as_arrays(value: Any) -> PyTree:
     return type(value)(with_lists_as_arrays(item) for item in value)
 
 
-def leaf_name(argument: str, path: Any) -> str:
+def leaf_name(argument: str, path: tuple[PyTree, ...]) -> str:
     """Return the name of a leaf of the pytree `argument`, as errors show it."""
     parts = _paths.parts_of(path)
     return argument + "".join(f"[{part!r}]" for part in parts)

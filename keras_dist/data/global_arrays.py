@@ -77,7 +77,7 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
 
 
 def _check_all_rows(
-    leaves: list[Any], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
+    leaves: list[jax.Array | np.ndarray], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
 ) -> None:
     owned = [process_rows(sharding, global_rows) for sharding in shardings]
     wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
@@ -86,7 +86,7 @@ def _check_all_rows(
         raise wrong_rows(handed, owned[wrong[0]], global_rows, jax.process_index())
 
 
-def _checked(leaf: Any, name: str) -> Any:
+def _checked(leaf: PyTree, name: str) -> jax.Array | np.ndarray:
     if getattr(leaf, "shape", ()):
         return leaf
     raise DataError(
@@ -111,7 +111,7 @@ def _broadcast(layouts: PyTree, arrays: PyTree) -> list[Any]:
     return jax.tree.leaves(nested)
 
 
-def _sharding(layout: Any, leaf: Any, name: str) -> jax.sharding.Sharding:
+def _sharding(layout: Any, leaf: jax.Array | np.ndarray, name: str) -> jax.sharding.Sharding:
     sharding = layout.get_data_layout(leaf.shape) if hasattr(layout, "get_data_layout") else layout
     if isinstance(sharding, TensorLayout):
         sharding = sharding.backend_layout

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 
 from keras_dist._arguments import check_int
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.data.conversion import SparseRows, as_array
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.distribution.layout import TensorLayout
@@ -17,7 +16,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DataError
 
 
-def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
+def prefetch_to_mesh(batches: Iterable[PyTree], distribution: Distribution, size: int = 2) -> Iterator[PyTree]:
     """Place batches on the mesh, some of them ahead of their use.
 
     Args:
@@ -39,8 +38,8 @@ def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: i
     return _prefetched(iter(batches), distribution, size)
 
 
-def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -> Iterator[Any]:
-    waiting: collections.deque[Any] = collections.deque()
+def _prefetched(batches: Iterator[PyTree], distribution: Distribution, size: int) -> Iterator[PyTree]:
+    waiting: collections.deque[PyTree] = collections.deque()
     for number, batch in enumerate(batches):
         waiting.append(_placed(batch, number, distribution))
         del batch
@@ -49,8 +48,8 @@ def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -
     yield from waiting
 
 
-def _placed(batch: PyTree, number: int, distribution: Distribution) -> Any:
-    def place(leaf: Any) -> jax.Array:
+def _placed(batch: PyTree, number: int, distribution: Distribution) -> PyTree:
+    def place(leaf: ArrayLike | SparseRows) -> jax.Array:
         host = as_array(leaf, f"a leaf of batch {number}")
         array = host.copy() if isinstance(host, SparseRows) else host
         layout = distribution.get_data_layout(array.shape)

@@ -14,7 +14,7 @@ from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import DataError, shorten
 
 
-def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
+def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.ndarray:
     """Convert class indices to one-hot rows.
 
     Args:
@@ -45,7 +45,7 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
     return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 
-def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
+def normalize(x: PyTree, axis: int = -1, order: int | float | str = 2) -> jax.Array | np.ndarray:
     """Divide `x` by its norm along an axis; zeros stay zeros.
 
     Args:
@@ -64,12 +64,12 @@ def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
 
 
 def pad_sequences(
-    sequences: Sequence[Any],
+    sequences: Sequence[Sequence[PyTree] | np.ndarray],
     maxlen: int | None = None,
     dtype: DTypeLike = "int32",
     padding: str = "pre",
     truncating: str = "pre",
-    value: Any = 0.0,
+    value: float | str = 0.0,
 ) -> np.ndarray:
     """Pad or cut sequences to one length.
 
@@ -116,7 +116,7 @@ def pad_sequences(
     return padded
 
 
-def _unusable(argument: str, value: Any, expected: str, fix: str = "") -> DataError:
+def _unusable(argument: str, value: object, expected: str, fix: str = "") -> DataError:
     return DataError(
         f"pad_sequences: `{argument}` cannot be used",
         given=f"{argument}={shorten(value)}",

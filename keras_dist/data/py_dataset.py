@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from keras_dist._types import PyTree
 
 
 class PyDataset:
@@ -34,7 +34,7 @@ class PyDataset:
         self.use_multiprocessing = use_multiprocessing
         self.max_queue_size = max_queue_size
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> PyTree:
         """Return batch `index`: `x`, `(x, y)` or `(x, y, sample_weight)`."""
         raise NotImplementedError(f"{type(self).__name__} does not define __getitem__(self, index)")
 

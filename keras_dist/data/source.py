@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
@@ -40,7 +41,7 @@ class DataSource:
         raise NotImplementedError
 
     @property
-    def x(self) -> Any:
+    def x(self) -> PyTree:
         """The inputs in `like`."""
         return self.like[0]
 

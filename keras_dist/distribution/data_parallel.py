@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from keras_dist._types import Device
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -44,7 +45,7 @@ class DataParallel(Distribution):
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[str | Device] | None = None,
         auto_shard_dataset: bool = True,
         *,
         shard_optimizer: bool = False,

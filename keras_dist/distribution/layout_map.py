@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from keras_dist._patterns import pattern
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.errors import LayoutError, shorten, type_name
 
@@ -79,7 +79,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """Remove and return the layout under exactly `key`; `default`, if given, when there is none."""
         return self._layout_map.pop(key, *default)
 
-    def __setitem__(self, key: str, layout: TensorLayout | Sequence[Any]) -> None:
+    def __setitem__(self, key: str, layout: TensorLayout | Sequence[Axis]) -> None:
         """Add a rule.
 
         Args:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from keras_dist._arguments import is_int
+from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
 from keras_dist.errors import MeshError, did_you_mean, shorten
@@ -47,7 +48,7 @@ class DeviceMesh:
         self,
         shape: Sequence[int] | Mapping[str, int] | str,
         axis_names: Sequence[str] | None = None,
-        devices: Sequence[Any] | np.ndarray | None = None,
+        devices: Sequence[str | Device] | np.ndarray | None = None,
     ) -> None:
         sizes, names = _sizes_and_names(shape, axis_names)
         if devices is None:
@@ -198,7 +199,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
     return tuple(int(size) for size in shape), names
 
 
-def _device_array(devices: Any) -> np.ndarray:
+def _device_array(devices: PyTree) -> np.ndarray:
     """Return the devices in their order, as a flat array that is not the caller's."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
         raise MeshError(
@@ -220,7 +221,7 @@ def _device_array(devices: Any) -> np.ndarray:
     return array if not all(isinstance(device, str) for device in flat) else array.astype(str)
 
 
-def _flattened(devices: Iterable[Any]) -> Iterator[Any]:
+def _flattened(devices: Iterable[PyTree]) -> Iterator[str | Device]:
     for device in devices:
         if isinstance(device, list | tuple | np.ndarray):
             yield from _flattened(device)

@@ -82,7 +82,7 @@ def process_rows(
 
 
 def process_share(
-    padded_row_numbers: Any,
+    padded_row_numbers: np.ndarray | Sequence[int] | Sequence[Sequence[int]],
     layout: BatchLayout,
     process_index: int | None = None,
     process_of: ProcessOf = process_of_device,
@@ -171,7 +171,7 @@ def shards_of(sharding: jax.sharding.Sharding) -> int:
     return devices // sharding.shard_shape((devices,))[0]
 
 
-def check_divides(global_rows: Any, shards: int) -> None:
+def check_divides(global_rows: int, shards: int) -> None:
     """Check that the rows are a positive multiple of the shards."""
     is_count = is_int(global_rows, 1)
     if is_count and global_rows % shards == 0:

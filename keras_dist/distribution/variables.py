@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from keras_dist import _jax, _paths
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._types import DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
@@ -52,7 +52,7 @@ class VariableSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
 
 
-def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
+def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], PyTreeDef]:
     """Return the arrays of `tree` in flattening order, and its structure."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables_by_prefix(tree)
@@ -118,7 +118,7 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
     return _paths.parts_of(key_path)
 
 
-def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
+def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
     """Return shape and dtype of an array, a `jax.ShapeDtypeStruct` or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)

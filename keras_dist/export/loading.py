@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.export
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_path
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled
@@ -36,7 +36,7 @@ class ExportedProgram:
         versions: versions of the packages that made it.
     """
 
-    def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, Any]) -> None:
+    def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, np.ndarray]) -> None:
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.platforms = manifest.platforms
@@ -45,7 +45,7 @@ class ExportedProgram:
         self._weights = jax.device_put(dict(weights))
         self._run = jax.jit(program.call)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: PyTree) -> PyTree:
         """Return the outputs for a batch.
 
         Args:
@@ -103,7 +103,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
     return ExportedProgram(manifest, program, reader.read(list(reader.shapes)))
 
 
-def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
+def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Array:
     """Return an input in the dtype of the program.
 
     Args:
@@ -131,7 +131,7 @@ def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
     return jnp.asarray(value, spec.dtype)
 
 
-def _holds(wanted: Any, given: Any) -> bool:
+def _holds(wanted: DTypeLike, given: DTypeLike) -> bool:
     """Whether numbers of the dtype `given` are cast without a word: as JAX promotes them, or to fewer bits."""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     ranks = [

@@ -119,7 +119,7 @@ def damaged(folder: pathlib.Path, given: str) -> ModelError:
     )
 
 
-def _check_file(folder: pathlib.Path, name: str, expected: Any) -> None:
+def _check_file(folder: pathlib.Path, name: str, expected: str | None) -> None:
     try:
         found = sha256_of(folder / name)
     except FileNotFoundError:

@@ -14,6 +14,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled
@@ -50,14 +51,14 @@ class Lowered:
 
     def __init__(
         self,
-        function: Callable[[dict[str, Any], Any], Any],
+        function: Callable[[dict[str, jax.Array], PyTree], PyTree],
         weights: Mapping[str, jax.ShapeDtypeStruct],
         input_structure: Structure,
         shapes: Sequence[Dims],
         dtypes: Sequence[Any],
         platforms: Sequence[str] | None,
     ) -> None:
-        def predict(weights: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        def predict(weights: dict[str, jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
             outputs = function(weights, filled(input_structure, inputs))
             self.output_structure, leaves = described("the output of the model", outputs)
             return [jnp.asarray(leaf) for leaf in leaves]
@@ -181,7 +182,7 @@ def _name(size: int | None, axis: int, name: str) -> int | str:
     return name if axis else BATCH
 
 
-def _spec(name: str, shape: Sequence[Any], dtype: Any) -> ArraySpec:
+def _spec(name: str, shape: Sequence[object], dtype: DTypeLike) -> ArraySpec:
     sizes = tuple(size if isinstance(size, int) else str(size) for size in shape)
     return ArraySpec(name, sizes, jnp.dtype(dtype).name)
 
