@@ -32,9 +32,9 @@ def measure(epochs: int, rounds: int) -> list[Any]:
     )
 
     def compare(ours: str, theirs: str, aim: float | None = None, clock: str = "wall") -> dict[str, Any]:
-        times = (getattr(samples[name], clock) for name in (ours, theirs))
+        our, their = (getattr(samples[name], clock) for name in (ours, theirs))
         what = f"{ours} / {theirs}, {epochs} epoch{'s' * (epochs > 1)}{', all threads' * (clock == 'all_cpu')}"
-        return m.result(what, *times, "ms a step", epochs * ROWS / BATCH_SIZE / 1e3, aim)
+        return m.result(what, our, their, "ms a step", epochs * ROWS / BATCH_SIZE / 1e3, aim)
 
     return [
         compare("as it comes", "by hand", 1.05 if epochs > 1 else None),

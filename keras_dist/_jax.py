@@ -161,17 +161,14 @@ def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Cal
 def compile_together(
     programs: Iterable[jax.stages.Lowered], options: Mapping[str, Any] | None = None
 ) -> list[jax.stages.Compiled]:
-    """Compile programs, each in a thread of its own: XLA works without Python's lock.
+    """Compile programs in threads, each while the next one is being lowered: XLA works without Python's lock.
 
     Args:
-        programs: what was lowered.
+        programs: what is lowered when it is asked for.
         options: XLA's, for all of them.
     """
-    lowered, options = list(programs), dict(options or {})
-    if len(lowered) == 1:
-        return [lowered[0].compile(compiler_options=options)]
-    with concurrent.futures.ThreadPoolExecutor(min(len(lowered), os.cpu_count() or 1) or 1) as threads:
-        return list(threads.map(lambda program: program.compile(compiler_options=options), lowered))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(lambda program: program.compile(compiler_options=dict(options or {})), programs))
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ def triple(x: Any) -> Any:
 
 
 def short_id(value: Any) -> str:
-    return getattr(value, "__name__", str(value)).rpartition(".")[2]
+    """The name of a module, class or function; that of the class of any other object."""
+    return getattr(value, "__name__", type(value).__name__).rpartition(".")[2]
 
 
 def made(package: Any, identifier: Any) -> Any:

@@ -22,7 +22,6 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from keras_dist._arguments import is_int
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.problems import Problem, Table, across, refuse, show
@@ -52,7 +51,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if not is_int(size, -1) or size == 0:
+    if type(size) is not int or size < -1 or size == 0:  # `_arguments` would load numpy
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -47,19 +47,21 @@ class CompiledInit:
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
         alike, others = _alike(slices_of(closed), shardings)
-        lowered: list[jax.stages.Lowered] = []
         runs: list[list[tuple[list[int], tuple[np.ndarray, ...]]]] = []
-        for members in alike:
-            index, first = next(iter(members.items()))
-            jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
-            lowered.append(jitted.lower(_numbers(first), *flat_args))
-            runs.append([([i], (_numbers(member),)) for i, member in members.items()])
-        for positions in _groups([self._nbytes[i] for i in others]):
-            group = [others[position] for position in positions]
-            jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
-            lowered.append(jitted.lower(*flat_args))
-            runs.append([(group, ())])
-        self.programs = tuple(_jax.compile_together(lowered, _compiler_options(plan.mesh)))
+
+        def lowered() -> Iterator[jax.stages.Lowered]:
+            for members in alike:
+                index, first = next(iter(members.items()))
+                runs.append([([i], (_numbers(member),)) for i, member in members.items()])
+                jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
+                yield jitted.lower(_numbers(first), *flat_args)
+            for positions in _groups([self._nbytes[i] for i in others]):
+                group = [others[position] for position in positions]
+                runs.append([(group, ())])
+                jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
+                yield jitted.lower(*flat_args)
+
+        self.programs = tuple(_jax.compile_together(lowered(), _compiler_options(plan.mesh)))
         births = zip(self.programs, runs, strict=True)
         self._births = [_Birth(program, *run) for program, its in births for run in its]
 

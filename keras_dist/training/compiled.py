@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -195,27 +195,33 @@ class CompiledSteps:
         compile_: Callable[..., Any],
         before: tuple[Any, ...],
     ) -> None:
-        """New programs for those of the executions that have none: traced one after the other, compiled in threads.
+        """New programs for those of the executions that have none: traced one after the other, compiled meanwhile.
 
         The first is needed now; what is wrong with another one shows when that is.
         """
-        lowered: dict[Any, Any] = {}
-        for execution in executions:
-            key = mode, step, execution.kind, execution.form
-            if key not in self._programs and key not in lowered:
+        new: dict[Any, Execution] = {}
+
+        def made() -> Iterator[Any]:
+            for execution in executions:
+                key = mode, step, execution.kind, execution.form
+                if key in self._programs or key in new:
+                    continue
                 try:
-                    lowered[key] = self._made(mode, step, execution, compile_, before)
+                    program = self._made(mode, step, execution, compile_, before)
                 except Exception:
-                    if not lowered:
+                    if not new:
                         raise
-                else:
-                    self._warn_of_shapes(mode, execution)
+                    continue
+                new[key] = execution
+                self._warn_of_shapes(mode, execution)
+                yield program
+
         try:
-            programs = _jax.compile_together(lowered.values()) if self._options.jit else lowered.values()
-        except Exception as error:
+            programs = _jax.compile_together(made()) if self._options.jit else list(made())
+        except jax.errors.JaxRuntimeError as error:
             _note(error, executions[0])
             raise
-        self._programs |= zip(lowered, programs, strict=True)
+        self._programs |= zip(new, programs, strict=True)
 
     def _made(
         self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +276,9 @@ class StreamFeed:
     def expected(self) -> list[Execution]:
         """Executions of an epoch that need programs of their own, where making them costs next to nothing."""
         examples = self._examples
-        if self._stack > 1 or self._share is not None or not isinstance(examples.source, ArraySource):
+        if self._stack > 1 or self._share is not None:
+            return []
+        if isinstance(examples, Streaming) or not isinstance(examples.source, ArraySource):
             return []
         numbers = {0, min(examples.steps_of_epoch, examples.batches) - 1}
         sizes = examples.batch_size, self._multiple_of
@@ -316,15 +318,15 @@ class ResidentFeed:
         distribution: Distribution,
         tuner: StepsTuner | FixedSteps,
     ) -> None:
-        mesh = distribution.device_mesh
-        self._examples, self._source, self._distribution = examples, examples.source, distribution
+        mesh, source = distribution.device_mesh, cast(ArraySource, examples.source)
+        self._examples, self._source, self._distribution = examples, source, distribution
         self._sizes = examples.batch_size, multiple_of
         self.tuner = tuner
         self._data = jax.tree.map(
             lambda leaf: jax.device_put(leaf, TensorLayout.replicated(leaf.ndim, mesh).backend_layout),
-            _flat_copy(self._source),
+            _flat_copy(source),
         )
-        self._shapes = tuple(leaf.shape[1:] for leaf in jax.tree.leaves(self._source.arrays))
+        self._shapes = tuple(leaf.shape[1:] for leaf in jax.tree.leaves(source.arrays))
 
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None

@@ -408,8 +408,9 @@ class TestOptions:
         ahead, are_ready = [], []
 
         def counted(*args: Any, **kwargs: Any) -> Any:
+            is_compiled_for = len(kwargs.get("span") or ()) == 1  # one batch alone: its shapes are looked at
             for batch in batches(*args, **kwargs):
-                drawn_now[0] += 1
+                drawn_now[0] += not is_compiled_for
                 yield batch
 
         class Look(kd.callbacks.Callback):
