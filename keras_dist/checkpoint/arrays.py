@@ -31,8 +31,8 @@ def write_arrays(
 ) -> Callable[[], None]:
     """Start writing arrays, each shard by a process that holds it. Later steps may donate the arrays.
 
-    On CPUs it returns as soon as copies are dispatched; on other devices, whose memory is scarce, when the arrays are
-    on the host.
+    On CPUs it returns when copies are dispatched; on other devices, whose memory is scarce, when arrays are on the
+    host.
 
     Args:
         folder: the folder of the checkpoint; they are written below `FOLDER` in it.
@@ -90,8 +90,7 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
 
     Args:
         folder: the folder of the checkpoint.
-        wanted: the arrays to read, by name; those with a sharding go to the devices, each process reading its own
-            shards, those without to the host.
+        wanted: the arrays to read, by name: with a sharding onto devices, else to the host.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415
 

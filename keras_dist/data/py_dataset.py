@@ -11,8 +11,8 @@ class PyDataset:
     Without `__len__` (or where `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
 
     Args:
-        workers: how many threads read batches; 1 reads them in the thread that trains. With several, `__getitem__` must
-            be thread-safe.
+        workers: how many threads read batches; 1 reads them in the thread that trains. Several need a thread-safe
+            `__getitem__`.
         use_multiprocessing: accepted for compatibility with Keras; workers are always threads.
         max_queue_size: how many batches several workers read ahead.
 

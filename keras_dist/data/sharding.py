@@ -157,8 +157,7 @@ def auto_shard_dataset(
 
     Under DATA all processes must see the rows in the same order (shuffle with the same seed). Batches are padded to a
     number of rows that the mesh divides, so that all groups get the same number of batches; `share_rows` says which
-    rows are padding. Under FILE groups may get different numbers of rows: stop all of them after the same number of
-    steps.
+    rows are padding. Under FILE groups may get different numbers of rows: stop all after the same step.
 
     Args:
         dataset: the rows: arrays or a pytree of arrays with one length; anything with `__len__` and `__getitem__` by

@@ -17,8 +17,7 @@ from keras_dist.distribution.process_rows import Portion, Share
 class DataSource:
     """Base class of readers of one kind of data: `RowSource` and `StreamSource`.
 
-    A subclass decorated with `@register_source` reads the data that its `recognises` accepts; its arguments are the
-    data and `name`.
+    A subclass with `@register_source` reads the data that its `recognises` accepts; its arguments are `x` and `name`.
 
     Attributes:
         name: prefix of `x`, `y` and `sample_weight` in error messages, such as `"validation "`.

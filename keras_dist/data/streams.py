@@ -68,8 +68,7 @@ class StreamSource(DataSource):
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over all batches but the first `skip`; if they have indices, in an order seeded by the key.
 
-        Batches without indices are skipped by reading them, with a progress bar, unless the iterator can be set to
-        `state`.
+        Other batches are skipped by reading them, with a progress bar, unless the iterator can be set to `state`.
         """
         raise NotImplementedError
 

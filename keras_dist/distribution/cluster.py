@@ -35,9 +35,8 @@ def initialize(
     Open MPI, Kubernetes), all may be left out. All processes then agree on one random seed.
 
     The coordinator listens on the address that it is given, and nowhere else; one that JAX detects listens on every
-    interface. Anyone who can reach its port can end the job, so use a private network. If the address is not one of the
-    machine's own, or its name resolves to 127.0.0.1 there, set `JAX_COORDINATOR_BIND_ADDRESS` to the address to listen
-    on.
+    interface. Anyone who can reach its port can end the job, so use a private network. If the address is not the
+    machine's own, or resolves to 127.0.0.1 there, set `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
@@ -105,8 +104,7 @@ def has_preemption_points() -> bool:
 def reached_preemption_point() -> bool:
     """Whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
 
-    All processes must call it equally often. The preempted process continues until then, so that all stop at the same
-    step.
+    All processes must call it equally often; the preempted one continues until all can stop at the same step.
 
     Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
     """

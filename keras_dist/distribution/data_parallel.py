@@ -29,8 +29,7 @@ class DataParallel(Distribution):
     Args:
         device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
         devices: the devices as a list, instead of a mesh; by default all devices of the job.
-        auto_shard_dataset: whether all processes pass the same data, of which each reads its share; else each passes
-            its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): less memory and the same results, at
             the cost of one gather of the updates per step.
 

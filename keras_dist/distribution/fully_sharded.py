@@ -34,8 +34,7 @@ class FullySharded(RuleBased):
         layout_map: rules for dims to shard over other axes first.
         batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
         min_size_bytes: smaller variables are laid out by the rules alone.
-        auto_shard_dataset: whether all processes pass the same data, of which each reads its share; else each passes
-            its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
             a tuple of axes, or None for unsharded.

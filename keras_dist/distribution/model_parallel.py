@@ -53,8 +53,7 @@ class ModelParallel(RuleBased):
     Args:
         layout_map: rules from variable paths to layouts; carries the mesh.
         batch_dim_name: the mesh axis, or axes, for the batch; by default the first.
-        auto_shard_dataset: whether all processes pass the same data, of which each reads its share; else each passes
-            its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
             a tuple of axes, or None for unsharded.

@@ -42,8 +42,7 @@ class OwnLayout:
 
         Args:
             mesh: the devices.
-            axis_names: mesh axes for the names in sharding metadata; these take precedence over those of the model
-                itself.
+            axis_names: mesh axes for the names in sharding metadata; they precede those of the model itself.
         """
         layout = self.layout
         if layout is None:

@@ -28,8 +28,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
             `jax.experimental.layout.Format`).
 
     Returns:
-        Outside jit, an array with this layout (`tensor` itself if it has it already); inside jit, the constrained
-        value.
+        Outside jit, an array with this layout (`tensor` itself if it has it); inside jit, the constrained value.
 
     Raises:
         LayoutError: the layout has no mesh, another rank than the tensor, or does not divide it.

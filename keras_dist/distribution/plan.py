@@ -174,8 +174,7 @@ class LayoutPlan:
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
-            role: `"slot"` for optimizer states; `"gradient"` or another role for arrays that must have the layouts of
-                the parameters.
+            role: `"slot"` for optimizer states; `"gradient"` or another one for arrays laid out as the parameters.
 
         Returns:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it

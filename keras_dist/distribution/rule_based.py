@@ -21,14 +21,13 @@ class RuleBased(Distribution):
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
         batch_dim_name: the mesh axis, or axes, for the batch.
-        auto_shard_dataset: whether all processes pass the same data, of which each reads its share; else each passes
-            its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: whether a rule without effect is an error.
         axis_names: mesh axes for the names that models give to dims.
 
     Raises:
-        DistributionError: `batch_dim_name` is not an axis, `axis_names` names an unknown one, or the processes cannot
-            be divided among the replicas.
+        DistributionError: `batch_dim_name` is not an axis, `axis_names` names none, or the processes cannot be
+            divided among the replicas.
     """
 
     def __init__(

@@ -38,8 +38,7 @@ class Distribution:
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether all processes pass the same data, of which each reads its share; else each passes
-            its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.

@@ -38,8 +38,7 @@ class Lowered:
         weights: shape and dtype of each weight, by path.
         input_structure: where the inputs stand. shapes: of the inputs; None for dims of any size.
         dtypes: of the inputs.
-        platforms: the platforms to run on; None for cpu, cuda and tpu, or if that fails, with a warning, the current
-            one.
+        platforms: the platforms to run on; None for cpu, cuda and tpu, or the current one if that fails.
 
     Attributes:
         program: the result of `jax.export`.

@@ -44,8 +44,7 @@ def serialize_keras_object(obj: Any) -> Any:
     """Return `obj` as plain values, which JSON can hold.
 
     Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
-    functions. The result of `get_build_config`, if an object has it, is included, to restore what was built after the
-    constructor.
+    functions. The result of `get_build_config`, if an object has it, is included.
 
     Raises:
         ConfigError: it is none of these.
