@@ -178,7 +178,7 @@ def names_of(session: Session) -> list[str]:
     return [f"{prefix}/{row.path}".removeprefix("/") for prefix, row in zip(prefixes, rows, strict=True)]
 
 
-def split_arrays(tree: PyTree) -> tuple[PyTree, list[ArrayLike]]:
+def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
     """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
 
     `join_arrays` is the inverse.
@@ -186,7 +186,7 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[ArrayLike]]:
     Raises:
         CheckpointError: something in it is neither an array nor a plain value.
     """
-    arrays: list[ArrayLike] = []
+    arrays: list[jax.Array | np.ndarray] = []
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
