@@ -52,7 +52,7 @@ def cell(path: str, *shapes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 )
 def test_weights_have_the_paths_and_shapes_of_keras(kind: str, expected: dict[str, tuple[int, ...]]) -> None:
     layer = MADE[kind]()
-    layer(draw(2, 5, 3))
+    layer.build((2, 5, 3))
     assert {weight.path: weight.shape for weight in layer.weights} == expected
     assert [weight.path for weight in layer.weights] == list(expected)
 
@@ -77,18 +77,18 @@ def test_layouts_reach_the_weights_of_the_cell(kind: str) -> None:
     layer = getattr(layers, kind)(
         4, kernel_layout=(None, "model"), recurrent_kernel_layout=("data", "model"), bias_layout=("model",)
     )
-    layer(draw(2, 5, 3))
+    layer.build((2, 5, 3))
     found = [getattr(layer.cell, name).get_metadata()["layout"] for name in ("kernel", "recurrent_kernel", "bias")]
     assert found == [(None, "model"), ("data", "model"), ("model",)]
     both = layers.Bidirectional(getattr(layers, kind)(4, kernel_layout=(None, "model")))
-    both(draw(2, 5, 3))
+    both.build((2, 5, 3))
     for one in (both.forward_layer, both.backward_layer):
         assert list(one.cell.kernel.get_metadata()["layout"]) == [None, "model"]
 
 
 def test_the_forget_gate_begins_open() -> None:
     layer = layers.LSTM(2)
-    layer(draw(1, 2, 3))
+    layer.build((1, 2, 3))
     np.testing.assert_array_equal(layer.cell.bias[...], [0, 0, 1, 1, 0, 0, 0, 0])
 
 

@@ -30,8 +30,8 @@ def test_it_is_exact_for_logits_that_overflow_as_probabilities():
 
 
 def test_it_has_gradients():
-    grad = jax.grad(lambda z: losses.SparseCategoricalCrossentropy(from_logits=True)(jnp.asarray(LABELS), z))
-    np.testing.assert_allclose(grad(jnp.asarray(LOGITS)), (PROBABILITIES - np.eye(3)[LABELS]) / 6, atol=1e-6)
+    grad = jax.jit(jax.grad(lambda z: losses.SparseCategoricalCrossentropy(from_logits=True)(LABELS, z)))
+    np.testing.assert_allclose(grad(LOGITS), (PROBABILITIES - np.eye(3)[LABELS]) / 6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("labels", "shape"), [((4, 2), (4, 2, 3)), ((4, 2, 1), (4, 2, 3)), ((4,), (4, 3))])
@@ -44,16 +44,21 @@ def test_it_takes_any_number_of_dims(labels, shape):
 def test_classes_may_be_any_dim(from_logits):
     y_pred = np.random.default_rng(1).uniform(0.1, 1, (2, 3, 5)).astype("f4")
     y_true = np.random.default_rng(2).integers(0, 3, (2, 5))
-    expected = losses.sparse_categorical_crossentropy(y_true, np.moveaxis(y_pred, 1, -1), from_logits)
-    for labels in (y_true, y_true[:, None]):
-        found = losses.sparse_categorical_crossentropy(labels, y_pred, from_logits, axis=1)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    hot = np.moveaxis(np.eye(3)[y_true], -1, 1)
-    np.testing.assert_allclose(
-        losses.categorical_crossentropy(hot, y_pred, from_logits, 0.1, axis=1),
-        losses.categorical_crossentropy(np.eye(3)[y_true], np.moveaxis(y_pred, 1, -1), from_logits, 0.1),
-        rtol=1e-5,
-    )
+    hot = np.eye(3)[y_true]
+
+    @jax.jit
+    def compiled(y_pred):
+        last = jnp.moveaxis(y_pred, 1, -1)
+        sparse, smooth = losses.sparse_categorical_crossentropy, losses.categorical_crossentropy
+        indexed = [sparse(labels, y_pred, from_logits, axis=1) for labels in (y_true, y_true[:, None])]
+        return (
+            [sparse(y_true, last, from_logits), *indexed],
+            [smooth(hot, last, from_logits, 0.1), smooth(np.moveaxis(hot, -1, 1), y_pred, from_logits, 0.1, axis=1)],
+        )
+
+    for expected, *found in compiled(y_pred):
+        for one in found:
+            np.testing.assert_allclose(one, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("label", [3, 100, -1])
@@ -70,7 +75,7 @@ def test_ignored_classes_count_nowhere(from_logits):
     loss = losses.SparseCategoricalCrossentropy(from_logits, ignore_class=-1)
     y_pred = jnp.asarray(PROBABILITIES).at[1].set(jnp.nan)
     labels = jnp.asarray(LABELS).at[jnp.array([1, 4])].set(-1)
-    value, gradient = jax.value_and_grad(lambda z: loss(labels, z))(y_pred)
+    value, gradient = jax.jit(jax.value_and_grad(lambda z: loss(labels, z)))(y_pred)
     counted = np.array([0, 2, 3, 5])
     expected = losses.SparseCategoricalCrossentropy(from_logits)(LABELS[counted], PROBABILITIES[counted])
     np.testing.assert_allclose(value, expected, rtol=1e-5)

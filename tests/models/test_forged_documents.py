@@ -15,12 +15,15 @@ from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
 from keras_dist.checkpoint.manifest import write_manifest
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, ConfigError, ModelError
+from tests.soak import ROUNDS
+
+pytestmark = pytest.mark.soak
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.ones((8, 2), np.float32)
 
 ODD = [None, True, -1, 2**80, 1.5, float("nan"), "", "odd", "\ud800", [], [None], [[3]], {}, {"odd": 1}]
-CASES = 25
+CASES = 25 if ROUNDS else 6
 """Of each document, drawn by a fixed seed."""
 
 

@@ -304,8 +304,10 @@ class TestSequentialWithoutInput:
         limit = sys.getrecursionlimit()
         request.addfinalizer(lambda: sys.setrecursionlimit(limit))
         sys.setrecursionlimit(len(inspect.stack(0)) + 350)
-        model = kd.Sequential([kd.Input((2,)), *(layers.Dense(2, use_bias=False) for _ in range(400))])
-        assert len(model.layers) == len(model.weights) == 400
+        model = kd.Sequential(
+            [kd.Input((2,)), *(layers.Identity() if n % 20 else layers.Dense(2, use_bias=False) for n in range(400))]
+        )
+        assert (len(model.layers), len(model.weights)) == (400, 20)
         assert not np.array_equal(*model.get_weights()[:2])
 
 

@@ -197,7 +197,7 @@ def continued(saved):
         return fit(load_model(saved[1]), X, LABELS, epochs=2).history["loss"]
 
 
-@pytest.mark.parametrize("where", ["one device", "data=8,model=1", "fully data=8", "four devices"])
+@pytest.mark.parametrize("where", ["one device", "fully data=8", "four devices"])
 def test_a_model_comes_to_other_meshes(where, saved, continued):
     layout = kd.DataParallel(devices=kd.list_devices()[2:6]) if where == "four devices" else layouts.on(where)
     model = load_model(saved[1], distribution=layout)

@@ -96,9 +96,8 @@ class TestMoves:
         ("start", "end"),
         [
             ("one device", "data=2,model=4"),
-            ("data=2,model=4", "one device"),
-            ("data=2,model=4", "data=4,model=2"),
-            ("data=8,model=1", "fully data=8"),
+            ("data=2,model=4", "fully data=8"),
+            ("fully data=8", "one device"),
         ],
     )
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):

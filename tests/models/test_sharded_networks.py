@@ -10,6 +10,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from tests.layouts import MESHES, on, one_device
+from tests.soak import ROUNDS
 
 CLASSES = 4
 
@@ -163,6 +164,14 @@ NETWORKS: dict[str, tuple[Callable[[], kd.Model], Any, dict[str, tuple[Any, ...]
     ),
 }
 
+MESH_OF = {
+    "a shared layer": "data=4,model=2",
+    "tied embeddings": "data=1,model=8",
+    "BatchNormalization": "data=8,model=1",
+}
+"""Where `make test` trains a network, if not on data=2,model=4."""
+PAIRS = [(one, mesh) for one in NETWORKS for mesh in MESHES if ROUNDS or mesh == MESH_OF.get(one, "data=2,model=4")]
+
 
 def trained(make: Callable[[], kd.Model], data: Any, distribution: kd.Distribution) -> tuple[list[float], kd.Model]:
     """The losses of two epochs with uneven last batches and of an evaluation, and the model."""
@@ -183,8 +192,8 @@ def on_one_device() -> dict[str, tuple[list[float], list[np.ndarray], list[np.nd
     return {}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.soak
+@pytest.mark.parametrize(("network", "mesh"), PAIRS)
 def test_it_equals_itself_on_one_device(network, mesh, on_one_device):
     make, data, rules = NETWORKS[network]
     if network not in on_one_device:

@@ -22,6 +22,23 @@ def model():
     return model_on("data=4,model=2")
 
 
+@pytest.fixture(scope="module")
+def other():
+    return model_on("one device", seed=1)
+
+
+@pytest.fixture(scope="module")
+def third():
+    return model_on("one device", seed=2)
+
+
+@pytest.fixture
+def found(third):
+    """A model of zeros."""
+    third.set_weights([np.zeros_like(value) for value in third.get_weights()])
+    return third
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "model.safetensors"
@@ -51,11 +68,9 @@ def test_weights_that_fit_are_one_file(model, path):
 
 @pytest.mark.parametrize("first", [None, SMALL])
 @pytest.mark.parametrize("second", [None, SMALL])
-def test_a_save_replaces_the_one_before(model, path, first, second):
-    other = model_on("one device", seed=1)
+def test_a_save_replaces_the_one_before(model, other, found, path, first, second):
     other.save_weights(path, max_shard_size=first)
     model.save_weights(path, max_shard_size=second)
-    found = model_on("one device", seed=2)
     found.load_weights(path)
     np.testing.assert_equal(weights_of(found), weights_of(model))
     assert len(list(path.parent.iterdir())) == (1 if second is None else 4)
@@ -68,8 +83,9 @@ WRITTEN = ["save_file"] * 3 + ["os.replace"] * 4
 @pytest.mark.parametrize("first", [None, SMALL])
 @pytest.mark.parametrize("calls", range(len(WRITTEN)))
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-def test_an_interrupted_save_leaves_the_one_before_or_is_whole(model, path, monkeypatch, first, calls, is_before):
-    other = model_on("one device", seed=1)
+def test_an_interrupted_save_leaves_the_one_before_or_is_whole(
+    model, other, found, path, monkeypatch, first, calls, is_before
+):
     other.save_weights(path, max_shard_size=first)
     called = []
 
@@ -92,7 +108,6 @@ def test_an_interrupted_save_leaves_the_one_before_or_is_whole(model, path, monk
             model.save_weights(path, max_shard_size=SMALL)
     assert called == WRITTEN[: calls + 1]
     is_done = calls == len(WRITTEN) - 1 and not is_before
-    found = model_on("one device", seed=2)
     found.load_weights(path if first is None or not is_done else index_of(path))
     np.testing.assert_equal(weights_of(found), weights_of(model if is_done and first else other))
     if not is_done:
@@ -180,10 +195,9 @@ def change(path, edit):
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_damage_is_told_and_nothing_is_set(model, path, damage, message, strict):
+def test_damage_is_told_and_nothing_is_set(model, other, path, damage, message, strict):
     model.save_weights(path, max_shard_size=SMALL)
     damage(path)
-    other = model_on("one device", seed=1)
     before = weights_of(other)
     with pytest.raises(ModelError, match="cannot be read") as error:
         other.load_weights(path, strict=strict)
@@ -191,11 +205,10 @@ def test_damage_is_told_and_nothing_is_set(model, path, damage, message, strict)
     np.testing.assert_equal(weights_of(other), before)
 
 
-def test_files_of_others_are_read(model, path):
+def test_files_of_others_are_read(model, found, path):
     values = weights_of(model)
     save_file(values, path.with_name("all.safetensors"))
     index_of(path).write_text(json.dumps({"weight_map": dict.fromkeys(values, "all.safetensors")}))
-    other = model_on("one device", seed=1)
     with pytest.warns(UserWarning, match="no checksums"):
-        other.load_weights(index_of(path))
-    np.testing.assert_equal(weights_of(other), values)
+        found.load_weights(index_of(path))
+    np.testing.assert_equal(weights_of(found), values)
