@@ -10,12 +10,16 @@ from tests import processes
 from tests.soak import ROUNDS
 
 SETUP = """
+import os
 import pathlib
 import warnings
 import keras_dist as kd
 from keras_dist import checkpoint, layers
+from keras_dist.distribution import sharded_init
 from keras_dist.errors import CheckpointError, CheckpointWarning, ClusterError
 
+if "SOAK" not in os.environ:
+    sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
 folder = pathlib.Path(sys.argv[4])
 draws = np.random.default_rng(0)
 X, Y = draws.normal(size=(22, 3)).astype("f4"), draws.normal(size=(22, 2)).astype("f4")  # batches of 8, 8 and 6
@@ -230,7 +234,7 @@ class Stop(Callback):
     def on_train_batch_end(self, batch, logs=None):
         Stop.batches += 1
         if Stop.batches == kill_at:
-            import os, signal
+            import signal
             os.kill(os.getpid(), signal.SIGKILL)
 
 
