@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: backups of a training, which goes on from the last one when it is started again."""
+"""`BackupAndRestore`: saves the state of training, and resumes from it when the program is restarted."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 
 class BackupAndRestore(Callback):
-    """Saves the whole state of a training, and goes on from there when the program is started again.
+    """Saves the whole state of training, and resumes from it when the program is restarted.
 
-    All is: weights, statistics, optimizer slots, random streams, the states of loss and metrics, the place in the data,
-    the states of callbacks and the history. On the same mesh the result is that of a training that was never
-    interrupted, bit for bit; on another one it is so within rounding. Examples of arrays, or by number, are not gone
-    through again; batches of an iterable are, up to the place, or the iterator is told to go there. A callback of your
-    own goes on where it was if it defines `get_state` and `set_state`.
+    The state consists of weights, statistics, optimizer slots, random streams, the states of loss, metrics and
+    callbacks, the position in the data, and the history. On the same mesh the result is bit for bit that of
+    uninterrupted training; on another mesh it is equal up to rounding. Arrays and data sets with random access resume
+    directly; other iterables are read again up to the position, unless their iterators have a state. Callbacks of your
+    own resume if they define `get_state` and `set_state`.
 
-    Ctrl-C and SIGTERM end the training after the step that is running and a save, with the exit code 75 (`EXIT_CODE`):
-    "start me again". A second one does not wait.
+    Ctrl-C and SIGTERM end training after the running step and a save, with exit code 75 (`EXIT_CODE`), which asks for a
+    restart. A second signal ends it at once.
 
     Args:
-        backup_dir: a directory for this training alone; it is made if need be.
-        save_freq: `"epoch"`, or every how many batches, counted through all epochs. With a number each step is an
-            execution of its own.
+        backup_dir: a directory for this training only; created if missing.
+        save_freq: `"epoch"`, or the number of batches between saves, counted across epochs. With a number, each step is
+            an execution of its own.
         double_checkpoint: whether at least two states are kept: if the newest is damaged, the one before is used.
-        delete_checkpoint: whether the states are deleted when the training has ended as it should. They are kept
-            whenever an exception or a signal ends it.
-        keep: how many states are kept; None for all.
-        asynchronous: whether steps go on while a state is being written. A save that fails ends the training at the
+        delete_checkpoint: whether the states are deleted when training ends normally. They are kept if an exception or
+            a signal ends it.
+        keep: number of states to keep; None for all.
+        asynchronous: whether training continues while a state is being written. A save that fails ends training at the
             next step; in a job of several processes at the next save, so that all end at the same step.
 
     Raises:
         ModelError: an argument cannot be used.
-        CheckpointError: `keep` cannot be used; at the begin of training, when another job writes to the directory,
-            what is there is of another model or all of it is damaged; at a step after a save that failed.
+        CheckpointError: `keep` is invalid; at the beginning of training, when another job writes to the directory, or
+            its states are of another model or all damaged; at a step after a failed save.
 
     Example:
         >>> import pathlib, tempfile
@@ -51,7 +51,7 @@ class BackupAndRestore(Callback):
         >>> model.compile("adam", loss="mse")
         >>> history = model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=[backup])
 
-    Differs from Keras: the training goes on at the batch, not at the begin of the epoch; two states are kept, and each
+    Differs from Keras: training resumes at the batch, not at the beginning of the epoch; two states are kept, and each
     is checked before it is used.
 
     Source: `keras.callbacks.BackupAndRestore`.
@@ -97,7 +97,7 @@ class BackupAndRestore(Callback):
         self._batches, self._saved_at, self._last_batch = state["batches"], state["saved_at"], state["last_batch"]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Go on with the newest state that is good, if there is any."""
+        """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
         manager = CheckpointManager(self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous)
@@ -108,7 +108,7 @@ class BackupAndRestore(Callback):
             print_message(f"BackupAndRestore: going on with {stored.folder}")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save when that many batches are reached."""
+        """Save after every `save_freq` batches."""
         manager = self._open()
         manager.check()
         self._batches += batch - self._last_batch
@@ -118,7 +118,7 @@ class BackupAndRestore(Callback):
             manager.save()
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Save when that is what epochs are for."""
+        """Save if `save_freq` is `"epoch"`."""
         self._last_batch = -1
         manager = self._open()
         manager.check()
@@ -126,7 +126,7 @@ class BackupAndRestore(Callback):
             manager.save()
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Save, and end the process with the code that asks for another start."""
+        """Save, and end the process with `EXIT_CODE`."""
         manager = self._open()
         path = manager.save()
         manager.wait_until_finished()
@@ -136,7 +136,7 @@ class BackupAndRestore(Callback):
         raise SystemExit(self.EXIT_CODE)
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """Delete the states after a normal end, and let others write to the directory."""
+        """Delete the states after a normal end, and release the directory."""
         manager, self._manager = self._manager, None
         if manager is None:
             return

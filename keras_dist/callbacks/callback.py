@@ -23,9 +23,9 @@ class Callback:
         model: the model in use; set before the first hook.
         params: `epochs`, `steps` and `verbose` of the call.
 
-    An execution is one step or, where the loop groups them, several: a batch hook before it gets the number of its
-    first batch, one after it that of its last. Between executions `model.variables` have their current values, and may
-    be assigned.
+    An execution is one step, or several that the loop groups: `on_train_batch_begin` gets the index of its first batch,
+    `on_train_batch_end` that of its last. Between executions `model.variables` have their current values, and may be
+    assigned.
 
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
     execution has been dispatched, which may be before it has run; reading `logs` waits for it.
@@ -53,10 +53,10 @@ class Callback:
     def sees_every_batch(self, mode: Mode) -> bool:
         """Whether the batch hooks must be called for each single batch; else the loop may group steps between them.
 
-        By default whether the class has batch hooks of its own. One that is content with every few batches says no.
+        By default, whether the class defines batch hooks. Return False to let the loop group steps nevertheless.
 
         Args:
-            mode: of which hooks.
+            mode: the mode of the hooks.
         """
         return watches(self, mode)
 
@@ -67,14 +67,14 @@ class Callback:
     """The attributes that `get_state` gives and `set_state` sets."""
 
     def get_state(self) -> Any:
-        """Return what it needs to go on in another process: values that JSON can hold, and numpy arrays in them.
+        """Return the state to resume from in another process: JSON values, which may contain numpy arrays.
 
-        None for nothing. Called by `BackupAndRestore`, between two batches.
+        None for no state. Called by `BackupAndRestore`, between two batches.
         """
         return {name: getattr(self, name) for name in self.state_names} or None
 
     def set_state(self, state: Any) -> None:
-        """Go on where a callback of this class in another process was; called after `on_train_begin` of all.
+        """Restore the state of a callback of this class in another process; called after `on_train_begin` of all.
 
         Args:
             state: what its `get_state` returned.
@@ -89,23 +89,23 @@ class Callback:
         """After the last epoch, with its logs."""
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Before Ctrl-C or SIGTERM ends the training: after the step in which it came. A second one does not wait.
+        """Before Ctrl-C or SIGTERM ends training, after the running step. A second signal ends it at once.
 
-        SIGTERM ends a training like this only if a callback has this hook; else it ends the process, as ever.
+        SIGTERM is handled like this only if a callback defines this hook; else it ends the process as usual.
 
         Args:
             signum: the number of the signal, `signal.SIGINT` or `signal.SIGTERM`.
         """
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """When the training is over, however it ended; after `on_train_end`, if it came so far.
+        """When training is over, however it ended; after `on_train_end`, if that was called.
 
         Args:
             error: what ended it; None at a normal end.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch of training; again, when a training is continued in the middle of one."""
+        """Before an epoch of training; also when training resumes in the middle of one."""
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """After an epoch and its validation, with the logs of both (`loss`, `val_loss`)."""
@@ -149,7 +149,7 @@ class Callback:
         """After an execution of a prediction was dispatched, with its last batch."""
 
 
-def watches(callback: Any, mode: Mode) -> bool:
+def watches(callback: Callback, mode: Mode) -> bool:
     """Whether a callback has batch hooks of its own."""
     hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     if mode == "train":
@@ -157,6 +157,6 @@ def watches(callback: Any, mode: Mode) -> bool:
     return any(has_own(callback, hook) for hook in hooks)
 
 
-def has_own(callback: Any, hook: str) -> bool:
+def has_own(callback: Callback, hook: str) -> bool:
     """Whether a callback has this hook itself, in its class or, as `LambdaCallback`, on the instance."""
     return getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook]

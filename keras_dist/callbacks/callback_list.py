@@ -20,8 +20,8 @@ class CallbackList(Callback):
 
     Args:
         callbacks: the callbacks, or one.
-        add_history: whether a `History` follows them, if there is none among them.
-        add_progbar: whether a `ProgbarLogger` comes last, if there is none among them.
+        add_history: whether to add a `History`, if there is none among them.
+        add_progbar: whether to add a `ProgbarLogger` at the end, if there is none among them.
         model: given to each of them.
         **params: given to each of them, as a dict.
 
@@ -43,7 +43,7 @@ class CallbackList(Callback):
         **params: Any,
     ) -> None:
         super().__init__()
-        self._batch_hooks: dict[tuple[Mode, str], list[Any]] = {}
+        self._batch_hooks: dict[tuple[Mode, str], list[Callable[..., None]]] = {}
         self.callbacks: list[Callback] = []
         for callback in () if callbacks is None else callbacks if isinstance(callbacks, Iterable) else (callbacks,):
             self.append(callback)
@@ -62,7 +62,7 @@ class CallbackList(Callback):
         return next((callback for callback in self.callbacks if isinstance(callback, History)), None)
 
     def append(self, callback: Callback) -> None:
-        """Call this one, too, after the others, except for those that come last.
+        """Add a callback after the others, but before those that come last.
 
         Raises:
             ModelError: it is not a `Callback`.
@@ -124,11 +124,11 @@ class CallbackList(Callback):
 
     @property
     def handles_interrupts(self) -> bool:
-        """Whether one of them has something to do before a signal ends the training."""
+        """Whether one of them has a hook to call before a signal ends training."""
         return any(has_own(callback, "on_train_interrupt") for callback in self._with("on_train_interrupt"))
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Before a signal ends the training."""
+        """Call `on_train_interrupt` of the callbacks that have one."""
         for callback in self._with("on_train_interrupt"):
             callback.on_train_interrupt(signum)
 
@@ -171,12 +171,12 @@ class CallbackList(Callback):
                 ) from error
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Call `on_epoch_end` of all callbacks. What one adds to the logs, those after it see."""
+        """Call `on_epoch_end` of all callbacks. Later ones see what earlier ones add to the logs."""
         logs = {} if logs is None else logs
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)  # pyright: ignore[reportArgumentType]: those of an epoch may be added to
 
-    def _with(self, hook: str) -> list[Any]:
+    def _with(self, hook: str) -> list[Callback]:
         """Return those that have this hook; callbacks of other libraries may not."""
         return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
@@ -200,11 +200,11 @@ for _hook in vars(Callback):
         setattr(CallbackList, _hook, _calling_all(_hook))
 
 
-def _comes_last(callback: Any) -> bool:
+def _comes_last(callback: Callback) -> bool:
     return getattr(callback, "comes_last", False)
 
 
-def _sees_every_batch(callback: Any, mode: Mode) -> bool:
+def _sees_every_batch(callback: Callback, mode: Mode) -> bool:
     """Whether it must see each single batch; callbacks of other libraries cannot be asked, and do."""
     ask = getattr(callback, "sees_every_batch", None)
     return True if ask is None else ask(mode)

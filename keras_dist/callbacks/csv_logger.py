@@ -21,17 +21,17 @@ from keras_dist.saving.drafts import writing_to
 class CSVLogger(Callback):
     """Writes the logs of every epoch to a CSV file: a column `epoch`, and one for each name.
 
-    Where there are several processes, the first one writes.
+    In a job of several processes, the first one writes.
 
     Args:
         filename: the file; its folder must exist.
         separator: one character, between columns.
-        append: whether what the file holds is kept.
+        append: whether to append to an existing file.
 
     Raises:
-        ModelError: `filename` is no path, or `separator` not one character; at the first epoch, when the file holds
+        ModelError: `filename` is not a path, or `separator` not one character; at the first epoch, when the file holds
             other columns.
-        OSError: at the begin of training, when the file cannot be written.
+        OSError: at the beginning of training, when the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -95,7 +95,7 @@ class CSVLogger(Callback):
             return {"columns": self._columns, "text": file.read()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on after the epochs that are done: the file is as it was then."""
+        """Restore the file as it was after the epochs that are done."""
         self._columns = state["columns"]
         if is_first_process():
             self._write("w", state["text"])

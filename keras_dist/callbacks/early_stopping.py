@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import check_int, check_number
@@ -16,13 +16,13 @@ class EarlyStopping(MonitorCallback):
 
     Args:
         monitor: the name of the value.
-        min_delta: by how much a value must be better to count.
+        min_delta: the smallest change that counts as an improvement.
         patience: number of epochs without improvement after which training ends.
         verbose: 1 to print what it does.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
-        baseline: a value that must be beaten, too, within `patience`.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        baseline: a value that must also be beaten within `patience` epochs.
         restore_best_weights: whether the model ends with the weights of its best epoch. They are kept on the host.
-        start_from_epoch: number of epochs that are not looked at.
+        start_from_epoch: number of epochs to ignore at the beginning.
 
     Attributes:
         best: the best value.
@@ -32,7 +32,7 @@ class EarlyStopping(MonitorCallback):
         wait: number of epochs since the last improvement.
 
     Raises:
-        ModelError: an argument is out of range; at the begin of training, when `mode="auto"` finds no direction.
+        ModelError: an argument is out of range; at the beginning of training, when `mode="auto"` finds no direction.
 
     Example:
         >>> import numpy as np
@@ -73,16 +73,16 @@ class EarlyStopping(MonitorCallback):
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
         self.wait = self.stopped_epoch = self.best_epoch = 0
-        self.best_weights: list[Any] | None = None
+        self.best_weights: list[np.ndarray] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset the state."""
         super().on_train_begin(logs)
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best_weights = None
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Compare, and end the training when it is time."""
+        """End training after `patience` epochs without improvement."""
         if epoch < self.start_from_epoch:
             return
         current = self.watched(logs, "Early stopping")

@@ -28,11 +28,11 @@ class History(Callback):
         self.timing: Timing | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Count epochs anew; the values of another training, if it was the same object, stay."""
+        """Reset `epoch`; values of earlier trainings with the same object are kept."""
         self.epoch = []
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note the logs of an epoch."""
+        """Append the logs of an epoch."""
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
@@ -42,10 +42,10 @@ class History(Callback):
         return {"epoch": list(self.epoch), "history": {name: list(values) for name, values in self.history.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with these epochs.
+        """Restore the values of all epochs.
 
         Raises:
-            ValueError: it is no history.
+            ValueError: `state` is not a history.
         """
         epoch, history = state["epoch"], state["history"]
         if not isinstance(epoch, list) or not all(isinstance(values, list) for values in history.values()):
@@ -53,10 +53,10 @@ class History(Callback):
         self.epoch, self.history = epoch, history
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
+        """Plot loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
 
         Args:
-            path: where the picture is saved; None to save none.
+            path: file to save the plot to; None to save none.
 
         Returns:
             The `matplotlib.figure.Figure`.

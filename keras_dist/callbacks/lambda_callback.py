@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_dist.callbacks.callback import Callback
 from keras_dist.errors import ModelError, did_you_mean, shorten
@@ -24,7 +23,7 @@ class LambdaCallback(Callback):
         **kwargs: functions for the other hooks of `Callback`, by name.
 
     Raises:
-        ModelError: there is no such hook, or what is given for it cannot be called.
+        ModelError: there is no such hook, or its function is not callable.
 
     Example:
         >>> import keras_dist as kd
@@ -37,13 +36,13 @@ class LambdaCallback(Callback):
 
     def __init__(
         self,
-        on_epoch_begin: Callable[..., Any] | None = None,
-        on_epoch_end: Callable[..., Any] | None = None,
-        on_train_begin: Callable[..., Any] | None = None,
-        on_train_end: Callable[..., Any] | None = None,
-        on_train_batch_begin: Callable[..., Any] | None = None,
-        on_train_batch_end: Callable[..., Any] | None = None,
-        **kwargs: Callable[..., Any] | None,
+        on_epoch_begin: Callable[..., object] | None = None,
+        on_epoch_end: Callable[..., object] | None = None,
+        on_train_begin: Callable[..., object] | None = None,
+        on_train_end: Callable[..., object] | None = None,
+        on_train_batch_begin: Callable[..., object] | None = None,
+        on_train_batch_end: Callable[..., object] | None = None,
+        **kwargs: Callable[..., object] | None,
     ) -> None:
         super().__init__()
         hooks = {

@@ -17,8 +17,8 @@ from keras_dist.errors import ModelError, shorten
 class LearningRateScheduler(Callback):
     """Sets the learning rate at the beginning of each epoch.
 
-    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, each of which is asked for,
-    as `learning_rate_<name>`.
+    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, for each of which
+    `schedule` is called, as `learning_rate_<name>`.
 
     Args:
         schedule: `schedule(epoch, learning_rate)` or `schedule(epoch)` gives the rate of an epoch; epochs are counted
@@ -26,8 +26,8 @@ class LearningRateScheduler(Callback):
         verbose: 1 to print the rates.
 
     Raises:
-        ModelError: `schedule` cannot be called like this; at the begin of training, when the optimizer's rate cannot be
-            set; at the begin of an epoch, when the schedule gives no number.
+        ModelError: `schedule` cannot be called like this; at the beginning of training, when the optimizer's rate
+            cannot be set; at the beginning of an epoch, when the schedule gives no number.
 
     Example:
         >>> import numpy as np
@@ -46,7 +46,7 @@ class LearningRateScheduler(Callback):
 
     state_names = ("_epoch",)  # so that the rates of an epoch are set once: a schedule may use the rates before
 
-    def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         super().__init__()
         if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
             raise ModelError(

@@ -23,7 +23,7 @@ def check_settable(model: Any, callback: str) -> None:
 
 
 def labelled(model: Any) -> list[tuple[str, Any]]:
-    """Return the model's optimizers, each with what messages and logs add for it: nothing where there is only one."""
+    """Return the optimizers of the model, each with its suffix in messages and logs: empty if there is only one."""
     return [(name if len(model.optimizers) > 1 else "", handle) for name, handle in model.optimizers.items()]
 
 

@@ -23,29 +23,28 @@ _ENDINGS = " or ".join(map(repr, _SUFFIXES))
 class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, after some number of batches, or whenever a value has improved.
 
-    The path tells what is saved: one that ends in `.safetensors` or `.orbax` the weights, by `Model.save_weights`; any
-    other is the folder of the whole model, by `Model.save`. One callback for the latest model and one for the best
-    (`save_best_only`), each with a path of its own, keep both. `BackupAndRestore` goes on with a training that was
-    killed.
+    The path decides what is saved: if it ends in `.safetensors` or `.orbax`, the weights, by `Model.save_weights`; else
+    the whole model, as a folder, by `Model.save`. To keep both the latest and the best model, use two callbacks, one
+    with `save_best_only`, with different paths. To resume training that was killed, use `BackupAndRestore`.
 
     Args:
-        filepath: in it `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
-            `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is made if need be.
-        monitor: the name of the value that is to get better.
+        filepath: path in which `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
+            `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is created if missing.
+        monitor: the name of the value to compare.
         verbose: 1 to print what it does.
-        save_best_only: whether to save only when the value is better than whenever the callback saved before.
-        save_weights_only: whether the path must be one for weights. False leaves it to the path.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
-        save_freq: `"epoch"`, or every how many batches. Where several steps are one execution it saves after the
-            execution in which that many are reached.
-        initial_value_threshold: what the first value must be better than.
+        save_best_only: whether to save only when the value is better than at all earlier saves.
+        save_weights_only: whether to require a path for weights; with False the path decides.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        save_freq: `"epoch"`, or the number of batches between saves; with several steps per execution, it saves after
+            the execution that reaches it.
+        initial_value_threshold: the value that the first one must improve on.
 
     Attributes:
         best: the best value; it is kept from one `fit` to the next.
 
     Raises:
-        ModelError: an argument cannot be used; at the begin of training, when `mode="auto"` finds no direction; when
-            it saves, if the path asks for what is not in the logs.
+        ModelError: an argument cannot be used; at the beginning of training, when `mode="auto"` finds no direction;
+            when it saves, if the path names a value that is not in the logs.
         OSError: when it saves, if the file cannot be written.
 
     Example:
@@ -62,7 +61,8 @@ class ModelCheckpoint(MonitorCallback):
         ['01.weights.safetensors', '02.weights.safetensors']
         >>> report = model.load_weights(folder / "01.weights.safetensors")
 
-    Differs from Keras: files are of safetensors; NaN is never the best value, and an unknown `mode` is an error.
+    Differs from Keras: weights are saved in the safetensors format; NaN is never the best value, and an unknown `mode`
+    is an error.
 
     Source: `keras.callbacks.ModelCheckpoint`.
     """
@@ -99,7 +99,7 @@ class ModelCheckpoint(MonitorCallback):
         return mode == "train" and self.save_freq != "epoch"
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Find out which values are better."""
+        """Determine which values are better."""
         self._epoch = -1
         self._has_warned = False
         if self.save_best_only:
@@ -108,13 +108,13 @@ class ModelCheckpoint(MonitorCallback):
             self.best = best
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Count the batches of the epoch anew."""
+        """Reset the batch count of the epoch."""
         if epoch != self._epoch:  # else it is one that is continued
             self._epoch = epoch
             self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save when that many batches are reached."""
+        """Save after every `save_freq` batches."""
         if isinstance(self.save_freq, str):
             return
         self._batches_since_save += batch - self._last_batch
@@ -124,7 +124,7 @@ class ModelCheckpoint(MonitorCallback):
             self._consider(self._epoch, logs or {}, batch=batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save when that is what epochs are for."""
+        """Save if `save_freq` is `"epoch"`."""
         if self.save_freq == "epoch":
             self._consider(epoch, logs or {})
 

@@ -22,14 +22,14 @@ class MonitorCallback(Callback):
 
     Args:
         monitor: the name of the value.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
-        min_delta: by how much a value must be better to count.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        min_delta: the smallest change that counts as an improvement.
 
     Attributes:
         best: the best value so far; None before the first.
 
     Raises:
-        ModelError: an argument is not one of these.
+        ModelError: an argument is invalid.
     """
 
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
@@ -50,10 +50,10 @@ class MonitorCallback(Callback):
         self._has_warned = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew.
+        """Reset the state.
 
         Raises:
-            ModelError: it is not known whether the value is to rise or to fall.
+            ModelError: `mode="auto"` finds no direction.
         """
         self.best = None
         self._has_warned = False
@@ -66,14 +66,14 @@ class MonitorCallback(Callback):
         return self._sign * (value - reference) > self.min_delta
 
     def watched(self, logs: Logs | None, purpose: str) -> float | None:
-        """Return the value in the logs. Warns, once in a training, and gives None, when there is none.
+        """Return the value from the logs; if it is missing, warn once per training and return None.
 
         Args:
-            logs: of an epoch.
+            logs: the logs of an epoch.
             purpose: what needs the value, for the warning.
 
         Raises:
-            ModelError: it is not one number.
+            ModelError: it is not a single number.
         """
         logs = logs or {}
         value: Any = logs.get(self.monitor)
@@ -90,7 +90,7 @@ class MonitorCallback(Callback):
         return float(value)
 
     def warn_of_absence(self, text: str, logs: Logs) -> None:
-        """Warn, once in a training, that the logs have no such value."""
+        """Warn, once per training, that the logs have no such value."""
         if not self._has_warned:
             self._has_warned = True
             near = did_you_mean(self.monitor, logs)

@@ -21,9 +21,9 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 class ProgbarLogger(Callback):
     """Shows the progress of training: steps, remaining time, steps per second, loss and metrics.
 
-    With `verbose=1` a moving bar on a terminal, a line for each epoch elsewhere; with `verbose=2` a line everywhere;
-    with `verbose=0` nothing. The bar reads logs ten times a second at most, and those of the execution before the
-    newest, so that no step waits for it. Where there are several processes, the first one shows it.
+    `verbose=1` shows a bar on a terminal and a line per epoch elsewhere, `verbose=2` always a line per epoch,
+    `verbose=0` nothing. The bar reads logs at most ten times a second, and those of the execution before the newest, so
+    that no step waits for it. In a job of several processes, the first one shows it.
 
     Args:
         file: where to write; standard output by default.
@@ -48,7 +48,7 @@ class ProgbarLogger(Callback):
         return False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Note how much is to be shown, and of how many steps and epochs."""
+        """Store the verbosity and the numbers of steps and epochs."""
         super().set_params(params)
         verbose = params.get("verbose", 1)
         self._verbose = 1 if verbose == "auto" else int(verbose)

@@ -17,27 +17,27 @@ from keras_dist.errors import ModelError
 class ReduceLROnPlateau(MonitorCallback):
     """Reduces the learning rate when a value of the logs has stopped improving.
 
-    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, all of which are slowed
-    down, as `learning_rate_<name>`.
+    The rate of each epoch is added to its logs as `learning_rate`; with several optimizers, whose rates are all
+    reduced, as `learning_rate_<name>`.
 
     Args:
         monitor: the name of the value.
         factor: what the rate is multiplied by.
         patience: number of epochs without improvement after which the rate is reduced.
         verbose: 1 to print what it does.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metric of this name.
-        min_delta: by how much a value must be better to count.
-        cooldown: number of epochs after a change in which none are counted.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        min_delta: the smallest change that counts as an improvement.
+        cooldown: number of epochs after a reduction that are not counted.
         min_lr: the smallest rate.
 
     Attributes:
         best: the best value.
         wait: number of epochs since the last improvement.
-        cooldown_counter: for how many epochs none are counted yet.
+        cooldown_counter: number of epochs that are left of the cooldown.
 
     Raises:
-        ModelError: an argument is out of range; at the begin of training, when `mode="auto"` finds no direction, or the
-            optimizer's rate cannot be set.
+        ModelError: an argument is out of range; at the beginning of training, when `mode="auto"` finds no direction, or
+            the optimizer's rate cannot be set.
 
     Example:
         >>> import numpy as np
@@ -88,13 +88,13 @@ class ReduceLROnPlateau(MonitorCallback):
         self.cooldown_counter = self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset the state."""
         super().on_train_begin(logs)
         check_settable(self.model, "ReduceLROnPlateau")
         self.cooldown_counter = self.wait = 0
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Log the rate, compare, and make it smaller when it is time."""
+        """Log the rate, and reduce it after `patience` epochs without improvement."""
         log_rates(self.model, logs)
         current = self.watched(logs, "Learning rate reduction is")
         if current is None:
@@ -114,7 +114,7 @@ class ReduceLROnPlateau(MonitorCallback):
                     self.wait = 0
 
     def in_cooldown(self) -> bool:
-        """Whether epochs are not counted now."""
+        """Whether a cooldown is running."""
         return self.cooldown_counter > 0
 
     def _reduce(self, label: str, optimizer: Any, epoch: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_dist._arguments import check_int, check_path
 from keras_dist._extras import import_extra
+from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.cluster import is_first_process
@@ -25,26 +26,25 @@ _TRAIN, _VALIDATION = "train", "validation"
 class TensorBoard(Callback):
     """Writes logs and learning rates, weights, the layout table and a profile for TensorBoard.
 
-    It needs tensorboardX: `pip install 'keras_dist[tensorboard]'`. Where there are several processes, the first one
-    writes. `tensorboard --logdir=logs` shows it.
+    It needs tensorboardX: `pip install 'keras_dist[tensorboard]'`. In a job of several processes, the first one writes.
+    `tensorboard --logdir=logs` shows it.
 
     Args:
-        log_dir: the folder; it is made if need be. Training is written to `train` in it, validation to `validation`.
-        histogram_freq: every how many epochs the weights are written as histograms; 0 for never.
+        log_dir: the folder; created if missing. Training is written to `train` in it, validation to `validation`.
+        histogram_freq: number of epochs between histograms of the weights; 0 for none.
         write_graph: whether the layout table of the model is written, as text.
-        write_images: refused.
+        write_images: not supported.
         write_steps_per_second: whether the steps of training per second are written, for each epoch.
-        update_freq: `"epoch"`, or every how many batches the logs are written, too; `"batch"` for each. Writing waits
-            for the step.
+        update_freq: `"epoch"`, or also every this many batches; `"batch"` for every batch. Writing waits for the step.
         profile_batch: which steps are profiled: a number, counted from 1, or the first and the last one; 0 for none.
-            Where several steps are one execution, whole ones are: from the first that begins in the window, or after
-            it, to that which reaches its last step.
-        embeddings_freq: refused.
-        embeddings_metadata: refused.
+            With several steps per execution, whole executions are profiled: from the first that begins in the window or
+            after it, to the one that reaches its last step.
+        embeddings_freq: not supported.
+        embeddings_metadata: not supported.
 
     Raises:
         MissingExtraError: tensorboardX is not installed.
-        ModelError: an argument is refused, or is none of these.
+        ModelError: an argument is not supported, or invalid.
 
     Differs from Keras: `write_graph` writes the layout table; neither images nor embeddings are written. Evaluations
     are counted in steps of training that the callback has seen.
@@ -83,7 +83,7 @@ class TensorBoard(Callback):
         self._epoch_began = 0.0
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether logs are written, or steps profiled, by number."""
+        """Whether logs are written or steps are profiled by batch."""
         return mode == "train" and bool(self.update_freq or self._first_profiled)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -131,7 +131,7 @@ class TensorBoard(Callback):
         self._write(_VALIDATION, "epoch_{}", validation, epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Start the profile when it is time."""
+        """Start the profile at its first step."""
         step = self._steps_before_epoch + batch + 1
         is_time = 0 < self._first_profiled <= step and not self._has_profiled
         if is_time and is_first_process():
@@ -140,7 +140,7 @@ class TensorBoard(Callback):
             self._is_profiling = True
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write the logs, and end the profile, when it is time."""
+        """Write the logs if they are due, and end the profile after its last step."""
         before, self._steps = self._steps, self._steps_before_epoch + batch + 1
         is_time = self.update_freq and before // self.update_freq < self._steps // self.update_freq
         if is_time and is_first_process():
@@ -161,7 +161,7 @@ class TensorBoard(Callback):
             self._writers[name] = self._make_writer(os.path.join(self.log_dir, name))
         return self._writers[name]
 
-    def _write(self, writer: str, tag: str, values: Mapping[str, Any], step: int) -> None:
+    def _write(self, writer: str, tag: str, values: Mapping[str, ArrayLike], step: int) -> None:
         """Write scalars, and arrays element by element."""
         for name, value in values.items():
             array = np.asarray(value)
@@ -200,7 +200,7 @@ def _refuse(**arguments: Any) -> None:
             )
 
 
-def _checked_frequency(update_freq: Any) -> int:
+def _checked_frequency(update_freq: int | str) -> int:
     """Every how many batches the logs are written; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
@@ -209,7 +209,7 @@ def _checked_frequency(update_freq: Any) -> int:
     )
 
 
-def _checked_window(profile_batch: Any) -> tuple[int, int]:
+def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]:
     """Return the first and the last step that is profiled; 0 and 0 for none."""
     given = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
     numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]

@@ -31,7 +31,7 @@ class _Execution:
 
     first: int
     last: int
-    flags: Any
+    flags: jax.Array
     logs: Logs
 
     @property
@@ -41,14 +41,14 @@ class _Execution:
 
 
 class TerminateOnNaN(Callback):
-    """Ends training when the loss is NaN or infinite, and says what was first: a batch, or which variables.
+    """Ends training when the loss is NaN or infinite, and names the cause: a batch, or variables that were not finite.
 
     The loss of a step is read when the next one has been dispatched, so that the devices never wait: training ends one
-    step after it, or with the epoch. To tell what was first the devices look at the variables before each step, in one
-    pass over them.
+    step later, or with the epoch. To find the cause, the devices check the variables before each step, in one pass over
+    them.
 
     Args:
-        raise_error: whether to raise an error at once, instead of ending training in order.
+        raise_error: whether to raise an error at once, instead of ending training normally.
 
     Raises:
         RuntimeError: in training, with `raise_error=True`.
@@ -73,17 +73,17 @@ class TerminateOnNaN(Callback):
         self._begun: tuple[int, Any] = (0, None)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset the state."""
         self._finite = _FiniteFlags(self.model._born().cell)
         self._unread = None
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Have the devices look at the variables."""
+        """Check the variables on the devices."""
         if self._finite is not None:
             self._begun = (batch, self._finite.dispatch())
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Read the loss before this one."""
+        """Read the loss of the execution before this one."""
         first, flags = self._begun
         self._read()
         if self._finite is not None and logs is not None and "loss" in logs:
@@ -155,8 +155,8 @@ class _FiniteFlags:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile_flags(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[Sequence[Any]], jax.Array]:
-    def flags(parts: Sequence[Any]) -> jax.Array:
+def _compile_flags(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    def flags(parts: Sequence[jax.Array]) -> jax.Array:
         return jnp.asarray([jnp.isfinite(part).all() for part in parts], bool)[None]
 
     return jax.jit(jax.shard_map(flags, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(mesh.axis_names)))

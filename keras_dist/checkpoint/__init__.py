@@ -1,4 +1,4 @@
-"""Checkpoints: folders of arrays and plain JSON that are whole or not there, and are checked before they are read."""
+"""Checkpoints: folders of arrays and JSON that are written atomically and checked before they are read."""
 
 from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, SavedState, examine
 from keras_dist.checkpoint.manager import CheckpointManager

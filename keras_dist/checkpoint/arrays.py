@@ -8,7 +8,7 @@ import math
 import pathlib
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +26,21 @@ _FILE_BYTES = 64 * 2**20
 """About how large files become: several can be checked at once."""
 
 
-def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvous | None = None) -> Callable[[], None]:
-    """Begin to write arrays, each shard by a process that holds it. Later steps may consume the arrays.
+def write_arrays(
+    folder: pathlib.Path, arrays: Mapping[str, jax.Array | np.ndarray], job: Rendezvous | None = None
+) -> Callable[[], None]:
+    """Start writing arrays, each shard by a process that holds it. Later steps may donate the arrays.
 
-    On CPUs the caller waits for no more than the dispatch of copies; elsewhere, where memory of devices is dear, until
-    the arrays are on the host.
+    On CPUs it returns when copies are dispatched; on other devices, whose memory is scarce, when arrays are on the
+    host.
 
     Args:
-        folder: where they go, below `FOLDER`.
-        arrays: by name, on devices or on the host, which are those of the first process.
-        job: where the processes that write them meet.
+        folder: the folder of the checkpoint; they are written below `FOLDER` in it.
+        arrays: by name, on devices or on the host; those on the host are taken from the first process.
+        job: synchronizes the processes that write them.
 
     Returns:
-        What waits until all are written, once, in any thread. It raises what went wrong.
+        A function that waits until all are written, to be called once, in any thread. It raises what went wrong.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
 
@@ -83,19 +85,18 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any], job: Rendezvou
     return wait
 
 
-def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
     """Read arrays that `write_arrays` has written.
 
     Args:
-        folder: where they are, below `FOLDER`.
-        wanted: what is read, by name: with a sharding arrays on devices, of which each process reads its own shards;
-            without one arrays on the host.
+        folder: the folder of the checkpoint.
+        wanted: the arrays to read, by name: with a sharding onto devices, else to the host.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415
 
     raw = {name: _raw_like(like) for name, like in wanted.items() if math.prod(like.shape)}
     how = {name: _restore_args(orbax, like) for name, like in raw.items()}
-    found: dict[str, Any] = {}
+    found: dict[str, jax.Array | np.ndarray] = {}
     if raw:
         arguments = orbax.args.PyTreeRestore(item=raw, restore_args=how, partial_restore=True)
         try:
@@ -120,23 +121,23 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
     return {name: _as_wanted(found.get(name), like) for name, like in wanted.items()}
 
 
-def _make_folders(place: Any) -> None:
+def _make_folders(place: epath.Path) -> None:
     """Make the folders for which the other processes wait, in orbax for minutes, if the first one fails."""
     place.mkdir()
     (place / "array_metadatas").mkdir()
 
 
-def _are_on_cpus(arrays: Mapping[str, Any]) -> bool:
+def _are_on_cpus(arrays: Mapping[str, jax.Array | np.ndarray]) -> bool:
     """Whether no array is on other devices than CPUs."""
     devices = {device for value in arrays.values() if _is_on_device(value) for device in value.devices()}
     return all(device.platform == "cpu" for device in devices)
 
 
-def _is_on_device(value: Any) -> bool:
+def _is_on_device(value: jax.Array | np.ndarray) -> TypeGuard[jax.Array]:
     return isinstance(value, jax.Array)
 
 
-def _raw(value: Any, is_copied: bool, job: Rendezvous) -> Any:
+def _raw(value: jax.Array | np.ndarray, is_copied: bool, job: Rendezvous) -> jax.Array | np.ndarray:
     """Return what is written for an array: of PRNG keys their data."""
     if not _is_on_device(value):
         return np.array(value)
@@ -171,7 +172,7 @@ def _restore_args(orbax: Any, like: jax.ShapeDtypeStruct) -> Any:
     return orbax.ArrayRestoreArgs(sharding=like.sharding, global_shape=like.shape, dtype=like.dtype)
 
 
-def _as_wanted(raw: Any, like: jax.ShapeDtypeStruct) -> Any:
+def _as_wanted(raw: Any, like: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     if raw is None:  # without elements
         plain = _raw_like(like)
         none = np.zeros(plain.shape, plain.dtype)

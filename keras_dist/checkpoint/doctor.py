@@ -1,4 +1,4 @@
-"""Examination of a directory of checkpoints by its JSON, without arrays or devices."""
+"""Checks of a directory of checkpoints by its JSON files, without reading arrays or using devices."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class SavedArray:
         name: such as `variables/d1/kernel`.
         shape: its dims.
         nbytes: bytes of the whole array.
-        axes: for each dim the mesh axis, several axes, or None; None where no plan was noted.
+        axes: for each dim the mesh axis, several axes, or None; None if no plan was saved.
         rule: what decided; see `Row.rule`.
-        nbytes_per_device: bytes of one device's shard; all of them where no plan was noted.
+        nbytes_per_device: bytes of one device's shard; all of them if no plan was saved.
     """
 
     name: str
@@ -66,20 +66,20 @@ class SavedArray:
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """One checkpoint. What damage makes unreadable is empty or None.
+    """One checkpoint. Attributes that cannot be read because of damage are empty or None.
 
     Attributes:
         name: of its folder.
-        problems: what is damaged, each by the name of its file.
-        files: how many files it has.
-        step: how many training steps had been taken.
-        written: when.
-        versions: of the packages that wrote it.
-        processes: how many wrote it.
+        problems: what is damaged, by file.
+        files: number of files.
+        step: number of training steps taken.
+        written: the time of the save.
+        versions: versions of the packages that wrote it.
+        processes: number of processes that wrote it.
         arrays: all of them.
         documents: the names of its JSON documents.
-        epoch: of the training; None if it was written outside of `fit`.
-        batch: how many batches of the epoch were done; None if it was written outside of `fit`.
+        epoch: the epoch of the training; None if it was written outside of `fit`.
+        batch: number of batches of the epoch that were done; None if it was written outside of `fit`.
         mesh: the sizes of the mesh axes it was saved on.
     """
 
@@ -98,12 +98,12 @@ class SavedState:
 
     @property
     def is_good(self) -> bool:
-        """Whether every byte is as it was written."""
+        """Whether no file is damaged."""
         return not self.problems
 
     @property
     def rules(self) -> dict[str, int]:
-        """The bytes that each layout rule keeps away from each device, slots included; the greatest first."""
+        """The bytes per device that each layout rule saves, slots included; the largest first."""
         followed = {array.name.partition("/")[2]: array.rule for array in self.arrays if array.kind == "variables"}
         kept_away: Counter[str] = Counter()
         for array in self.arrays:
@@ -113,7 +113,7 @@ class SavedState:
         return {rule: nbytes for rule, nbytes in kept_away.most_common() if nbytes}
 
     def restored_on(self, mesh: Mapping[str, int]) -> Restoring:
-        """Return the sizes of its arrays on another mesh with the same axes. Those of a training come to the host.
+        """Return the sizes of its arrays on another mesh with the same axes. Arrays without a plan are left out.
 
         Args:
             mesh: sizes of the axes by name.
@@ -139,7 +139,7 @@ class Restoring:
         arrays: how many arrays there are.
         nbytes: bytes of all of them.
         nbytes_per_device_saved: bytes on each device of the mesh it was saved on.
-        nbytes_per_device: bytes on each device of this one; where a problem is, the dim is not sharded.
+        nbytes_per_device: bytes on each device of this one; dims with a problem count as unsharded.
         problems: dims that are not divisible, and axes that the mesh lacks.
     """
 
@@ -158,8 +158,8 @@ class Diagnosis:
     Attributes:
         path: the directory, or the folder of one checkpoint.
         states: the checkpoints, in the order of their steps.
-        drafts: folders of saves that still go on or were killed; nothing reads them.
-        aside: folders that were damaged and have been put aside.
+        drafts: folders of saves that are still running or were killed; they are never read.
+        aside: damaged folders that were moved aside.
         writer: who holds the lock; None if nobody.
     """
 
@@ -174,7 +174,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """Whether there is at least one state, and none is damaged. What was put aside does not count."""
+        """Whether there is at least one state, and none is damaged. Folders that were moved aside do not count."""
         return bool(self.states) and all(state.is_good for state in self.states)
 
 

@@ -1,4 +1,4 @@
-"""`Draft`: a folder that comes to be whole, or not at all."""
+"""`Draft`: a folder that is written atomically."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from keras_dist.saving.locks import lock_folder, unlock_folder
 
 
 class Draft:
-    """A folder beside its place, where it is written; `commit` notes its files and moves it there.
+    """A temporary folder beside its final place; `commit` writes the manifest of its files and moves it there.
 
-    Whoever is killed in between leaves the draft, and what was in its place before; the next draft of the place clears
-    up. Other drafts of it that are still being written, here or in other processes, are told by a lock that the system
-    drops with its process. Where the system has no locks of folders, as on some network disks, they are left alone.
+    A writer that is killed leaves the draft, and what was in its place before; the next draft of the place removes it.
+    Drafts that are still being written, here or in other processes, are kept: they hold a lock that ends with its
+    process. On systems without locks of folders, such as some network disks, all drafts are kept.
 
     Args:
         place: where the folder is to be.
-        job: where the processes meet that write to it; the first one makes it and moves it.
+        job: synchronizes the processes that write to it; the first one makes it and moves it.
 
     Attributes:
         place: where the folder is to be.
@@ -52,7 +52,7 @@ class Draft:
             raise
 
     def commit(self) -> None:
-        """Put the folder in its place. What was there is exchanged for it."""
+        """Move the folder to its place, and replace what was there."""
         write_manifest(self.folder, self._job)
         self._job.first(self._move)
 
@@ -116,7 +116,7 @@ class Draft:
             shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:
-        """Remove it. Does nothing the second time, nor after `commit`, nor in other processes than the first."""
+        """Remove it. Does nothing the second time, after `commit`, or in processes other than the first."""
         if not self._is_over:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._release()
@@ -157,14 +157,14 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
-    """Finish or undo what a writer that was killed had begun.
+    """Finish or undo the work of a killed writer.
 
-    A folder that was to be exchanged for a new one, which never came, goes back to its place. Drafts are removed.
+    A folder whose replacement was never moved in goes back to its place. Drafts are removed.
 
     Args:
         place: of the folder.
-        is_only_writer: whether nobody else may be writing there. If not, what others have in hand is left alone, and
-            what `present` finds is moved to its place: it may have been read from there.
+        is_only_writer: whether nobody else can be writing there. If not, drafts of others are kept, and the folder that
+            `present` finds is moved to its place, because it may have been read from there.
     """
     if not place.parent.is_dir():
         return
@@ -189,9 +189,9 @@ def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """Return the folder at its place; a whole one beside it, if a writer was killed before the new one came there.
+    """Return the folder at its place; or a complete one beside it, if a writer was killed before moving it there.
 
-    Nothing is moved: who reads may not be allowed to write.
+    Nothing is moved: a reader may lack the permission to write.
     """
     resolved = place.resolve()
     if place.exists() or not resolved.parent.is_dir():
@@ -204,7 +204,7 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
 
 def discard(place: pathlib.Path) -> None:
-    """Delete a folder so that it is gone, or still whole, if the process is killed meanwhile."""
+    """Delete a folder atomically: if the process is killed meanwhile, it is either gone or complete."""
     draft = draft_path(place, str(os.getpid()))
     if draft.exists():
         shutil.rmtree(draft)

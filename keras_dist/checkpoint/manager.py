@@ -1,4 +1,4 @@
-"""`CheckpointManager`: the newest states of a model in a directory, of which the newest good one is restored."""
+"""`CheckpointManager`: keeps the newest states of a model in a directory, and restores the newest good one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_number_kept(what: str, number: object) -> None:
 
 
 class Checkpointable(Protocol):
-    """What a manager saves and restores: a `Model`."""
+    """An object that a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which no other thread consumes the arrays that a snapshot holds."""
@@ -48,26 +48,25 @@ class Checkpointable(Protocol):
         ...
 
     def restore(self, stored: Stored) -> None:
-        """Take over a state."""
+        """Restore a state."""
         ...
 
 
 class CheckpointManager:
-    """The newest states of a model in a directory, as folders `step_00000012`.
+    """Keeps the newest states of a model in a directory, as folders `step_00000012`.
 
-    A state is whole or not there: a process may be killed at any time. Each has a manifest of the CRC-32C of its files.
-    Whatever is damaged is passed over with a warning that says how, for the newest good one, and is never deleted.
-    Files are handed to the operating system before a state counts as written, not forced to the disk: what a failure of
-    power tears is noticed, too. In a job of several processes all make the manager and call it at the same points, with
-    a directory that all see; the first process checks and deletes.
+    Saves are atomic: the process may be killed at any time. Each state has a manifest of the CRC-32C of its files.
+    Damaged states are skipped with a warning, and are never deleted. Files are not forced to the disk (no `fsync`); a
+    state that a power failure damages is detected. In a job of several processes, all make the manager and call it at
+    the same points, with a directory that all share; the first process checks and deletes.
 
     Args:
-        model: a `Model`, whose weights are born.
-        directory: made if need be. One manager at a time writes there, of all processes on all machines that share it.
-        max_to_keep: how many states are kept, the newest ones; None for all.
-        asynchronous: whether `save` returns while the arrays are still being written. What goes wrong then is raised by
-            the next call, and by `wait_until_finished`. A program that ends waits for the save; `close` first on
-            Python 3.12.0 to 3.12.2, which begin no thread at the end, so that it may fail there, with a warning.
+        model: a `Model` whose weights exist.
+        directory: created if missing. Only one manager may write there at a time, among all jobs that share it.
+        max_to_keep: number of states to keep, the newest ones; None for all.
+        asynchronous: whether `save` returns while the arrays are still being written. Errors are then raised by the
+            next call and by `wait_until_finished`. A program that ends waits for the save; on Python 3.12.0 to 3.12.2,
+            which start no threads at exit, call `close` first: else the save may fail, with a warning.
 
     Raises:
         CheckpointError: another job writes there, or an argument cannot be used.
@@ -118,7 +117,7 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps whose states are there, ascending."""
+        """The steps of the saved states, ascending."""
         if not self.directory.is_dir():
             return []
         found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
@@ -131,24 +130,24 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest state; None if there is none. It may be damaged: `restore_or_initialize` looks."""
+        """The path of the newest state; None if there is none. It may be damaged; `restore_or_initialize` checks."""
         return next(reversed(self.checkpoints), None)
 
     def save(self, snapshot: Snapshot | None = None) -> str:
         """Write the state of the model, and delete the oldest ones beyond `max_to_keep`.
 
-        Other threads may train by `train_on_batch`: their steps wait until the arrays are copied. While `fit` runs, its
-        callbacks save.
+        Other threads may call `train_on_batch`: their steps wait until the arrays are copied. While `fit` runs, save
+        from its callbacks.
 
         Args:
-            snapshot: what to write instead.
+            snapshot: a state to write instead.
 
         Returns:
             The path of the state, where it is or will be.
 
         Raises:
-            CheckpointError: this save, or the one before in the background, failed; the states before are untouched.
-                Or there are states of later steps, which would be restored instead.
+            CheckpointError: this save, or the one before in the background, failed; the states before are untouched. Or
+                the directory holds states of later steps, which would be restored instead.
             ModelError: `fit` runs in another thread; its callbacks may save, and `Model.save` writes the model alone.
         """
         self._check_open()
@@ -168,7 +167,7 @@ class CheckpointManager:
         In jobs of several processes the next save raises it: all must raise at the same step.
 
         Raises:
-            CheckpointError: it has.
+            CheckpointError: a save has failed.
         """
         if self._writer is not None and self._writer.is_over and self._job.processes == 1:
             self.wait_until_finished()
@@ -186,10 +185,10 @@ class CheckpointManager:
             writer.check()
 
     def newest(self) -> Stored | None:
-        """Return the newest state that is good; None if there are none at all. Warns of damaged ones.
+        """Return the newest good state; None if there are no states. Warns of damaged ones.
 
         Raises:
-            CheckpointError: all that are there are damaged.
+            CheckpointError: all states are damaged.
         """
         self.wait_until_finished()
         mine: list[Stored | None] = []
@@ -229,7 +228,7 @@ class CheckpointManager:
         return None
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest state that is good.
+        """Restore the newest good state.
 
         Returns:
             Its path; None if there is no state, in which case the model stays as it is.
@@ -245,7 +244,7 @@ class CheckpointManager:
         return str(stored.folder)
 
     def delete(self) -> None:
-        """Delete all states that were not found damaged, and the directory, if nothing else is in it."""
+        """Delete all states that were not found damaged, and the directory if it is then empty."""
         self._check_open()
         try:
             self.wait_until_finished()
@@ -255,11 +254,11 @@ class CheckpointManager:
         self._job.first(self._remove_empty)
 
     def close(self, wait: bool = True, *, error: BaseException | None = None) -> None:
-        """Wait for the save in the background, and let others write to the directory.
+        """Wait for the save in the background, and release the directory.
 
         Args:
-            wait: if not, that save goes on by itself, and others may write when it is over.
-            error: why this process of a job goes on alone, if it does: the others wait for it no longer.
+            wait: if False, that save continues, and the directory is released when it ends.
+            error: why this process of a job leaves the others, if it does: they no longer wait for it.
 
         Raises:
             CheckpointError: the save failed.

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is seen before it is loaded.
 
-A checksum tells of accidents, and takes a fifth of the time of a digest. Whoever may write to the folder may forge
-both, which is why loading runs nothing that it reads, and reads regular files alone, no more of them than is stated.
+A checksum detects accidents, in a fifth of the time of a digest. Anyone who may write to the folder can forge either;
+therefore loading runs no code that it reads, and reads only regular files, no longer than stated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 2**20
 
 
 def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
-    """Note every file below `folder`. What is written there later is none of the checkpoint."""
+    """Write the manifest of all files below `folder`. Files that are added later are not part of the checkpoint."""
     job = job or Rendezvous()
     names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)], list)
     mine = names[job.process :: job.processes]
@@ -51,9 +51,9 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
 
 
 def damage_of(folder: pathlib.Path) -> list[str]:
-    """Return what is wrong with the files of a checkpoint, each by its name; empty if nothing is.
+    """Return what is wrong with the files of a checkpoint, by file name; empty if nothing is.
 
-    Not one byte can differ without being noticed, in the manifest itself neither.
+    Any changed byte is detected, also in the manifest itself.
     """
     try:
         content = read_regular(folder / NAME)
@@ -73,7 +73,7 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
-    """Return the names of the files of a checkpoint; others that lie in its folder are none of it."""
+    """Return the names of the files of a checkpoint; other files in its folder are not part of it."""
     return frozenset(_files_of(read_regular(folder / NAME)) or ())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import is_int
@@ -42,22 +43,22 @@ class Snapshot:
     """The contents of a checkpoint to write.
 
     Attributes:
-        step: how many training steps were taken.
+        step: number of training steps taken.
         arrays: by name.
-        plan: where those of a model live.
-        documents: plain values that JSON can hold, by the names of their files.
+        plan: the layouts of those of a model.
+        documents: JSON values by file name.
     """
 
     step: int
-    arrays: Mapping[str, Any]
+    arrays: Mapping[str, jax.Array | np.ndarray]
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def begin(self, place: pathlib.Path) -> Callable[[], None]:
-        """Begin to write it to a folder, which appears whole or not at all. All processes of a job write it.
+        """Start writing it to a folder, atomically. All processes of a job must call it.
 
         Returns:
-            What waits until it is there, once, in any thread. It raises what went wrong.
+            A function that waits until it is written, to be called once, in any thread. It raises what went wrong.
 
         Raises:
             CheckpointError: the place cannot hold it.
@@ -108,7 +109,7 @@ class Stored:
 
     Args:
         folder: where it is.
-        is_checked: whether its files were found to be as they were written; another process may have looked.
+        is_checked: whether its files were already compared with the manifest, perhaps by another process.
 
     Attributes:
         folder: where it is.
@@ -116,7 +117,7 @@ class Stored:
             of its arrays, and the layout plan they had.
 
     Raises:
-        CheckpointError: it is damaged, or no checkpoint.
+        CheckpointError: it is damaged, or not a checkpoint.
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
@@ -145,7 +146,7 @@ class Stored:
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
-        """One that all processes of a job open; the first one checks it for all."""
+        """Open a checkpoint in all processes of a job; the first one checks it for all."""
         checked = {}
 
         def check() -> str:
@@ -164,7 +165,7 @@ class Stored:
 
     @property
     def step(self) -> int:
-        """How many training steps had been taken."""
+        """The number of training steps taken."""
         return self.record["step"]
 
     def has(self, name: str) -> bool:
@@ -175,7 +176,7 @@ class Stored:
         """Return the document of this name; None if the manifest lists none.
 
         Raises:
-            CheckpointError: it is no JSON.
+            CheckpointError: it is not JSON.
             OSError: it cannot be read.
         """
         try:
@@ -198,12 +199,12 @@ class Stored:
             "or written by another version",
         )
 
-    def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
         """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
         return read_arrays(self.folder, wanted)
 
-    def arrays_below(self, prefix: str) -> dict[str, Any]:
-        """Return those of its arrays whose names begin like this, on the host, by the rest of their names."""
+    def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
+        """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()

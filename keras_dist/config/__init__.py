@@ -1,4 +1,4 @@
-"""Config files of runs: their schema and their reading. Imports no JAX.
+"""Config files of runs: their schema, and loading them. Imports no JAX.
 
 `load` reads a file into a `RunConfig`; `parse_mesh_shape` alone reads `"data=2,model=4"` and does not load pydantic.
 """

@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
     Args:
         path: the file; its suffix tells the format.
         environ: the environment, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` in it replaces
-            `mesh.shape`, which the file then need not give. Empty, it replaces nothing.
+            `mesh.shape`, which the file then need not give. An empty value replaces nothing.
 
     Returns:
         The settings, checked as a whole.

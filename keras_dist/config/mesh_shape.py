@@ -17,8 +17,8 @@ def parse_mesh_shape(text: str) -> dict[str, int]:
     """Return the sizes of mesh axes by name, in the order in which `text` gives them.
 
     Args:
-        text: `name=size` for each axis, joined by commas. Spaces around names and sizes do not count. One size may
-            be -1: what the number of devices leaves for it.
+        text: `name=size` for each axis, joined by commas. Spaces around names and sizes do not count. One size may be
+            -1: it is inferred from the number of devices.
 
     Returns:
         Sizes by axis name.
@@ -66,7 +66,7 @@ def name_problem(name: str) -> str:
 
 
 def sizes_problem(sizes: Iterable[int]) -> str:
-    """Return why the sizes do not go together, or an empty string."""
+    """Return why the sizes are inconsistent, or an empty string."""
     sizes = list(sizes)
     if not sizes:
         return "it has no axes"

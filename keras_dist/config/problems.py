@@ -50,8 +50,8 @@ class Problem:
         what: what is wrong.
         given: what the file says there.
         allowed: what would have been accepted.
-        fix: the way out.
-        source: where it stands when that is not the file.
+        fix: how to fix it.
+        source: where the value comes from, if not from the file.
     """
 
     loc: tuple[str | int, ...]

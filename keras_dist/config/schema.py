@@ -173,14 +173,14 @@ Layout = Annotated[dict[Annotated[str, BeforeValidator(_rule)], Entries] | None,
 
 
 class DistributionConfig(Table):
-    """`[distribution]`: what lies where on the mesh.
+    """`[distribution]`: the layout of variables and batches on the mesh.
 
-    The options of a strategy are those of the subclass whose `strategy` has its name as type and default. Defining the
-    subclass is enough: config files may name it then.
+    The options of a strategy are the fields of the subclass whose field `strategy` has its name as `Literal` type and
+    default. Defining the subclass is enough for config files to name it.
 
     Args:
         strategy: its name; by default `"model_parallel"` when there is a layout, else `"data_parallel"`.
-        batch_axis: the axis of the mesh, or the axes, along which batches lie; None for the first.
+        batch_axis: the mesh axis, or axes, over which batches are sharded; None for the first.
 
     Example:
         >>> config = DistributionConfig.model_validate({"layout": {"d1/kernel": ["-", "model"]}})
@@ -245,7 +245,7 @@ class ModelParallelConfig(DistributionConfig):
     """`strategy = "model_parallel"`.
 
     Args:
-        layout: entries of layouts by rule, where a rule is a path or a regular expression for whole paths.
+        layout: layouts by rule, where a rule is a path or a regular expression that matches whole paths.
         strict: whether rules that match no variable raise.
     """
 
@@ -266,8 +266,8 @@ class FullyShardedConfig(ModelParallelConfig):
     """`strategy = "fully_sharded"`, with the options of `"model_parallel"`, too.
 
     Args:
-        axis: the axis, or the axes, along which variables are sharded; None for the first.
-        min_size_bytes: what is smaller is not sharded.
+        axis: the mesh axis, or axes, over which variables are sharded; None for the first.
+        min_size_bytes: smaller variables are not sharded.
     """
 
     strategy: Literal["fully_sharded"] = "fully_sharded"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -358,7 +358,7 @@ class RunConfig(Table):
 
     Args:
         mesh: the axes of the device mesh.
-        distribution: what lies where on it.
+        distribution: the layout on it.
 
     Raises:
         pydantic.ValidationError: something is missing, unknown or not allowed (`load` makes a `ConfigError` of it).

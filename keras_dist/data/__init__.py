@@ -1,4 +1,4 @@
-"""Data: arrays, data sets and iterables as batches of rows that are ready for the mesh."""
+"""Data loading: arrays, data sets and iterables as batches that can be placed on the mesh."""
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch

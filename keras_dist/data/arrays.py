@@ -1,4 +1,4 @@
-"""`ArraySource`: batches of arrays in memory, as copies that are padded to what the mesh divides."""
+"""`ArraySource`: batches of arrays in memory, copied and padded to a number of rows that the mesh divides."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from keras_dist.data.source import RowSource
 
 
 class ArraySource(RowSource):
-    """Examples in memory, as arrays or pytrees of arrays with one length.
+    """Examples in memory: arrays, or pytrees of arrays, of equal length.
 
     Args:
         x: inputs; every leaf (examples, ...).
         y: targets of the same length, or None.
         sample_weight: a weight for each example, or None.
-        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
+        name: prefix of `x`, `y` and `sample_weight` in error messages, such as `"validation "`.
 
     Raises:
-        DataError: something is not an array of numbers, is empty, or has another length.
+        DataError: an argument is not an array of numbers or is empty, or the lengths differ.
     """
 
     way_of_targets = "pass y"
@@ -54,7 +54,7 @@ class ArraySource(RowSource):
         return ArraySource(*first, name=self.name), ArraySource(*last, name="validation ")
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """Return a batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
+        """Return the rows at these indices as a batch or a stack of batches, each with `rows` real rows first."""
         # `take` copies, so that nobody can change the rows of a step in flight
         gathered = [array.take(padded, axis=0) for array in self._leaves]
         for index, name in self._in_files:

@@ -1,14 +1,14 @@
-"""`Batch`: rows that are ready for the mesh, padded to what it divides; and what sources give for one."""
+"""`Batch`: padded rows that can be placed on the mesh. `unpack`: the parts of an element of a data set."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.conversion import Arrays, describe
 from keras_dist.distribution.process_rows import Portion
 from keras_dist.errors import DataError, shorten
@@ -16,16 +16,16 @@ from keras_dist.errors import DataError, shorten
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of a data set, gathered into fresh memory: one batch, or several of one length as a stack.
+    """A batch in freshly allocated memory, or a stack of several batches of equal length.
 
     Attributes:
         arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...), in a stack (batches, padded rows, ...); y and
             sample_weight may be None.
-        rows: how many of the rows are real; the others repeat the last one. Of several processes, those of the global
-            batch.
-        form: alike for batches whose arrays have the same structure, shapes and dtypes.
-        name: of the data set, as errors call it, such as `"validation "`.
-        stacked: how many batches the stack holds; None for a lone batch.
+        rows: number of real rows, in a job of several processes of the global batch; the others are padding that
+            repeats the last real row.
+        form: equal for batches whose arrays have the same structure, shapes and dtypes.
+        name: prefix of the data set's name in error messages, such as `"validation "`.
+        stacked: number of batches in the stack; None for a single batch.
         portion: which rows of the global batch these are; None for all.
     """
 
@@ -43,7 +43,7 @@ class Batch:
 
 
 def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Stack `count` batches of one form and length that follow each other; yield the others one by one."""
+    """Stack each run of `count` consecutive batches of equal form and length; yield the others one by one."""
     waiting: list[Batch] = []
     for batch in batches:
         if waiting and (batch.form, batch.rows) != (waiting[0].form, waiting[0].rows):
@@ -59,7 +59,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
     yield from waiting
 
 
-def unpack(element: Any, name: str) -> Arrays:
+def unpack(element: PyTree, name: str) -> Arrays:
     """Return `(x, y, sample_weight)`, with None for what is missing.
 
     Source: `keras.utils.unpack_x_y_sample_weight`.

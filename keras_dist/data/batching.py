@@ -26,8 +26,8 @@ class Span:
     """The batches of an epoch.
 
     Attributes:
-        began: the epoch in which this pass through the examples began; what is shuffled, is so once for each pass.
-        batches: which of the batches of the pass.
+        began: the epoch in which this pass over the examples began; examples are shuffled once per pass.
+        batches: indices of the batches in the pass.
     """
 
     began: int
@@ -36,13 +36,13 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batching:
-    """Examples in batches of one size.
+    """Examples split into batches of equal size.
 
     Attributes:
         source: the examples.
         batch_size: rows in all batches but the last.
-        steps: how many batches make an epoch; None for all.
-        drop_remainder: whether rows that fill no batch are left out.
+        steps: number of batches per epoch; None for all.
+        drop_remainder: whether to drop the last batch if it is smaller.
     """
 
     source: RowSource
@@ -72,14 +72,13 @@ class Batching:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The numbers that several processes must have in common, by what they count."""
+        """The counts that must be equal in all processes, by name."""
         return {"rows": self.source.length, "rows of a batch": self.batch_size, "steps": self.steps_of_epoch}
 
     def spans(self, epochs: range) -> Iterator[tuple[int, Span]]:
-        """Return the epochs with their batches: each goes on where the one before has stopped.
+        """Return the epochs with their batches; each epoch continues where the previous one stopped.
 
-        An epoch ends with the last batch, and the next begins with the first. If it is short of batches then, a warning
-        says so.
+        A pass over the examples ends with an epoch. If that epoch has fewer than `steps` batches, a warning is given.
 
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
@@ -92,7 +91,7 @@ class Batching:
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
     def spans_from(self, epochs: range, start: Cursor | None) -> Iterator[tuple[int, Span]]:
-        """Return the epochs with those of their batches that are left at `start`; None for all."""
+        """Return the epochs with the batches that remain from `start` on; None for all."""
         start = start or Cursor(epochs.start)
         for epoch, span in self.spans(epochs):
             if epoch >= start.epoch:
@@ -111,22 +110,22 @@ class Batching:
         """Yield the batches of each epoch.
 
         Args:
-            numbers: of the epochs.
+            numbers: indices of the epochs.
             multiple_of: batches are padded up to a multiple of this many rows.
-            shuffle_key: with the number of the epoch in which a pass began fixes its order; None for none.
-            stack: how many batches come as one stack, as long as there are so many.
-            start: where to begin, in one of the epochs; what comes before is left out, as if it were done.
-            share: what this process gathers of each batch; None for all of it.
+            shuffle_key: seeds the order of each pass, together with the epoch in which it began; None for no shuffling.
+            stack: number of batches per stack; when fewer are left, they come one by one.
+            start: position to begin at, in one of the epochs; earlier batches are skipped.
+            share: the rows of each batch that this process loads; None for all.
         """
         for epoch, span in self.spans_from(numbers, start):
             key = pass_key(shuffle_key, span.began)
             yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)
 
     def state(self) -> None:
-        """Return None: the number of a batch is enough."""
+        """Return None: the index of a batch is enough to resume."""
 
     def check_passes(self, count: int) -> None:
-        """Do nothing: examples serve any number of times."""
+        """Do nothing: examples can be read any number of times."""
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
         """Return the first batch in the order of the examples, for its structure."""
@@ -139,12 +138,12 @@ class Batching:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming:
-    """Batches that are made elsewhere.
+    """Batches of a data set that yields batches.
 
     Attributes:
         source: the batches.
-        steps: how many of them make an epoch; None for all.
-        steps_argument: how errors call it.
+        steps: number of batches per epoch; None for all.
+        steps_argument: the name of `steps` in error messages.
     """
 
     source: StreamSource
@@ -162,7 +161,7 @@ class Streaming:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The numbers that several processes must have in common, by what they count."""
+        """The counts that must be equal in all processes, by name."""
         return {"steps": self.steps_of_epoch}
 
     def epochs(
@@ -174,10 +173,10 @@ class Streaming:
         start: Cursor | None = None,
         share: Share | None = None,
     ) -> Epochs:
-        """Yield the batches of each epoch: with `steps`, each goes on where the one before has stopped.
+        """Yield the batches of each epoch; with `steps`, each epoch continues where the previous one stopped.
 
-        The epochs end before their time when an iterator that can be gone through once has no batch for the next one.
-        No batch is asked for before its epoch has come. For the arguments see `Batching.epochs`.
+        Stops early when an iterator that can be used only once is exhausted. No batch is read before its epoch begins.
+        For the arguments see `Batching.epochs`.
 
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
@@ -233,7 +232,7 @@ class Streaming:
         self.source.end_epoch()
 
     def check_passes(self, count: int) -> None:
-        """Check that the batches can be iterated `count` times. Asks for none."""
+        """Check that the batches can be iterated `count` times, without reading one."""
         if self.source.is_once and self.steps is None and count > 1:
             raise self._needs_steps(f"an iterator, which can be gone through once, for {count} times")
 
@@ -301,7 +300,7 @@ class _Taken:
 
 
 def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...] | None:
-    """Return the key of the order of a pass through the examples that begins in this epoch."""
+    """Return the shuffle key of a pass over the examples that begins in this epoch."""
     return None if shuffle_key is None else (*shuffle_key, epoch)
 
 
@@ -320,8 +319,8 @@ class Validation:
     """The validation data, and the epochs after which it is evaluated.
 
     Attributes:
-        examples: in batches.
-        freq: after every so many epochs; or the epochs, counted from 1.
+        examples: the validation data, in batches.
+        freq: number of epochs between evaluations; or the epochs after which to evaluate, counted from 1.
     """
 
     examples: Batching | Streaming
@@ -336,7 +335,7 @@ class Validation:
         return (epoch + 1) % self.freq == 0 if isinstance(self.freq, int) else epoch + 1 in self.freq
 
     def has_batches(self) -> bool:
-        """Whether a batch is left; if an iterator has come to its end, a warning says so."""
+        """Whether a batch is left; warns if an iterator is exhausted."""
         if isinstance(self.examples, Batching) or not self.examples.source.is_over():
             return True
         steps, title = self.examples.steps or 1, self.examples.source.title

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from keras_dist.data.conversion import SparseRows
 from keras_dist.errors import DataError, shorten
 
 
-def weights_of_classes(y: PyTree, class_weight: Any) -> np.ndarray:
+def weights_of_classes(y: PyTree, class_weight: Mapping[int, float]) -> np.ndarray:
     """Return the weight of the class of each example.
 
     Args:
@@ -40,7 +39,7 @@ def weights_of_classes(y: PyTree, class_weight: Any) -> np.ndarray:
     return np.array([class_weight.get(int(label), 1.0) for label in classes], np.float32)[places]
 
 
-def _check_weights(class_weight: Any) -> None:
+def _check_weights(class_weight: object) -> None:
     numbers = (int, float, np.number)
     fits = isinstance(class_weight, Mapping) and all(
         isinstance(label, numbers) and float(label).is_integer() and isinstance(weight, numbers) and np.isfinite(weight)

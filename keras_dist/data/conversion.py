@@ -20,14 +20,14 @@ Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
 """`(x, y, sample_weight)`; y and sample_weight may be None."""
 
 
-def check_batch_size(batch_size: Any, argument: str = "batch_size", default: int = 32) -> int:
+def check_batch_size(batch_size: int | None, argument: str = "batch_size", default: int = 32) -> int:
     """Return `batch_size`, the value of `argument`, or the default for None."""
     if batch_size is None:
         return default
     return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
 
 
-def as_arrays(value: Any, argument: str) -> PyTree:
+def as_arrays(value: PyTree, argument: str) -> PyTree:
     """Convert the leaves of a pytree to numpy arrays or `SparseRows`."""
     # JAX is about to refuse iterators inside a tree with an error of its own
     value = with_lists_as_arrays(value)
@@ -41,7 +41,7 @@ def all_as_arrays(given: Arrays, name: str) -> Arrays:
     return as_arrays(x, f"{name}x"), as_arrays(y, f"{name}y"), as_arrays(sample_weight, f"{name}sample_weight")
 
 
-def with_lists_as_arrays(value: Any) -> PyTree:
+def with_lists_as_arrays(value: PyTree) -> PyTree:
     """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
     if type(value) is dict:
         return {key: with_lists_as_arrays(item) for key, item in value.items()}
@@ -55,7 +55,7 @@ def with_lists_as_arrays(value: Any) -> PyTree:
     return type(value)(with_lists_as_arrays(item) for item in value)
 
 
-def leaf_name(argument: str, path: Any) -> str:
+def leaf_name(argument: str, path: tuple[PyTree, ...]) -> str:
     """Return the name of a leaf of the pytree `argument`, as errors show it."""
     parts = _paths.parts_of(path)
     return argument + "".join(f"[{part!r}]" for part in parts)
@@ -86,7 +86,7 @@ def noting(place: str) -> Iterator[None]:
 
 
 def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
-    """Convert an array of any library to one of numpy, or `SparseRows`."""
+    """Convert an array of any library to a numpy array or `SparseRows`."""
     array = to_host(leaf)
     if not isinstance(array, np.ndarray | SparseRows):
         raise DataError(
@@ -109,7 +109,7 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
 
 
 def common_length(arrays: Arrays, name: str, what: str = "data set") -> int:
-    """Return the number of rows, which must be that of all arrays of `(x, y, sample_weight)`."""
+    """Return the number of rows of `(x, y, sample_weight)`; raise if their arrays differ in it."""
     lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
         raise DataError(
@@ -166,7 +166,7 @@ def is_array(x: object) -> bool:
 
 
 def is_plain(x: object) -> bool:
-    """Whether `x` is an array, a container of arrays, text or a class, and no data set by itself."""
+    """Whether `x` is an array, a container of arrays, a string or a class, and so no data set."""
     return isinstance(x, dict | list | tuple | str | bytes | type | None) or is_array(x)
 
 
@@ -190,17 +190,17 @@ def to_host(leaf: Any) -> Any:
 
 
 class SparseRows:
-    """The rows of a sparse matrix, which become dense when they are taken.
+    """A sparse matrix whose rows become dense when they are read.
 
     Args:
-        matrix: of scipy, in the CSR format.
+        matrix: a scipy matrix in CSR format.
 
     Attributes:
         shape: (rows, columns).
         dtype: of the elements.
         ndim: 2.
-        size: of all elements, the zeros among them.
-        nbytes: of all elements as a dense array.
+        size: number of elements, zeros included.
+        nbytes: bytes of the matrix as a dense array.
     """
 
     ndim = 2
@@ -219,7 +219,7 @@ class SparseRows:
         return SparseRows(self._matrix[rows])
 
     def take(self, rows: np.ndarray, axis: int = 0) -> np.ndarray:
-        """Return these rows as a dense array of the shape of `rows`, and the columns."""
+        """Return these rows as a dense array of shape `(*rows.shape, columns)`."""
         del axis  # the rows; as of numpy
         return self._matrix[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
 

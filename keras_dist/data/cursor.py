@@ -16,9 +16,9 @@ class Cursor:
 
     Attributes:
         epoch: the epoch that is running, counted from 0.
-        batch: how many batches of it are done.
-        rows: how many rows of it are done.
-        seed: what fixes the order of the rows, with the epoch; None where they come in their own order.
+        batch: number of its batches that are done.
+        rows: number of its rows that are done.
+        seed: fixes the order of the rows, together with the epoch; None if they are not shuffled.
         source: the state of an iterator that has one, as JSON; None for all others.
     """
 
@@ -29,7 +29,7 @@ class Cursor:
     source: Any = None
 
     def after(self, rows: int, source: Any = None) -> Cursor:
-        """Return the cursor after one more batch, of so many rows; `source` is the state of the iterator."""
+        """Return the cursor after one more batch of `rows` rows; `source` is the state of the iterator."""
         return dataclasses.replace(self, batch=self.batch + 1, rows=self.rows + rows, source=source)
 
     def to_json(self) -> dict[str, Any]:
@@ -38,10 +38,10 @@ class Cursor:
 
     @classmethod
     def from_json(cls, state: Any) -> Cursor:
-        """Return the cursor that `to_json` told of.
+        """Return the cursor from the result of `to_json`.
 
         Raises:
-            DataError: it did not tell that.
+            DataError: `state` is not such a result.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if (

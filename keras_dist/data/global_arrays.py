@@ -15,22 +15,23 @@ from keras_dist.errors import DataError, shorten
 
 
 def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: bool = True) -> PyTree:
-    """Global arrays from the rows of this process. All processes of the mesh call it, each with its own rows.
+    """Return global arrays made of the rows of each process. All processes of the mesh must call it.
 
     Args:
         arrays: a pytree of arrays (rows of this process, ...), in the order of `process_rows`; other dims are whole.
         layouts: one for all arrays, or a pytree of them that is a prefix of `arrays`: a `NamedSharding`, a
             `TensorLayout`, or a distribution for its data layout of each array.
         global_rows: rows of the global batch, padding included.
-        copy: whether the rows are copied first. Without it JAX may use their memory as it is, so that nobody may write
-            to it any more; give False for fresh rows alone.
+        copy: whether the rows are copied first. With False, JAX may use their memory directly, so it must not be
+            written to afterwards.
 
     Returns:
         `jax.Array`s (global_rows, ...) in the structure of `arrays`; in one process placed as by `jax.device_put`.
 
     Raises:
-        DataError: a leaf is no array with rows; has other rows than this process owns, all such leaves are named; the
-            layouts do not divide the rows, have another structure, or more dims than their array.
+        DataError: a leaf is not an array with rows, or has another number of rows than this process owns (all such
+            leaves are named); or the layouts do not divide the rows, have another structure, or have more dims than
+            their array.
 
     Source: `jax.make_array_from_process_local_data`.
     """
@@ -52,13 +53,13 @@ def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: boo
 
 
 def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: Portion, dim: int = 0) -> jax.Array:
-    """Return a global array from the rows of this process. All processes of the mesh call it, each with its own rows.
+    """Return a global array made of the rows of each process. All processes of the mesh must call it.
 
     Args:
-        array: fresh rows of this process; other dims are whole.
+        array: rows of this process, in memory that is not written to afterwards; other dims are whole.
         sharding: of the global array.
-        portion: where the rows are in the global batch.
-        dim: that of the rows; 1 in a stack.
+        portion: positions of the rows in the global batch.
+        dim: the dim of the rows; 1 in a stack.
     """
     positions = portion.positions if array.shape[dim] == len(portion.positions) else np.empty(0, np.intp)
 
@@ -76,7 +77,7 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
 
 
 def _check_all_rows(
-    leaves: list[Any], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
+    leaves: list[jax.Array | np.ndarray], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
 ) -> None:
     owned = [process_rows(sharding, global_rows) for sharding in shardings]
     wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
@@ -85,7 +86,7 @@ def _check_all_rows(
         raise wrong_rows(handed, owned[wrong[0]], global_rows, jax.process_index())
 
 
-def _checked(leaf: Any, name: str) -> Any:
+def _checked(leaf: PyTree, name: str) -> jax.Array | np.ndarray:
     if getattr(leaf, "shape", ()):
         return leaf
     raise DataError(
@@ -110,7 +111,7 @@ def _broadcast(layouts: PyTree, arrays: PyTree) -> list[Any]:
     return jax.tree.leaves(nested)
 
 
-def _sharding(layout: Any, leaf: Any, name: str) -> jax.sharding.Sharding:
+def _sharding(layout: Any, leaf: jax.Array | np.ndarray, name: str) -> jax.sharding.Sharding:
     sharding = layout.get_data_layout(leaf.shape) if hasattr(layout, "get_data_layout") else layout
     if isinstance(sharding, TensorLayout):
         sharding = sharding.backend_layout

@@ -1,4 +1,4 @@
-"""`DataLoader`: batches for custom loops, with a state to go on from."""
+"""`DataLoader`: batches for custom training loops, with a state that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from keras_dist.errors import DataError
 
 
 class DataLoader:
-    """Iterates over the batches of an epoch, `(x, y, sample_weight)` as numpy arrays; the next time over the next one.
+    """An iterable of batches `(x, y, sample_weight)` of numpy arrays; each `iter()` gives the next epoch.
 
-    Each row comes once an epoch. The batches are global ones: they do not depend on the mesh or the number of
-    processes. Their iterators tell by `get_state()` where they are, and `set_state` brings one there, on any mesh.
+    Each row comes once per epoch. Batches are global: they do not depend on the mesh or the number of processes.
+    `get_state()` of an iterator returns its position, which `set_state` restores, on any mesh.
 
     Args:
         x: inputs, or a data set: whatever `Model.fit` takes.
         y: targets, or None.
         sample_weight: a weight for each example, or None.
-        batch_size: rows of a batch, 32 by default; the last one may be shorter. Not for what has batches already.
-        shuffle: whether the rows (or the batches of a `PyDataset`) come in another order in each epoch.
-        seed: fixes these orders.
-        drop_remainder: whether rows that fill no batch are left out. Not for what has batches already.
+        batch_size: rows per batch, 32 by default; the last batch may be smaller. Not for data sets that yield batches.
+        shuffle: whether to shuffle the rows (or the batches of a `PyDataset`) in each epoch.
+        seed: seeds the shuffling.
+        drop_remainder: whether to drop the last batch if it is smaller. Not for data sets that yield batches.
 
     Raises:
         DataError: the data or an argument cannot be used.
@@ -95,7 +95,7 @@ class DataLoader:
         return LoaderIterator(self, cursor)
 
     def batches_from(self, start: Cursor) -> Iterator[Batch]:
-        """Yield the batches of an epoch that are left at `start`."""
+        """Yield the batches of an epoch that remain from `start` on."""
         self._epoch = start.epoch + 1
         key = None if start.seed is None else (start.seed,)
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):
@@ -110,8 +110,8 @@ class LoaderIterator:
     """The batches of one epoch of a `DataLoader`.
 
     Args:
-        loader: whose they are.
-        cursor: where they begin.
+        loader: the loader.
+        cursor: the position to begin at.
     """
 
     def __init__(self, loader: DataLoader, cursor: Cursor) -> None:
@@ -130,14 +130,14 @@ class LoaderIterator:
         return x, y, sample_weight
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the last batch that was returned: values that JSON can hold."""
+        """Return the position after the last batch that was returned, as JSON values."""
         return self._cursor.to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to the position of another iterator of the same data.
+        """Move to the position of another iterator over the same data.
 
-        The loader goes on with the epoch after. An iterator with a state of its own, as those of grain, goes there;
-        what can be gone through in its order alone is gone through up to there, with a progress bar.
+        The loader continues with the epoch after it. Iterators with a state of their own, such as grain's, are set to
+        it; other iterables are read up to the position, with a progress bar.
 
         Raises:
             DataError: `state` is not from `get_state`.

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch, stacked, unpack
 from keras_dist.data.conversion import Arrays, SparseRows, as_arrays, describe, is_plain, noting, to_host
 from keras_dist.data.source import RowSource, register_source
@@ -24,13 +25,13 @@ _AHEAD = 2
 
 @register_source
 class LookupSource(RowSource):
-    """Examples of something with `__len__` and `__getitem__`, read in a thread while the devices compute.
+    """Examples of an object with `__len__` and `__getitem__`, read in a thread while the devices compute.
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
-            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if there is
-            one, gives a list of them.
-        name: how errors call what it holds, such as `"validation "`.
+            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if it exists,
+            returns a list of examples.
+        name: prefix of the data's name in error messages, such as `"validation "`.
 
     Raises:
         DataError: it is empty, or its first example cannot be used.
@@ -53,7 +54,7 @@ class LookupSource(RowSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it has `__len__` and `__getitem__`, and no `__iter__`, or reads several examples at once."""
+        """Whether `x` has `__len__` and `__getitem__`, and has `__getitems__` or is not iterable."""
         if isinstance(x, Iterator) or is_plain(x) or NumberedSource.recognises(x):
             return False
         is_numbered = hasattr(x, "__getitem__") and hasattr(x, "__len__")
@@ -73,7 +74,7 @@ class LookupSource(RowSource):
         span: range | None = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """Return the examples in batches, which are read ahead, by one thread."""
+        """Return the examples in batches, which one thread reads ahead."""
         todo = [
             (padded, rows)
             for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)
@@ -100,14 +101,14 @@ class LookupSource(RowSource):
         gathered = [np.stack(column) for column in zip(*examples, strict=True)]
         return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name)
 
-    def _read(self, number: int) -> Any:
+    def _read(self, number: int) -> PyTree:
         with noting(self._place(number)):
             return self._dataset[number]
 
     def _place(self, number: int) -> str:
         return f"example {number} of {self.title}"
 
-    def _leaves(self, example: Any, number: int) -> list[np.ndarray]:
+    def _leaves(self, example: PyTree, number: int) -> list[np.ndarray]:
         checked = self._checked(example, number)
         leaves, tree = jax.tree.flatten(checked)
         if (tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)) != self.form:
@@ -120,29 +121,29 @@ class LookupSource(RowSource):
                 )
         return [leaf.copy() for leaf in leaves]
 
-    def _checked(self, example: Any, number: int) -> Arrays:
+    def _checked(self, example: PyTree, number: int) -> Arrays:
         """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
         with noting(self._place(number)):
             named = zip(("x", "y", "sample_weight"), unpack(example, "the example"), strict=True)
-            arrays: Any = tuple(
+            arrays: PyTree = tuple(
                 as_arrays(jax.tree.map(_lifted, _unlisted(value, f"{self.name}{argument}")), f"{self.name}{argument}")
                 for argument, value in named
             )
         return jax.tree.map(lambda leaf: leaf[0], arrays)
 
 
-def _unlisted(value: Any, name: str) -> Any:
+def _unlisted(value: PyTree, name: str) -> PyTree:
     """Convert the lists of numbers in a dict, as in rows of Hugging Face, to arrays."""
     if type(value) is not dict:
         return value
     return {key: _as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
 
 
-def _as_array(item: Any, name: str) -> Any:
+def _as_array(item: PyTree, name: str) -> PyTree:
     """Convert a list of numbers, or of such lists, to an array, in dicts, too; return anything else unchanged."""
     if not isinstance(item, list):
         return _unlisted(item, name)
-    first: Any = item
+    first: PyTree = item
     while isinstance(first, list) and first:
         first = first[0]
     if not isinstance(first, list | bool | int | float | complex):
@@ -158,7 +159,7 @@ def _as_array(item: Any, name: str) -> Any:
         ) from error
 
 
-def _lifted(leaf: Any) -> Any:
+def _lifted(leaf: PyTree) -> PyTree:
     """Add a dim of size 1 before those of a number or an array; return anything else unchanged."""
     host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
     host = host.copy() if isinstance(host, SparseRows) else host

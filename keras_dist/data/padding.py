@@ -26,23 +26,23 @@ def pad_batch(
     pads_targets: bool = False,
     reduction: str | None = "sum_over_batch_size",
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Pad a batch, so that batches of many lengths become batches of a few: each shape is compiled anew.
+    """Pad a batch, so that batches of many lengths have few shapes: JAX compiles a program for each shape.
 
-    Added rows repeat the last row and have weight 0, so that they change neither the loss nor its gradients. To the
-    model they are rows like any others: `BatchNormalization` counts them in its statistics, activity regularizers and
-    `metrics` count them, too (`weighted_metrics` do not), and `predict` returns outputs for them.
+    Added rows repeat the last row and have weight 0, so that they change neither the loss nor its gradients. The model
+    treats them like any other rows: they enter the statistics of `BatchNormalization`, activity regularizers and
+    `metrics` (but not `weighted_metrics`), and `predict` returns outputs for them.
 
     Args:
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`; each may be a pytree of arrays.
         multiple_of: pad to the next multiple of this number. Give this or `lengths`.
-        lengths: pad to the smallest of these lengths that suffices.
+        lengths: pad to the smallest of these lengths that is large enough.
         dim: which dim to pad. 0 is the rows, of all arrays. Another one is padded in all arrays of `x`, for example 1
             for the steps of sequences `(rows, steps, ...)`.
-        value: what fills `x` up along a dim other than the rows.
+        value: padding value of `x` along a dim other than the rows.
         pads_targets: whether `y` has the dim, too, as `(rows, steps)` or `(rows, steps, classes)`. Its added
             positions are 0 and have weight 0: weights become those of positions. Only for a dim other than the rows.
-        reduction: that of the loss. "sum_over_batch_size" and "mean" divide by all values, the padding included;
-            therefore the weights of the real ones are multiplied by `padded / real`. "sum" and
+        reduction: the reduction of the loss. "sum_over_batch_size" and "mean" divide by all values, the padding
+            included; therefore the weights of the real ones are multiplied by `padded / real`. "sum" and
             "mean_with_sample_weight" leave weights as they are; the latter is exact also where a mask leaves out
             values, and so are `weighted_metrics` over several batches.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 
 from keras_dist._arguments import check_int
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.data.conversion import SparseRows, as_array
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.distribution.layout import TensorLayout
@@ -17,16 +16,15 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import DataError
 
 
-def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: int = 2) -> Iterator[Any]:
-    """Return the batches as arrays on the mesh, with the next ones on their way there.
+def prefetch_to_mesh(batches: Iterable[PyTree], distribution: Distribution, size: int = 2) -> Iterator[PyTree]:
+    """Place batches on the mesh, some of them ahead of their use.
 
     Args:
-        batches: pytrees of arrays (rows, ...) of any library; those of a `DataLoader`, for example. Their rows are
-            copied, so that a buffer may be refilled.
-        distribution: says how the batch dim is sharded. Where that does not divide the rows, as in a last batch, they
-            are put on every device: the values are the same, and whatever is computed from them.
-        size: how many batches are placed or on their way, the one that is handed out among them; no more are asked
-            for ahead.
+        batches: pytrees of arrays (rows, ...) of any library; for example from a `DataLoader`. Rows are copied, so that
+            a buffer may be reused.
+        distribution: says how the batch dim is sharded. A batch whose rows it does not divide, such as a last one, is
+            replicated; results are the same.
+        size: number of batches that are placed or being placed, including the one that is returned.
 
     Returns:
         The batches in order, as pytrees of `jax.Array`.
@@ -40,8 +38,8 @@ def prefetch_to_mesh(batches: Iterable[Any], distribution: Distribution, size: i
     return _prefetched(iter(batches), distribution, size)
 
 
-def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -> Iterator[Any]:
-    waiting: collections.deque[Any] = collections.deque()
+def _prefetched(batches: Iterator[PyTree], distribution: Distribution, size: int) -> Iterator[PyTree]:
+    waiting: collections.deque[PyTree] = collections.deque()
     for number, batch in enumerate(batches):
         waiting.append(_placed(batch, number, distribution))
         del batch
@@ -50,8 +48,8 @@ def _prefetched(batches: Iterator[Any], distribution: Distribution, size: int) -
     yield from waiting
 
 
-def _placed(batch: PyTree, number: int, distribution: Distribution) -> Any:
-    def place(leaf: Any) -> jax.Array:
+def _placed(batch: PyTree, number: int, distribution: Distribution) -> PyTree:
+    def place(leaf: ArrayLike | SparseRows) -> jax.Array:
         host = as_array(leaf, f"a leaf of batch {number}")
         array = host.copy() if isinstance(host, SparseRows) else host
         layout = distribution.get_data_layout(array.shape)

@@ -14,7 +14,7 @@ from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import DataError, shorten
 
 
-def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
+def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.ndarray:
     """Convert class indices to one-hot rows.
 
     Args:
@@ -25,7 +25,7 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
         An array of shape `(*x.shape, num_classes)`: numpy's, or JAX's where `x` is one of JAX.
 
     Raises:
-        DataError: an index is no class.
+        DataError: an index is negative, not an integer, or too large.
 
     Example:
         >>> from keras_dist import utils
@@ -45,13 +45,13 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> Any:
     return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 
-def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
+def normalize(x: PyTree, axis: int = -1, order: int | float | str = 2) -> jax.Array | np.ndarray:
     """Divide `x` by its norm along an axis; zeros stay zeros.
 
     Args:
         x: an array.
-        axis: along which the norm is taken.
-        order: of the norm, as of `numpy.linalg.norm`.
+        axis: the axis of the norm.
+        order: order of the norm, as in `numpy.linalg.norm`.
 
     Returns:
         An array of the shape of `x`: numpy's, or JAX's where `x` is one of JAX.
@@ -64,22 +64,22 @@ def normalize(x: PyTree, axis: int = -1, order: Any = 2) -> Any:
 
 
 def pad_sequences(
-    sequences: Sequence[Any],
+    sequences: Sequence[Sequence[PyTree] | np.ndarray],
     maxlen: int | None = None,
     dtype: DTypeLike = "int32",
     padding: str = "pre",
     truncating: str = "pre",
-    value: Any = 0.0,
+    value: float | str = 0.0,
 ) -> np.ndarray:
     """Pad or cut sequences to one length.
 
     Args:
-        sequences: of numbers, or of arrays of one shape.
-        maxlen: the length of all; by default that of the longest.
+        sequences: sequences of numbers, or of arrays of equal shape.
+        maxlen: the common length; by default that of the longest sequence.
         dtype: element type; `object` for strings.
-        padding: where shorter ones are filled up: "pre" at their beginning, or "post".
-        truncating: where longer ones are cut: "pre" at their beginning, or "post".
-        value: what fills them up.
+        padding: pad shorter sequences at the beginning ("pre") or the end ("post").
+        truncating: cut longer sequences at the beginning ("pre") or the end ("post").
+        value: the padding value.
 
     Returns:
         An array of shape `(len(sequences), maxlen, ...)`.
@@ -116,7 +116,7 @@ def pad_sequences(
     return padded
 
 
-def _unusable(argument: str, value: Any, expected: str, fix: str = "") -> DataError:
+def _unusable(argument: str, value: object, expected: str, fix: str = "") -> DataError:
     return DataError(
         f"pad_sequences: `{argument}` cannot be used",
         given=f"{argument}={shorten(value)}",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from keras_dist._types import PyTree
 
 
 class PyDataset:
-    """Batches by number, safe to read in several threads. Subclasses define `__getitem__` and `__len__`.
+    """Base class of data sets that compute batches by index. Subclasses define `__getitem__` and `__len__`.
 
     Without `__len__` (or where `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
 
     Args:
-        workers: how many threads read batches; 1 reads them in the thread that trains. Several may not fill one buffer.
-        use_multiprocessing: accepted as Keras does; the workers are threads all the same.
+        workers: how many threads read batches; 1 reads them in the thread that trains. Several need a thread-safe
+            `__getitem__`.
+        use_multiprocessing: accepted for compatibility with Keras; workers are always threads.
         max_queue_size: how many batches several workers read ahead.
 
     Example:
@@ -33,7 +34,7 @@ class PyDataset:
         self.use_multiprocessing = use_multiprocessing
         self.max_queue_size = max_queue_size
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> PyTree:
         """Return batch `index`: `x`, `(x, y)` or `(x, y, sample_weight)`."""
         raise NotImplementedError(f"{type(self).__name__} does not define __getitem__(self, index)")
 
@@ -46,4 +47,4 @@ class PyDataset:
         """Called before every epoch."""
 
     def on_epoch_end(self) -> None:
-        """Called after every epoch, so that the data may change between them."""
+        """Called after every epoch, for example to change the data."""

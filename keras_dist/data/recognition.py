@@ -1,4 +1,4 @@
-"""`source_of`: the source that reads what users give as data."""
+"""`source_of`: finds the source that reads the data of a user."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TAKEN = (
 
 
 def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Source:
-    """Return the source that reads what was given to `fit`, `evaluate` or `predict`.
+    """Return the source that reads the data given to `fit`, `evaluate` or `predict`.
 
     Args:
-        x: inputs, or a data set, which holds targets and weights itself.
+        x: inputs, or a data set that includes targets and weights.
         y: targets of inputs, or None.
         sample_weight: weights of inputs, or None.
-        name: how errors call what it holds, such as `"validation "`.
+        name: prefix of the data's name in error messages, such as `"validation "`.
     """
     kind = _kind_of(x)
     if kind is None:
@@ -52,7 +52,7 @@ def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: s
 
 
 def is_data_set(x: PyTree) -> bool:
-    """Whether `x` holds targets and weights itself, and is no array or pytree of arrays."""
+    """Whether `x` is a data set that includes targets and weights, not an array or a pytree of arrays."""
     return _kind_of(x) is not None
 
 

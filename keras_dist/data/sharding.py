@@ -27,13 +27,13 @@ from keras_dist.errors import DataError, did_you_mean, shorten
 
 
 class ShardPolicy(enum.StrEnum):
-    """How a data set is divided among the processes of a job. Its values are accepted in its place.
+    """How a data set is divided among the processes of a job. Its string values are accepted, too.
 
     Attributes:
         AUTO: FILE if the files of the data set are known and there is one for each group of processes, else DATA.
         DATA: every process reads all rows and keeps its share of each global batch.
-        FILE: whole files go to the groups.
-        OFF: the process is given its own share already; nothing is cut.
+        FILE: each group of processes reads whole files.
+        OFF: the data set is already the share of this process, and is left as it is.
 
     Raises:
         DataError: there is no such policy.
@@ -63,9 +63,9 @@ def replica_group(
     """Return the group of processes that load the same rows as one process.
 
     Args:
-        layout: of the batch, see `process_rows`; by default that of the current distribution.
+        layout: layout of the batch, see `process_rows`; by default that of the current distribution.
         process_index: which process; by default this one.
-        process_of: the process of a device.
+        process_of: function from a device to the index of its process.
 
     Raises:
         DataError: the process has no device in the mesh; processes share some of their rows, but not all; or a job of
@@ -89,8 +89,8 @@ class ShareRows(NamedTuple):
     """The rows of a data set that a group of processes reads in an epoch, batch after batch.
 
     Attributes:
-        numbers: of the rows (rows of the share,).
-        is_padding: which of them repeat the last row of their batch to fill it up (rows of the share,).
+        numbers: row numbers (rows of the share,).
+        is_padding: which of them are padding, which repeats the last row of the batch (rows of the share,).
     """
 
     numbers: np.ndarray
@@ -108,8 +108,8 @@ def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) 
         length: rows of the data set.
         group: the processes that read.
         batch_size: rows of all global batches but the last. Without it a group takes the rows of its shards of every
-            `group.multiple_of` rows, for `ReplicaGroup.numbered(n, i)` those of `[i::n]`: global batches whose size
-            that number divides hold the same rows for any number of processes, in another order.
+            `group.multiple_of` rows, for `ReplicaGroup.numbered(n, i)` those of `[i::n]`: global batches whose size is
+            a multiple of that number hold the same rows for any number of processes, in another order.
 
     Raises:
         DataError: there are no rows, or `batch_size` is no positive integer.
@@ -131,7 +131,7 @@ def shard_batch(batch: PyTree, group: ReplicaGroup | None = None) -> PyTree:
         group: the processes that read; by default the one of this process in the current distribution.
 
     Raises:
-        DataError: `batch` holds something else, or nothing; or see `replica_group`.
+        DataError: `batch` is empty or not such a pytree; or see `replica_group`.
     """
     group = replica_group() if group is None else group
     source = ArraySource(batch)
@@ -152,33 +152,33 @@ def auto_shard_dataset(
 ) -> Any:
     """Return the share of a data set that this process reads.
 
-    What is divided among are the groups of processes that own the same rows: where the model axis spans processes,
-    they are fewer than the processes. With one group nothing is cut or padded.
+    The data set is divided among groups of processes that own the same rows; where the model axis spans processes,
+    there are fewer groups than processes. With one group nothing is cut or padded.
 
-    Under DATA all processes must see the rows in one order, shuffled alike. Every batch is padded to what the mesh
-    divides, so that all groups get as many batches; `share_rows` says which rows are padding. Under FILE the groups may
-    get different numbers of rows: let all stop after the same number of steps.
+    Under DATA all processes must see the rows in the same order (shuffle with the same seed). Batches are padded to a
+    number of rows that the mesh divides, so that all groups get the same number of batches; `share_rows` says which
+    rows are padding. Under FILE groups may get different numbers of rows: stop all after the same step.
 
     Args:
-        dataset: holds rows: arrays or a pytree of arrays with one length; anything with `__len__` and `__getitem__` by
+        dataset: the rows: arrays or a pytree of arrays with one length; anything with `__len__` and `__getitem__` by
             number; an iterable. With `files`, a function from a list of files to one of these, or None. Of batches
             `shard_batch` takes a share.
         policy: a `ShardPolicy` or its value.
         batch_size: rows of a global batch, see `share_rows`.
-        files: the files that hold the rows, in an order that is the same in all processes. An object with `files` and
-            `with_files(files)` tells them itself.
+        files: the files that hold the rows, in an order that is the same in all processes. Not needed for a data set
+            with `files` and `with_files(files)`.
         num_groups: how many groups there are; by default those of the current distribution.
         group_index: which of them reads, from 0.
-        group: of the reading processes, instead of both numbers.
+        group: the group that reads, instead of `num_groups` and `group_index`.
 
     Returns:
-        Arrays and pytrees of them: copies of the rows of the share. Sequences and iterables: views that read a row
-        when it is asked for; an iterable is read one global batch at a time. Under FILE: what `dataset` or `with_files`
-        makes of the group's files, or these as a list if `dataset` is None.
+        For arrays and pytrees of them, copies of the rows of the share. For sequences and iterables, views that read
+        rows on demand; an iterable is read one global batch at a time. Under FILE, the result of `dataset` or
+        `with_files` for the group's files, or the list of these if `dataset` is None.
 
     Raises:
-        DataError: there is no such policy or group; the data set holds no rows in a fixed order; FILE without files,
-            or with fewer than groups; DATA with nothing but names of files.
+        DataError: there is no such policy or group; the data set holds no rows in a fixed order; FILE without files, or
+            with fewer files than groups; DATA with file names only.
 
     Example:
         >>> from keras_dist.data import auto_shard_dataset

@@ -1,4 +1,4 @@
-"""`DataSource`: base class of what reads one kind of data. `RowSource`: examples that are taken by number."""
+"""`DataSource`: base class of readers of one kind of data. `RowSource`: examples with random access."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
 
 
 class DataSource:
-    """Base class of what reads one kind of data: `RowSource` and `StreamSource`.
+    """Base class of readers of one kind of data: `RowSource` and `StreamSource`.
 
-    A subclass with `@register_source` reads what its `recognises` says; its arguments are the data and `name`.
+    A subclass with `@register_source` reads the data that its `recognises` accepts; its arguments are `x` and `name`.
 
     Attributes:
-        name: how errors call `x`, `y` and `sample_weight`, such as `"validation "`.
-        title: how they call the whole.
-        way_of_targets: how targets are given, as errors say it.
+        name: prefix of `x`, `y` and `sample_weight` in error messages, such as `"validation "`.
+        title: the name of the data set in error messages.
+        way_of_targets: how targets are given, for error messages.
     """
 
     way_of_targets = "let the data set give (x, y)"
@@ -39,7 +40,7 @@ class DataSource:
         raise NotImplementedError
 
     @property
-    def x(self) -> Any:
+    def x(self) -> PyTree:
         """The inputs in `like`."""
         return self.like[0]
 
@@ -59,9 +60,9 @@ registered: list[type[DataSource]] = []
 
 
 def register_source(source: S) -> S:
-    """Class decorator: `fit`, `evaluate`, `predict` and `DataLoader` read what the class `recognises`.
+    """Class decorator that makes `fit`, `evaluate`, `predict` and `DataLoader` read what the class `recognises`.
 
-    Classes that are registered later are asked first.
+    Classes that are registered later take precedence.
     """
     registered.insert(0, source)
     return source
@@ -69,12 +70,12 @@ def register_source(source: S) -> S:
 
 @dataclasses.dataclass(frozen=True)
 class RowNumbers:
-    """The rows of some batches of one length.
+    """Row numbers of batches of equal length.
 
     Attributes:
         padded: numbers of rows (batches, padded rows); the last real one is repeated.
-        real: how many rows of each batch are real.
-        wanted: which of the batches are.
+        real: number of real rows in each batch.
+        wanted: indices of the batches that are wanted.
         portion: which rows of the global batches these are; None for all.
     """
 
@@ -85,18 +86,18 @@ class RowNumbers:
 
 
 class RowSource(DataSource):
-    """Base class of examples that are taken by number.
+    """Base class of sources with random access to examples.
 
     Attributes:
         length: how many examples there are.
-        form: alike for sources whose arrays differ in their values and number of rows alone.
+        form: equal for sources whose arrays differ only in values and number of rows.
     """
 
     length: int
     form: Hashable
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """Return a batch of the rows with these numbers, the first `rows` of which are real; or a stack of them."""
+        """Return the rows at these indices as a batch or a stack of batches, each with `rows` real rows first."""
         raise NotImplementedError
 
     def batches(
@@ -113,10 +114,10 @@ class RowSource(DataSource):
         Args:
             batch_size: rows in all batches but the last.
             multiple_of: batches are padded up to a multiple of this many rows.
-            shuffle_key: integers that fix a permutation of the examples; None for their own order.
-            stack: how many batches of `batch_size` rows come as one stack, as long as there are so many.
-            span: which of the batches; None for all.
-            share: what this process gathers of each batch; None for all of it.
+            shuffle_key: integers that seed a permutation of the examples; None for no shuffling.
+            stack: number of batches of `batch_size` rows per stack; when fewer are left, they come one by one.
+            span: indices of the batches to yield; None for all.
+            share: the rows of each batch that this process loads; None for all.
         """
         for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share):
             wanted = rows.padded[rows.wanted.start : rows.wanted.stop]
@@ -162,7 +163,7 @@ class RowSource(DataSource):
 
 
 def order_of(count: int, shuffle_key: tuple[int, ...] | None) -> np.ndarray:
-    """Return a permutation of the numbers below `count`, which the key fixes; for None the numbers in order."""
+    """Return a permutation of `range(count)`, seeded by the key; for None the numbers in order."""
     order = np.arange(count)
     if shuffle_key is not None:
         np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)

@@ -1,4 +1,4 @@
-"""`StreamSource`: batches that are made elsewhere, checked, copied and padded."""
+"""`StreamSource`: batches of data sets that yield batches, checked, copied and padded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Self
+from typing import Any, Self, SupportsInt
 
 import jax
 import numpy as np
@@ -38,18 +38,18 @@ _ENDLESS = 2**40
 
 
 class StreamSource(DataSource):
-    """Base class of batches of any lengths, but of one structure, the same dtypes and numbers of dims.
+    """Base class of sources that yield batches of any length, with fixed structure, dtypes and numbers of dims.
 
-    Subclasses define `first` and `open`, and whichever attributes and methods are not as here.
+    Subclasses define `first` and `open`, and override the other attributes and methods as needed.
 
     Args:
-        dataset: holds the batches.
-        name: how errors call what they hold, such as `"validation "`.
+        dataset: the data set that yields the batches.
+        name: prefix of the data's name in error messages, such as `"validation "`.
 
     Attributes:
-        num_batches: how many batches there are; None where it is not known.
-        is_endless: whether it is known that they never end.
-        is_once: whether one can go through them once only.
+        num_batches: number of batches; None if unknown.
+        is_endless: whether it is known that the batches never end.
+        is_once: whether the batches can be iterated only once.
     """
 
     num_batches: int | None = None
@@ -59,21 +59,21 @@ class StreamSource(DataSource):
     def __init__(self, dataset: Any, name: str = "") -> None:
         self.name, self._dataset = name, dataset
         self.title = f"{name}{shorten(dataset)}"
-        self._weigh: Callable[[Any], Any] | None = None
+        self._weigh: Callable[[PyTree], PyTree] | None = None
 
-    def first(self) -> Any:
+    def first(self) -> PyTree:
         """Return the first batch, which `open` yields again."""
         raise NotImplementedError
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        """Iterate over all batches but the first `skip`; where they have numbers, in an order that the key fixes.
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
+        """Iterate over all batches but the first `skip`; if they have indices, in an order seeded by the key.
 
-        Batches without numbers are skipped one by one, with a progress bar, unless the iterator can be set to `state`.
+        Other batches are skipped by reading them, with a progress bar, unless the iterator can be set to `state`.
         """
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether it can be iterated once only, and was. Asks for the next batch, which `open` yields again."""
+        """Whether an iterator that can be used only once is exhausted. Reads a batch, which `open` yields again."""
         return False
 
     def state(self) -> Any:
@@ -87,7 +87,7 @@ class StreamSource(DataSource):
 
     @functools.cached_property
     def like(self) -> Arrays:
-        """`(x, y, sample_weight)` of the first batch, which is asked for the first time.
+        """`(x, y, sample_weight)` of the first batch, which is read when this is first used.
 
         Raises:
             DataError: there is no batch, or the first one cannot be used.
@@ -95,7 +95,7 @@ class StreamSource(DataSource):
         with noting(self._place(0)):
             return self._arrays(self.first())
 
-    def weighted(self, weigh: Callable[[Any], Any]) -> Self:
+    def weighted(self, weigh: Callable[[PyTree], PyTree]) -> Self:
         """Return the same batches, weighted by their targets."""
         same = copy.copy(self)
         same.__dict__.pop("like", None)
@@ -114,12 +114,12 @@ class StreamSource(DataSource):
         state: Any = None,
         share: Share | None = None,
     ) -> Iterator[Batch]:
-        """Yield all batches but the first `skip`, padded to a multiple of this many rows; of each what `share` says.
+        """Yield all batches but the first `skip`, padded to a multiple of `multiple_of` rows and cut to `share`.
 
-        An iterator that can be set to `state` skips none.
+        An iterator that can be set to `state` does not read the skipped ones.
 
         Raises:
-            DataError: a batch cannot be used, or is of another form than the first one.
+            DataError: a batch cannot be used, or its form differs from that of the first one.
         """
         like = self.like
         elements = self.open(shuffle_key, skip, state)
@@ -136,7 +136,7 @@ class StreamSource(DataSource):
     def _place(self, number: int) -> str:
         return f"batch {number} of {self.title}"
 
-    def _arrays(self, element: Any) -> Arrays:
+    def _arrays(self, element: PyTree) -> Arrays:
         """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
         x, y, sample_weight = unpack(element, "the batch")
         if self._weigh is not None:
@@ -167,12 +167,12 @@ class StreamSource(DataSource):
 
 @register_source
 class IterableSource(StreamSource):
-    """Batches of an iterable that can be iterated any number of times, in its own order.
+    """Batches of an iterable that can be iterated any number of times.
 
-    A `tf.data.Dataset`, a torch or grain `DataLoader`, or whatever else has `__iter__`.
+    A `tf.data.Dataset`, a torch or grain `DataLoader`, or another object with `__iter__`.
     """
 
-    def __init__(self, dataset: Iterable[Any], name: str = "") -> None:
+    def __init__(self, dataset: Iterable[PyTree], name: str = "") -> None:
         super().__init__(dataset, name)
         self._begun: Any = None
         self._passing: Any = None
@@ -185,7 +185,7 @@ class IterableSource(StreamSource):
         """Whether it has `__iter__`, and is neither a container of arrays nor text."""
         return isinstance(x, Iterable) and not is_plain(x)
 
-    def first(self) -> Any:
+    def first(self) -> PyTree:
         """Return the first batch of a pass, which `open` yields next."""
         if self._begun is None:
             self._begun = self._passing = iter(self._dataset)
@@ -195,7 +195,7 @@ class IterableSource(StreamSource):
             return element
         raise _empty(self.title)
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over a pass."""
         begun, self._begun = self._begun, None
         if begun is not None and state is None:
@@ -222,14 +222,14 @@ class IterableSource(StreamSource):
 class IteratorSource(StreamSource):
     """Batches of a generator or another iterator.
 
-    It is never asked for more than is used.
+    No batch is read before it is needed.
     """
 
     is_once = True
 
-    def __init__(self, dataset: Iterator[Any], name: str = "") -> None:
+    def __init__(self, dataset: Iterator[PyTree], name: str = "") -> None:
         super().__init__(dataset, name)
-        self._ahead: list[Any] = []
+        self._ahead: list[PyTree] = []
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
@@ -241,23 +241,23 @@ class IteratorSource(StreamSource):
         with noting(self._place(0)):
             return not self._looked_ahead()
 
-    def first(self) -> Any:
+    def first(self) -> PyTree:
         """Return the next batch, which `open` yields again."""
         for element in self._looked_ahead():
             return element
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over the batches that are left."""
         return _skipped(self._left(), skip, self.title)
 
-    def _looked_ahead(self) -> list[Any]:
+    def _looked_ahead(self) -> list[PyTree]:
         """Return a list of the next element, which still comes; an empty one at the end."""
         if not self._ahead:
             self._ahead += itertools.islice(self._dataset, 1)
         return self._ahead
 
-    def _left(self) -> Iterator[Any]:
+    def _left(self) -> Iterator[PyTree]:
         while self._looked_ahead():
             yield self._ahead.pop()
 
@@ -282,13 +282,13 @@ class NumberedSource(StreamSource):
         """Whether their number is not known."""
         return self.num_batches is None
 
-    def first(self) -> Any:
+    def first(self) -> PyTree:
         """Return batch 0."""
         if self.num_batches == 0:
             raise _empty(self.title)
         return self._dataset[0]
 
-    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[Any]:
+    def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over the batches in the order of their numbers, or in that of the key."""
         count, workers = self.num_batches, getattr(self._dataset, "workers", 1)
         if count is None:
@@ -309,7 +309,7 @@ class NumberedSource(StreamSource):
         if hasattr(self._dataset, "on_epoch_end"):
             self._dataset.on_epoch_end()
 
-    def _read(self, number: int) -> Any:
+    def _read(self, number: int) -> PyTree:
         with noting(f"__getitem__({number}) of {self.title}"):
             return self._dataset[number]
 
@@ -330,14 +330,14 @@ def _empty(title: str, fix: str = "check the path or filter that made it") -> Da
     return DataError("there is no batch", given=title, expected="at least one batch", fix=fix)
 
 
-def _skipped(batches: Iterator[Any], count: int, title: str) -> Iterator[Any]:
+def _skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:
     """Skip the first `count` batches, with a progress bar."""
     for _ in shown_skipping(itertools.islice(batches, count), count, title):
         pass
     return batches
 
 
-def shown_skipping(batches: Iterable[Any], count: int, title: str) -> Iterable[Any]:
+def shown_skipping(batches: Iterable[PyTree], count: int, title: str) -> Iterable[PyTree]:
     """Return the batches to skip, with a progress bar on standard error, if there are any."""
     if not count:
         return batches
@@ -349,27 +349,27 @@ def shown_skipping(batches: Iterable[Any], count: int, title: str) -> Iterable[A
 class _Reads:
     """A data source as grain wants it."""
 
-    def __init__(self, read: Callable[[int], Any], count: int) -> None:
+    def __init__(self, read: Callable[[int], PyTree], count: int) -> None:
         self._read, self._count = read, count
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: SupportsInt) -> tuple[PyTree]:
         try:
             return (self._read(int(index)),)  # not the element itself, for grain leaves out those that are None
         except StopIteration as error:  # to grain the end
             raise RuntimeError(f"reading element {index} raised StopIteration") from error
 
 
-def read_in_threads(read: Callable[[int], Any], count: int, threads: int, ahead: int) -> Iterator[Any]:
+def read_in_threads(read: Callable[[int], PyTree], count: int, threads: int, ahead: int) -> Iterator[PyTree]:
     """Yield `read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
 
     Args:
-        read: is called in several threads at once. What it raises is raised in its turn.
-        count: how many there are.
-        threads: how many read.
-        ahead: how many are read before they are asked for.
+        read: called in several threads at once; its errors are raised in order.
+        count: number of calls.
+        threads: number of threads.
+        ahead: number of results that are read ahead.
     """
     import grain  # takes a quarter of a second, which only those wait for who read in threads  # noqa: PLC0415
 

@@ -55,9 +55,9 @@ class Digits(LocalBuilder):
 
 
 def builder(data_dir: Folder = None) -> Digits:
-    """Return the tfds builder of the digits, its files prepared and found readable.
+    """Return the tfds builder of the digits, with its files written and checked.
 
-    Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
+    Several processes may call this at once. Damaged files, as left by a crash or an incomplete copy, are written again.
 
     Args:
         data_dir: folder that holds tfds data sets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.

@@ -33,10 +33,10 @@ class LocalBuilder(tfds.core.GeneratorBasedBuilder):
     A row is `{"image": uint8 (height, width), "label": int}`. A subclass says what the images are.
 
     Attributes:
-        title: how errors call the data set.
+        title: name of the data set in error messages.
         image_shape: (height, width).
-        size_mb: what its files take on disk, about, in MB.
-        manual_dir: where files that were downloaded by hand are looked for; known while the data set is prepared.
+        size_mb: approximate size of its files in MB.
+        manual_dir: folder of files that were downloaded by hand; set while the data set is prepared.
     """
 
     title: str
@@ -89,9 +89,9 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
 
 
 def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
-    """Return the images and labels of each split, from files under `root` that are written first if need be.
+    """Return the images and labels of each split, from files under `root`, which are written first if missing.
 
-    Several processes may call this at once. Files that a crash or a half-done copy left damaged are made anew.
+    Several processes may call this at once. Damaged files, as left by a crash or an incomplete copy, are written again.
 
     Raises:
         DataError: `root` does not hold them yet, and cannot be written to.
@@ -112,7 +112,7 @@ def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
 
 
 def prepare(builder_class: type[LocalBuilder], root: Path) -> None:
-    """Write the files beside their place, then move them there in one step: they are there whole, or not at all.
+    """Write the files atomically: beside their place, from where they are moved there in one step.
 
     Raises:
         OSError: they cannot be written.

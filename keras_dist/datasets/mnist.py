@@ -78,7 +78,7 @@ class Mnist(LocalBuilder):
 
 
 def builder(data_dir: Folder = None) -> Mnist:
-    """Return the tfds builder of MNIST, its files prepared and found readable.
+    """Return the tfds builder of MNIST, with its files written and checked.
 
     Args:
         data_dir: as for `load_data`.

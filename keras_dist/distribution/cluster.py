@@ -35,8 +35,8 @@ def initialize(
     Open MPI, Kubernetes), all may be left out. All processes then agree on one random seed.
 
     The coordinator listens on the address that it is given, and nowhere else; one that JAX detects listens on every
-    interface. Who reaches its port can end the job: let it be a private network. Where the address is not one of the
-    machine itself, or its name leads to 127.0.0.1 there, `JAX_COORDINATOR_BIND_ADDRESS` tells where to listen.
+    interface. Anyone who can reach its port can end the job, so use a private network. If the address is not the
+    machine's own, or resolves to 127.0.0.1 there, set `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
@@ -97,14 +97,14 @@ def process_of(device: Device) -> int:
 
 
 def has_preemption_points() -> bool:
-    """Whether JAX tells all processes when a scheduler has told one of them to end; it does by default."""
+    """Whether JAX's preemption service is enabled, which it is by default."""
     return num_processes() > 1 and _jax.has_preemption_service()
 
 
 def reached_preemption_point() -> bool:
-    """Whether all processes are to end here, since a scheduler has told one of them to (SIGTERM).
+    """Whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
 
-    They ask equally often. A process that is told goes on meanwhile, so that all end at the same step.
+    All processes must call it equally often; the preempted one continues until all can stop at the same step.
 
     Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
     """

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from keras_dist._types import Device
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -22,15 +23,15 @@ DEFAULT_BATCH_DIM_NAME = "batch"
 class DataParallel(Distribution):
     """Every device holds the whole model and a part of the batch.
 
-    Variables are replicated whatever their sharding metadata say, and the plan says so; a layout that a layer was given
-    as an argument (`kernel_layout=`) counts.
+    Sharding metadata of variables are ignored, and the plan says so; a layout that is passed to a layer
+    (`kernel_layout=`) is applied.
 
     Args:
         device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
         devices: the devices as a list, instead of a mesh; by default all devices of the job.
-        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
-        shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): the same numbers from less memory,
-            for one gather of the updates in each step.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): less memory and the same results, at
+            the cost of one gather of the updates per step.
 
     Raises:
         DistributionError: both `device_mesh` and `devices` are given, or the mesh is not a `DeviceMesh`.
@@ -43,7 +44,7 @@ class DataParallel(Distribution):
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[str | Device] | None = None,
         auto_shard_dataset: bool = True,
         *,
         shard_optimizer: bool = False,
@@ -75,7 +76,7 @@ class DataParallel(Distribution):
         """Return the distribution of a config file with `strategy = "data_parallel"`.
 
         Raises:
-            ConfigError: the batch is not to lie along the first axis.
+            ConfigError: `batch_axis` is not the first axis.
         """
         first = mesh.axis_names[0]
         if config.batch_axis not in (None, first, (first,)):
@@ -120,7 +121,7 @@ class DataParallel(Distribution):
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Return None: XLA lays out activations."""
+        """Return None: XLA chooses the layouts of activations."""
         return None
 
     def _batch_axes(self) -> str | tuple[str, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from typing import Any
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
 import jax
 
 from keras_dist import _environment, _jax
 from keras_dist._arguments import check_int
+from keras_dist._types import Device
 from keras_dist.errors import DeviceError
 
 
@@ -52,7 +53,7 @@ def device_name(device: Any) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def find_device(device: Any) -> Any:
+def find_device(device: Device | str) -> Device:
     """Return the `jax.Device` called `device`."""
     if isinstance(device, jax.Device):
         return device
@@ -100,7 +101,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def check_not_forked() -> None:
-    """Check that JAX can run in this process; in a forked one it would wait for ever for its threads."""
+    """Check that JAX can run in this process; in a forked process it would hang."""
     if _jax.is_forked():
         raise DeviceError(
             "this process was forked from one in which JAX had started, and JAX cannot run in it",
@@ -121,7 +122,7 @@ def _confirm_cpu_devices(count: int) -> None:
         )
 
 
-def _devices_of(device_type: str | None) -> list[Any]:
+def _devices_of(device_type: str | None) -> list[Device]:
     if not _jax.backend_started():
         # the count may have been set after keras_dist was imported, in XLA_FLAGS or in JAX's config
         _environment.size_thread_pool(max(_environment.fake_device_count(), _jax.configured_cpu_devices()))

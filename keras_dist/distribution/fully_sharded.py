@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 class FullySharded(RuleBased):
     """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
 
-    The dims that the rules shard, or else the model itself (see `ModelParallel`), stay as they are; `axis` takes one of
-    the others (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden, and the plan
-    says so. XLA gathers a weight where it is used and scatters its gradient.
+    Dims that are sharded by the rules, or else by the model itself (see `ModelParallel`), keep their axes; another dim
+    is sharded over `axis` (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden,
+    and the plan says so. XLA gathers a weight where it is used and scatters its gradient.
 
     Args:
         device_mesh: the devices.
         axis: the mesh axis, or axes, to shard over; by default the first.
         layout_map: rules for dims to shard over other axes first.
         batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
-        min_size_bytes: smaller variables stay as the rules say.
-        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
-        strict: raise for a rule that has no effect, where otherwise a warning is given.
-        axis_names: axes of the mesh by the names that the model has for dims, `{"embed": "data", "layers": None}`: one,
-            a tuple, or None for unsharded.
+        min_size_bytes: smaller variables are laid out by the rules alone.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        strict: raise for rules without effect, instead of warning.
+        axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
+            a tuple of axes, or None for unsharded.
 
     Raises:
-        DistributionError: no such axis, `axis_names` leads to none, or the layout map is of another mesh.
+        DistributionError: an axis does not exist, or the layout map is of another mesh.
 
     Example:
         >>> import jax, keras_dist as kd
@@ -91,10 +91,10 @@ class FullySharded(RuleBased):
         return self._axis
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout by the rules, with the largest dim they left unsharded and that divides over `axis`.
+        """Return the layout by the rules, with the largest unsharded dim that divides sharded over `axis`.
 
         Raises:
-            LayoutError: several rules match, or what the model says cannot be read.
+            LayoutError: several rules match, or the layout in the model itself is invalid.
         """
         by_rule = self._decided(variable)
         if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):

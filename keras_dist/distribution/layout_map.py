@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from keras_dist._patterns import pattern
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.errors import LayoutError, shorten, type_name
 
@@ -15,9 +15,8 @@ from keras_dist.errors import LayoutError, shorten, type_name
 class LayoutMap(MutableMapping[str, TensorLayout]):
     """An ordered mapping from path rules to layouts.
 
-    Looking up a path tries it as a key first; else the keys are regular expressions that must match the whole path.
-    Matching ends soon, also for expressions that take Python's `re` for ever.
-    `len`, iteration, `in`, `pop` and `del` see the keys themselves.
+    A path is looked up as a key first; else the keys are regular expressions that must match the whole path. Matching
+    has a time limit. `len`, iteration, `in`, `pop` and `del` see the keys themselves.
 
     Args:
         device_mesh: the mesh given to every layout inserted without one.
@@ -80,7 +79,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """Remove and return the layout under exactly `key`; `default`, if given, when there is none."""
         return self._layout_map.pop(key, *default)
 
-    def __setitem__(self, key: str, layout: TensorLayout | Sequence[Any]) -> None:
+    def __setitem__(self, key: str, layout: TensorLayout | Sequence[Axis]) -> None:
         """Add a rule.
 
         Args:
@@ -121,7 +120,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
 
     def copy(self) -> LayoutMap:
-        """Return a map of its own with the same rules."""
+        """Return a copy with the same rules."""
         same = LayoutMap(self._device_mesh)
         same._layout_map = dict(self._layout_map)
         return same

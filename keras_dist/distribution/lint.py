@@ -32,7 +32,7 @@ class Problem:
         summary: what is wrong.
         given: variable, shape and rule.
         expected: what would be accepted.
-        fix: the way out.
+        fix: how to fix it.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ def check_layout(
     Args:
         path: of the array.
         shape: its dims.
-        layout: where they are to lie, with its reason.
+        layout: the layout to check, with its reason.
         mesh: the devices.
         what: what the layout comes from.
         is_own: whether the model itself says it.

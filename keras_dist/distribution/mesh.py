@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from keras_dist._arguments import is_int
+from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
 from keras_dist.errors import MeshError, did_you_mean, shorten
@@ -22,8 +23,8 @@ class DeviceMesh:
     """Devices arranged on named axes. Immutable; compared and hashed by value.
 
     Args:
-        shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or
-            `"data=2,model=4"`. One size may be -1: what the number of devices leaves for it.
+        shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or `"data=2,model=4"`.
+            One size may be -1: it is inferred from the number of devices.
         axis_names: a name for each size; left out when `shape` carries the names.
         devices: names such as `"cpu:0"` or `jax.Device`s, in row-major order of the mesh; by default all devices of
             the job.
@@ -47,7 +48,7 @@ class DeviceMesh:
         self,
         shape: Sequence[int] | Mapping[str, int] | str,
         axis_names: Sequence[str] | None = None,
-        devices: Sequence[Any] | np.ndarray | None = None,
+        devices: Sequence[str | Device] | np.ndarray | None = None,
     ) -> None:
         sizes, names = _sizes_and_names(shape, axis_names)
         if devices is None:
@@ -96,7 +97,7 @@ class DeviceMesh:
         return jax.sharding.Mesh(np.array(found, dtype=object).reshape(self._shape), tuple(self._axis_names))
 
     def axis_size(self, axes: str | Iterable[str] | None) -> int:
-        """Number of shards a dim has that lies along `axes`: a name, several names, or None (1)."""
+        """Number of shards of a dim that is sharded over `axes`: a name, several names, or None (1)."""
         sizes = self.axis_sizes
         unknown = [name for name in axis_tuple(axes) if name not in sizes]
         if unknown:
@@ -198,7 +199,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
     return tuple(int(size) for size in shape), names
 
 
-def _device_array(devices: Any) -> np.ndarray:
+def _device_array(devices: PyTree) -> np.ndarray:
     """Return the devices in their order, as a flat array that is not the caller's."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
         raise MeshError(
@@ -220,7 +221,7 @@ def _device_array(devices: Any) -> np.ndarray:
     return array if not all(isinstance(device, str) for device in flat) else array.astype(str)
 
 
-def _flattened(devices: Iterable[Any]) -> Iterator[Any]:
+def _flattened(devices: Iterable[PyTree]) -> Iterator[str | Device]:
     for device in devices:
         if isinstance(device, list | tuple | np.ndarray):
             yield from _flattened(device)

@@ -46,22 +46,22 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
 class ModelParallel(RuleBased):
     """Variables sharded by rules, and the batch over one axis, or several, of the same mesh.
 
-    Where no rule matches, what the model itself says counts: `kernel_layout=` of a layer, or the sharding metadata of
-    Flax's variables, whose names are axes of the mesh or in `axis_names`. A variable of which neither says anything is
-    replicated, and the plan says so.
+    Where no rule matches, the layout in the model itself is used: `kernel_layout=` of a layer, or the sharding metadata
+    of Flax's variables, whose names are axes of the mesh or in `axis_names`. Other variables are replicated, and the
+    plan says so.
 
     Args:
         layout_map: rules from variable paths to layouts; carries the mesh.
         batch_dim_name: the mesh axis, or axes, for the batch; by default the first.
-        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
-        strict: raise for a rule that has no effect, where otherwise a warning is given.
-        axis_names: axes of the mesh by the names that the model has for dims, `{"embed": "data", "layers": None}`: one,
-            a tuple, or None for unsharded.
-        device_mesh: not needed; older code names the layout map's mesh once more.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        strict: raise for rules without effect, instead of warning.
+        axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
+            a tuple of axes, or None for unsharded.
+        device_mesh: not needed; if given, it must be the mesh of the layout map.
 
     Raises:
         DistributionError: `layout_map` is missing, is not a `LayoutMap` or has no mesh; or `batch_dim_name` is not an
-            axis, or `axis_names` leads to none; or the processes cannot be divided among the model replicas.
+            axis, or `axis_names` names an unknown one; or the processes cannot be divided among the model replicas.
 
     Example:
         >>> import keras_dist as kd
@@ -105,10 +105,10 @@ class ModelParallel(RuleBased):
         return cls(rules, config.batch_axis, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout that a rule gives the variable, else that which the model itself says, else replicated.
+        """Return the layout by the rules, else the one in the model itself, else replicated.
 
         Raises:
-            LayoutError: several rules match, or what the model says cannot be read.
+            LayoutError: several rules match, or the layout in the model itself is invalid.
         """
         layout = self._decided(variable)
         return TensorLayout.replicated(len(variable.shape), self.device_mesh) if layout is None else layout

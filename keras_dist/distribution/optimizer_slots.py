@@ -15,7 +15,7 @@ from keras_dist.distribution.variables import leaf_parts
 
 
 class Parameter(Protocol):
-    """What is needed of a parameter."""
+    """A parameter, as `owners` and `LayoutPlan.follow` see it."""
 
     @property
     def path(self) -> str:
@@ -48,10 +48,10 @@ class Claim(NamedTuple, Generic[P]):
 def owners(planned: Mapping[_paths.Parts, P], tree: PyTree) -> list[Claim[P]]:
     """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
-    A subtree belongs to the parameters when the way to each of its leaves begins with the way to a parameter; branches
-    may be missing, and the kinds of containers do not count. The topmost such subtree decides, so a module called `mu`
-    cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's tuple of two
-    states), the one whose shapes agree better counts.
+    A subtree belongs to the parameters when the path of each of its leaves begins with the path of a parameter;
+    branches may be missing, and the types of containers are ignored. The topmost such subtree decides, so a module
+    called `mu` cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's
+    tuple of two states), the one whose shapes agree better counts.
 
     Args:
         planned: the parameters by the names that lead to them.

@@ -15,12 +15,12 @@ AxisNames = Mapping[str, str | Sequence[str] | None]
 
 @dataclasses.dataclass(frozen=True)
 class OwnLayout:
-    """The layout that the model itself gives a variable: a rule that counts where none of the layout map matches.
+    """The layout that the model itself gives a variable: used where no rule of the layout map matches.
 
     Attributes:
-        reason: what the layout table calls it, such as `kernel's own ('embed', 'mlp')`.
+        reason: its name in the layout table, such as `kernel's own ('embed', 'mlp')`.
         entries: an entry for each dim, as the model writes them: names that need not be axes of a mesh.
-        axis_names: what the model itself says of these names.
+        axis_names: mesh axes for these names, as given by the model itself.
         layout: what a layer was given as an argument, such as `kernel_layout`; None for sharding metadata of Flax.
     """
 
@@ -30,7 +30,7 @@ class OwnLayout:
     layout: TensorLayout | None = None
 
     def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
-        """Return the names in sharding metadata that lead to no axis of the mesh."""
+        """Return the names in sharding metadata that stand for no axis of the mesh."""
         if self.layout is not None:
             return []
         names = {**self.axis_names, **axis_names}
@@ -38,11 +38,11 @@ class OwnLayout:
         return [name for name in used if not set(axis_tuple(names.get(name, name))) <= set(mesh.axis_names)]
 
     def resolve(self, mesh: DeviceMesh, axis_names: AxisNames | None = None) -> TensorLayout:
-        """Return the layout; without a mesh, where it names axes that `mesh` does not have.
+        """Return the layout; it has no mesh if it names axes that `mesh` does not have.
 
         Args:
             mesh: the devices.
-            axis_names: axes by the names in sharding metadata; these come before what the model says of the names.
+            axis_names: mesh axes for the names in sharding metadata; they precede those of the model itself.
         """
         layout = self.layout
         if layout is None:

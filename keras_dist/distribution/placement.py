@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._operators import native
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import LayoutError, type_name
@@ -28,7 +28,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
             `jax.experimental.layout.Format`).
 
     Returns:
-        Outside jit an array so placed (`tensor` itself when it is already); inside jit the constrained value.
+        Outside jit, an array with this layout (`tensor` itself if it has it); inside jit, the constrained value.
 
     Raises:
         LayoutError: the layout has no mesh, another rank than the tensor, or does not divide it.
@@ -58,7 +58,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     return jax.device_put(native(tensor), layout)
 
 
-def place_copy(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """Return a copy of `value` with `sharding`, in memory of its own.
 
     `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,

@@ -14,7 +14,7 @@ from keras_dist import _jax
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist._types import DTypeLike, PyTree, PyTreeDef
+from keras_dist._types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -36,11 +36,11 @@ class Row:
         dtype: its element type.
         role: parameter, statistic, rng, counter, slot or gradient.
         axes: for each dim the mesh axis, several axes, or None.
-        rule: what decided: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
+        rule: what decided the layout: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
         nbytes: bytes of the whole array.
         nbytes_per_device: bytes of one device's shard.
         slot_axes: `axes` for the optimizer slots of this array.
-        slot_rule: what decided `slot_axes`, where that was not `rule`.
+        slot_rule: what decided `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
     """
 
@@ -114,7 +114,7 @@ class LayoutPlan:
         """
         return self._rows_by_path[path]
 
-    def arrange(self, paths: Any) -> LayoutPlan:
+    def arrange(self, paths: PyTree) -> LayoutPlan:
         """Return the plan for some of the arrays in another structure.
 
         Args:
@@ -126,7 +126,7 @@ class LayoutPlan:
         leaves, treedef = jax.tree.flatten(paths)
         return LayoutPlan(self.mesh, tuple(self.row(path) for path in leaves), treedef, self.problems, self.rules)
 
-    def compile_init(self, fn: Callable[..., Any], *args: Any) -> CompiledInit:
+    def compile_init(self, fn: Callable[..., PyTree], *args: PyTree) -> CompiledInit:
         """Compile `fn` so that it initializes the planned tree shard by shard.
 
         Args:
@@ -138,7 +138,7 @@ class LayoutPlan:
         """
         return CompiledInit(fn, args, self)
 
-    def init(self, fn: Callable[..., Any], *args: Any) -> PyTree:
+    def init(self, fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
         """Return the tree `fn(*args)`, initialized in shards: no array is ever whole on one device.
 
         Example:
@@ -174,7 +174,7 @@ class LayoutPlan:
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
-            role: `"slot"` for optimizer states; `"gradient"` or another role for what must lie as the parameters do.
+            role: `"slot"` for optimizer states; `"gradient"` or another one for arrays laid out as the parameters.
 
         Returns:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
@@ -266,7 +266,7 @@ class LayoutPlan:
             "nbytes_per_device": self.nbytes_per_device,
         }
 
-    def _follower(self, parameter: Row | None, leaf: Any, path: str, role: Role) -> Row:
+    def _follower(self, parameter: Row | None, leaf: ArrayLike | jax.ShapeDtypeStruct, path: str, role: Role) -> Row:
         shape, dtype = shape_and_dtype(leaf, path)
         if parameter is None:
             return make_row(path, shape, dtype, role, TensorLayout.replicated(len(shape), self.mesh), "no parameter")

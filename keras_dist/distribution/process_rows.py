@@ -23,7 +23,7 @@ from keras_dist.errors import DataError, shorten
 
 
 class LaysOutData(Protocol):
-    """A distribution."""
+    """A distribution, as `process_rows` sees it."""
 
     def get_data_layout(self, data_shape: Sequence[int], /) -> TensorLayout: ...  # noqa: D102
 
@@ -52,7 +52,7 @@ def process_rows(
         layout: of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
         global_rows: rows of the global batch, padding included.
         process_index: which process; by default this one.
-        process_of: the process of a device.
+        process_of: function from a device to the index of its process.
 
     Returns:
         Positions in the global batch, sorted and unique; none for a process without a device in the mesh. Processes
@@ -82,7 +82,7 @@ def process_rows(
 
 
 def process_share(
-    padded_row_numbers: Any,
+    padded_row_numbers: np.ndarray | Sequence[int] | Sequence[Sequence[int]],
     layout: BatchLayout,
     process_index: int | None = None,
     process_of: ProcessOf = process_of_device,
@@ -95,7 +95,7 @@ def process_share(
         padded_row_numbers: (batches, padded rows) or (padded rows,), as of `ArraySource.row_numbers`.
         layout: of the batches; see `process_rows`.
         process_index: which process; by default this one.
-        process_of: the process of a device.
+        process_of: function from a device to the index of its process.
 
     Returns:
         (batches, rows of the process) or (rows of the process,).
@@ -115,17 +115,17 @@ def check_process_rows(
     process_of: ProcessOf = process_of_device,
     name: str = "batch",
 ) -> None:
-    """Check that a process hands over as many rows as it owns.
+    """Check that a process passes as many rows as it owns.
 
     `jax.make_array_from_process_local_data` does not notice wrong ownership: it may make an array of another length.
 
     Args:
-        local_rows: rows that the process hands over.
+        local_rows: number of rows that the process passes.
         layout: of the batch; see `process_rows`.
         global_rows: rows of the global batch, padding included.
         process_index: which process; by default this one.
-        process_of: the process of a device.
-        name: how the error calls the rows.
+        process_of: function from a device to the index of its process.
+        name: name of the rows in the error message.
 
     Raises:
         DataError: it owns another number of rows, or none at all.
@@ -171,7 +171,7 @@ def shards_of(sharding: jax.sharding.Sharding) -> int:
     return devices // sharding.shard_shape((devices,))[0]
 
 
-def check_divides(global_rows: Any, shards: int) -> None:
+def check_divides(global_rows: int, shards: int) -> None:
     """Check that the rows are a positive multiple of the shards."""
     is_count = is_int(global_rows, 1)
     if is_count and global_rows % shards == 0:
@@ -207,8 +207,8 @@ class ReplicaGroup:
     """Processes that own the same rows of every global batch, and so must load identical rows.
 
     Attributes:
-        count: how many such groups there are.
-        index: which of them this is, in the order of the first rows that they own.
+        count: number of such groups.
+        index: index of this one, in the order of the first rows that they own.
         processes: indices of the processes in it.
         shards: the shards of a batch that it owns, in order.
         multiple_of: shards of a batch; its rows are padded to a multiple of this number.
@@ -222,7 +222,7 @@ class ReplicaGroup:
 
     @classmethod
     def numbered(cls, count: int, index: int) -> ReplicaGroup:
-        """Group `index` of `count`, each one process with the `index`-th equal part of a batch.
+        """Return group `index` of `count`, each of one process that owns an equal part of a batch.
 
         Raises:
             DataError: they are not integers with `0 <= index < count`.
@@ -243,7 +243,7 @@ class ReplicaGroup:
             padded_rows: rows of the global batch, a multiple of `multiple_of`.
 
         Raises:
-            DataError: they are no such multiple.
+            DataError: `padded_rows` is not such a multiple.
         """
         check_divides(padded_rows, self.multiple_of)
         each = padded_rows // self.multiple_of
@@ -258,7 +258,7 @@ def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_devic
 
     Args:
         layout: of the batch; see `process_rows`.
-        process_of: the process of a device.
+        process_of: function from a device to the index of its process.
 
     Raises:
         DataError: two processes share some of their rows, but not all.
@@ -303,10 +303,10 @@ class Portion:
     """The rows of one batch that a process gathers.
 
     Attributes:
-        numbers: of the rows, in the batch that the source gives; the last row stands for the padding.
+        numbers: indices of the rows in the batch of the source; padding repeats the last row.
         positions: of these rows in the global batch, sorted.
         padded: rows of the global batch.
-        rows: how many of them are real: the first ones.
+        rows: number of real ones, which come first.
     """
 
     numbers: np.ndarray
@@ -322,9 +322,9 @@ class Share:
     Attributes:
         layouts: of the arrays of a batch, whose rows may be laid out differently.
         multiple_of: global batches are padded to a multiple of this many rows.
-        is_own: whether the source holds the rows of this process alone; else it holds those of all.
+        is_own: whether the source holds only the rows of this process; else it holds those of all.
         process_index: which process; None for this one.
-        process_of: the process of a device.
+        process_of: function from a device to the index of its process.
     """
 
     layouts: tuple[BatchLayout, ...]
@@ -343,7 +343,7 @@ class Share:
         return self._known[padded_rows]
 
     def portion(self, rows: int) -> Portion:
-        """Return what to gather of a batch of the source with `rows` rows."""
+        """Return which rows to load of a batch of the source with `rows` rows."""
         if not self.is_own:
             padded = -(-rows // self.multiple_of) * self.multiple_of
             positions = self.owned(padded)
@@ -359,7 +359,7 @@ class Share:
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
     def check_agreement(self, sizes: Mapping[str, int | None], shuffle_key: tuple[int, ...] | None) -> None:
-        """Check that all processes go through their data alike. All processes of the mesh call it."""
+        """Check that all processes iterate over their data in the same way. All processes of the mesh must call it."""
         values = {name: -1 if size is None else size for name, size in sizes.items()}
         if not self.is_own:
             values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())

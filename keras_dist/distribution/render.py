@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -82,7 +82,7 @@ def render_bytes(nbytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def render_text(renderable: Any, width: int = TABLE_WIDTH) -> str:
+def render_text(renderable: RenderableType, width: int = TABLE_WIDTH) -> str:
     """Any rich renderable as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(renderable)

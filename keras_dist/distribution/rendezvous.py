@@ -1,7 +1,7 @@
-"""`Rendezvous`: what the processes of a job tell each other beside their devices.
+"""`Rendezvous`: messages between the processes of a job that use no devices.
 
-They do so by JAX's key-value store, which anyone may write who reaches the coordinator's port. So it holds JSON alone,
-errors by the names of known classes, and what is read there is checked: it can end a job, and run nothing.
+Messages go through JAX's key-value store, to which anyone who can reach the coordinator's port may write. Therefore
+they are JSON, name errors by known classes, and are checked when read: a forged one can end a job, but run no code.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _numbers = itertools.count()
 
 
 class Rendezvous:
-    """A conversation of all processes of a job, each of which makes it at the same point of the program.
+    """An exchange of messages that all processes of a job make at the same point of the program.
 
-    It uses no devices, so that it may go on in another thread while steps run. What one process raises, all raise: none
-    waits for one that has given up. In a job of one process it does nothing but call.
+    It uses no devices, so it can run in another thread while steps run. When one process raises an error, all raise it,
+    so that none waits in vain. In a job of one process it only calls the functions.
 
     Args:
-        about: what it is about, by which others are told from it.
-        client: JAX's client of the service by which the processes know each other; by default that of this process.
+        about: its purpose, which tells it from other exchanges.
+        client: JAX's distributed client; by default that of this process.
 
     Attributes:
         process: the index of this process.
@@ -68,10 +68,10 @@ class Rendezvous:
         self._rounds = itertools.count()
 
     def each(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> list[T]:
-        """Do something in every process.
+        """Call a function in every process.
 
         Returns:
-            The values of all processes, by their indices, as they come from JSON.
+            The results of all processes, by process index, decoded from JSON.
         """
         if self.processes == 1:
             return [action()]
@@ -101,12 +101,12 @@ class Rendezvous:
         return [self._checked(value, of, process) for process, (_, value, _) in enumerate(outcomes)]
 
     def first(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> T:
-        """Do something in the first process; the others wait for it, and have its value. See `each`."""
+        """Call a function in the first process, and return its result in all processes. See `each`."""
         value = self.each(lambda: action() if self.process == 0 else None)[0]
         return cast(T, self._checked(value, of, 0))
 
     def give_up(self, reason: BaseException) -> None:
-        """Take no further part, and tell the processes that wait."""
+        """Leave the exchange, and raise the error in the processes that wait."""
         if self.processes > 1:
             told = f"it has given up: {shorten(reason)}"
             self._service().key_value_set(f"{self._given_up}{self.process}", told, allow_overwrite=True)

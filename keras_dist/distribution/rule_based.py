@@ -15,18 +15,18 @@ from keras_dist.errors import DistributionError
 
 
 class RuleBased(Distribution):
-    """A strategy whose layouts come from a `LayoutMap`, and else from the model itself. Abstract.
+    """Abstract strategy whose layouts come from a `LayoutMap`, or else from the model itself.
 
     Args:
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
         batch_dim_name: the mesh axis, or axes, for the batch.
-        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: whether a rule without effect is an error.
-        axis_names: axes of the mesh by the names that models have for dims.
+        axis_names: mesh axes for the names that models give to dims.
 
     Raises:
-        DistributionError: `batch_dim_name` is not an axis, `axis_names` leads to none, or the processes cannot be
+        DistributionError: `batch_dim_name` is not an axis, `axis_names` names none, or the processes cannot be
             divided among the replicas.
     """
 
@@ -60,7 +60,7 @@ class RuleBased(Distribution):
 
     @property
     def axis_names(self) -> AxisNames:
-        """Axes of the mesh by the names that models have for dims."""
+        """Mesh axes for the names that models give to dims."""
         return self._axis_names
 
     @property
@@ -86,7 +86,7 @@ class RuleBased(Distribution):
         return self._layout_map[path]
 
     def snapshot(self) -> Self:
-        """Return this distribution as it is now; rules that are added later do not reach it."""
+        """Return a copy of this distribution that is not affected by rules added later."""
         same = copy.copy(self)
         same._layout_map = self._layout_map.copy()
         return same

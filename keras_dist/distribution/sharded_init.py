@@ -5,13 +5,19 @@ from __future__ import annotations
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from keras_dist import _environment, _jax
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from keras_dist.distribution.plan import LayoutPlan
 
 _SMALL_BYTES = 1 << 20
 _MANY_CONSTANTS = 16
@@ -23,15 +29,15 @@ from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
 class CompiledInit:
     """An initialiser, compiled for a plan as one or more programs that run one after the other.
 
-    Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns.
-    Large states are therefore born a few arrays at a time: never more at once than the largest shard. Arrays that are
-    computed alike, as the kernels of equal layers are, share a program: compiling takes longer than running.
+    Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns. Large
+    states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are computed
+    in the same way, such as kernels of equal layers, share a program: compiling takes longer than running.
 
     Attributes:
         programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], plan: Any) -> None:
+    def __init__(self, fn: Callable[..., PyTree], args: Sequence[PyTree], plan: LayoutPlan) -> None:
         with _jax.in_mesh(plan.mesh.backend_mesh):  # for modules whose factory calls them
             closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = _jax.with_sums(closed)
@@ -41,7 +47,7 @@ class CompiledInit:
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
         alike, others = _alike(slices_of(closed), shardings)
-        runs: list[list[tuple[list[int], tuple[Any, ...]]]] = []
+        runs: list[list[tuple[list[int], tuple[np.ndarray, ...]]]] = []
 
         def lowered() -> Iterator[jax.stages.Lowered]:
             for members in alike:
@@ -59,10 +65,10 @@ class CompiledInit:
         births = zip(self.programs, runs, strict=True)
         self._births = [_Birth(program, *run) for program, its in births for run in its]
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         """Return the initial values, each array with the layout of the plan."""
         flat_args = jax.tree.leaves(list(args))
-        leaves: list[Any] = [None] * self._treedef.num_leaves
+        leaves: list[jax.Array | None] = [None] * self._treedef.num_leaves
         born = 0
         for birth in self._births:
             values = jax.block_until_ready(birth.program(*birth.numbers, *flat_args))
@@ -78,14 +84,16 @@ class CompiledInit:
 class _Birth(NamedTuple):
     """One run of a program: which arrays it gives, and for what numbers, which go before the arguments."""
 
-    program: Any
+    program: jax.stages.Compiled
     indices: list[int]
-    numbers: tuple[Any, ...] = ()
+    numbers: tuple[np.ndarray, ...] = ()
 
 
-def _alike(slices: Sequence[Slice | None], shardings: Sequence[Any]) -> tuple[list[dict[int, Slice]], list[int]]:
+def _alike(
+    slices: Sequence[Slice | None], shardings: Sequence[jax.sharding.Sharding]
+) -> tuple[list[dict[int, Slice]], list[int]]:
     """Return the slices that are alike, by their index; and the indices of all others."""
-    found: dict[Any, dict[int, Slice]] = {}
+    found: dict[Hashable, dict[int, Slice]] = {}
     others = [index for index, part in enumerate(slices) if part is None]
     for index, part in enumerate(slices):
         if part is not None:
@@ -104,13 +112,13 @@ def _numbers(part: Slice) -> np.ndarray:
     return np.array(part.numbers, np.uint32)
 
 
-def _select(closed: Any, group: Sequence[int]) -> Callable[..., list[Any]]:
+def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax.Array]]:
     """Return the function that computes only the outputs in `group` of a traced initialiser."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
     evaluate = _jax.function_of_jaxpr(_jax.dead_code_eliminated(closed, group))
 
-    def init_group(*flat_args: Any) -> list[Any]:
+    def init_group(*flat_args: ArrayLike) -> list[jax.Array]:
         values = evaluate(*flat_args)
         # an argument returned as it came would share the caller's buffer
         return [jax.numpy.copy(v) if shared else v for v, shared in zip(values, forwarded, strict=True)]
@@ -118,7 +126,7 @@ def _select(closed: Any, group: Sequence[int]) -> Callable[..., list[Any]]:
     return init_group
 
 
-def _compiler_options(mesh: DeviceMesh) -> dict[str, Any] | None:
+def _compiler_options(mesh: DeviceMesh) -> dict[str, int] | None:
     is_cpu = all(device.platform == "cpu" for device in mesh.backend_mesh.devices.flat)
     return _CPU_OPTIONS if is_cpu else None
 
@@ -141,7 +149,7 @@ class Slice:
     """The equations that one output of a traced function depends on.
 
     The weights of a model's layers are drawn from one seed, folded with their number. Two of one shape and initializer
-    differ in this number alone: they are alike, and one compiled program serves both.
+    differ in this number alone: they are equal in form, and one compiled program serves both.
 
     Args:
         equations: in order.
@@ -149,11 +157,11 @@ class Slice:
         output: its variable.
 
     Attributes:
-        numbers: what seeds are folded with, in order.
-        form: alike for slices of one function that differ in their numbers alone.
+        numbers: the numbers that seeds are folded with, in order.
+        form: equal for slices of one function that differ only in their numbers.
     """
 
-    def __init__(self, equations: Sequence[Any], closed: Any, output: Any) -> None:
+    def __init__(self, equations: Sequence[Any], closed: ClosedJaxpr, output: Any) -> None:
         self._equations = equations
         self._constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         self._arguments = closed.jaxpr.invars
@@ -161,7 +169,7 @@ class Slice:
         self.numbers = [number for equation in equations for number in _folded_with(equation)]
         self.form = self._form()
 
-    def __call__(self, numbers: Any, *arguments: Any) -> list[Any]:
+    def __call__(self, numbers: jax.Array, *arguments: ArrayLike) -> list[ArrayLike]:
         """Return the output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
@@ -190,13 +198,13 @@ class Slice:
         return tuple(parts)
 
 
-def slices_of(closed: Any) -> list[Slice | None]:
+def slices_of(closed: ClosedJaxpr) -> list[Slice | None]:
     """Return the slice of each output of a traced function; None for arguments, constants and what has effects."""
     made_by = {variable: (n, eqn) for n, eqn in enumerate(closed.jaxpr.eqns) for variable in eqn.outvars}
     return [_slice_of(closed, output, made_by) for output in closed.jaxpr.outvars]
 
 
-def _slice_of(closed: Any, output: Any, made_by: dict[Any, tuple[int, Any]]) -> Slice | None:
+def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, Any]]) -> Slice | None:
     if _jax.is_literal(output) or output not in made_by:
         return None
     found: dict[int, Any] = {}
@@ -217,7 +225,7 @@ def _folded_with(equation: Any) -> list[np.ndarray]:
     return [np.asarray(equation.invars[1].val)]
 
 
-def _comparable(parameter: Any) -> Hashable:
+def _comparable(parameter: object) -> Hashable:
     """A parameter of an equation, or what stands for it: those that cannot be compared are equal to themselves only."""
     try:
         hash(parameter)

@@ -31,14 +31,14 @@ BatchDimName = str | Sequence[str]
 
 
 class Distribution:
-    """Base class of the strategies, and of your own: override `get_variable_layout` and `get_data_layout`.
+    """Base class of strategies. Subclasses override `get_variable_layout` and `get_data_layout`.
 
     Compared by value: two distributions of one class with equal meshes and options are the same.
 
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether all processes are given the same data; else each is given its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
@@ -63,7 +63,7 @@ class Distribution:
         """Return the distribution that a config file describes.
 
         Args:
-            mesh: made of the table `mesh`.
+            mesh: the mesh that the table `mesh` describes.
             config: the table `distribution`, as the `keras_dist.config.DistributionConfig` of the strategy.
 
         Raises:
@@ -83,7 +83,7 @@ class Distribution:
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """Whether the processes of the job are given the same data, of which each takes its share."""
+        """Whether all processes of the job pass the same data, of which each reads its share."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -107,7 +107,7 @@ class Distribution:
 
     @property
     def num_data_shards(self) -> int:
-        """Number of different parts that the processes read of a data set, as their devices lie on the mesh.
+        """Number of different parts of a data set that the processes read, by the places of their devices.
 
         Raises:
             DataError: processes share some of their rows of a batch, but not all.
@@ -201,7 +201,7 @@ class Distribution:
 
     @property
     def axis_names(self) -> AxisNames:
-        """Axes of the mesh by the names that models have for dims; empty for a strategy without rules."""
+        """Mesh axes for the names that models give to dims; empty for a strategy without rules."""
         return {}
 
     @property
@@ -210,7 +210,7 @@ class Distribution:
         return False
 
     def snapshot(self) -> Self:
-        """Return this distribution as it is now; what is changed in it later does not reach the copy."""
+        """Return a copy of this distribution that later changes do not affect."""
         return copy.copy(self)
 
     def __eq__(self, other: object) -> bool:
@@ -291,10 +291,10 @@ _by_name: dict[str, type[Distribution]] = {}
 
 
 def register_strategy(name: str) -> Callable[[K], K]:
-    """Class decorator: config files with `strategy = name` make this class, by its `from_config`.
+    """Class decorator that makes config files with `strategy = name` create this class, by its `from_config`.
 
     Args:
-        name: that of the `keras_dist.config.DistributionConfig` which describes the options.
+        name: the name of the strategy in the `keras_dist.config.DistributionConfig` of its options.
     """
 
     def register(kind: K) -> K:

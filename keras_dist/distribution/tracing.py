@@ -19,8 +19,8 @@ _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
 def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T]) -> T:
     """Call `trace()` with the mesh of the distribution in JAX's context.
 
-    Where the mesh does not divide the rows there is none: modules that ask whether there is one leave such a batch as
-    it is, as rules for activations do, because XLA computes wrong gradients of rows that are split unevenly.
+    If the mesh does not divide the rows, none is set: modules that look for one leave such a batch unsharded, as rules
+    for activations do, because XLA computes wrong gradients of rows that are split unevenly.
 
     Args:
         distribution: that of the model.

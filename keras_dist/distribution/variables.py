@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from keras_dist import _jax, _paths
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._types import DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
@@ -35,7 +35,7 @@ class VariableSpec:
         role: parameter, statistic, rng or counter.
         aliases: other names that lead to the same array.
         beside: for a statistic, the same-shaped parameters of the same module.
-        own: what the model itself says of where it lies.
+        own: its layout in the model itself.
     """
 
     path: str
@@ -52,7 +52,7 @@ class VariableSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
 
 
-def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], Any]:
+def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], PyTreeDef]:
     """Return the arrays of `tree` in flattening order, and its structure."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables_by_prefix(tree)
@@ -69,7 +69,7 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
 
 
 def leaf_paths(tree: PyTree) -> list[str]:
-    """Return the paths of the arrays of `tree` in flattening order, as a user would say them; see `leaf_parts`."""
+    """Return the paths of the arrays of `tree` in flattening order, as users write them; see `leaf_parts`."""
     return [_paths.join(parts) for parts in leaf_parts(tree)]
 
 
@@ -88,7 +88,7 @@ def leaf_parts(tree: PyTree) -> list[_paths.Parts]:
 
 
 def leaf_owners(tree: PyTree) -> list[Any]:
-    """For each array of `tree` the variable that holds it; a raw array is its own."""
+    """Return the variable that holds each array of `tree`; a raw array stands for itself."""
     nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
@@ -118,8 +118,8 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
     return _paths.parts_of(key_path)
 
 
-def shape_and_dtype(leaf: Any, path: str) -> tuple[tuple[int, ...], Any]:
-    """Dims and element type of an array, a shape or a Python number."""
+def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
+    """Return shape and dtype of an array, a `jax.ShapeDtypeStruct` or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)
     if isinstance(leaf, bool | int | float | complex):

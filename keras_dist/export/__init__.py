@@ -1,4 +1,4 @@
-"""Exported models: a program that runs without the code of the model, and the weights it takes.
+"""Exported models: a program that runs without the code of the model, and its weights.
 
 `model.export(path)` writes a folder of three files, none of which holds Python code or pickles:
 
@@ -6,7 +6,7 @@
 - `weights.safetensors`: the weights by path;
 - `export.json`: names, shapes, dtypes and structure of inputs and outputs, platforms, versions, a sha256 of each file.
 
-`load(path)` calls it with inputs in the structure of the model's. It takes no more than jax and safetensors:
+`load(path)` returns it as a callable, with the model's structure of inputs. jax and safetensors alone can run it:
 
     import jax.export, safetensors.numpy
 

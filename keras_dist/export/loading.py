@@ -1,11 +1,10 @@
-"""`load`: an exported program as a callable, without the code of the model that it was made of."""
+"""`load`: an exported model as a callable, without the code of the model."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.export
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_path
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled
@@ -22,21 +22,21 @@ from keras_dist.saving.tensor_files import TensorReader
 class ExportedProgram:
     """An exported model: `program(inputs) -> outputs`.
 
-    It is compiled once for each shape of inputs, and may be called inside of functions that JAX transforms.
+    It is compiled once for each shape of inputs, and may be called inside functions that JAX transforms.
 
     Args:
-        manifest: how it is called.
-        program: what `jax.export` made.
+        manifest: its inputs and outputs.
+        program: the result of `jax.export`.
         weights: its weights by path.
 
     Attributes:
-        inputs: names, shapes and dtypes of the inputs; dims of any size go by a name.
+        inputs: names, shapes and dtypes of the inputs; dims of any size are given by a name.
         outputs: names, shapes and dtypes of the outputs.
-        platforms: where it runs.
-        versions: of the packages that made it.
+        platforms: the platforms it runs on.
+        versions: versions of the packages that made it.
     """
 
-    def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, Any]) -> None:
+    def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, np.ndarray]) -> None:
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.platforms = manifest.platforms
@@ -45,7 +45,7 @@ class ExportedProgram:
         self._weights = jax.device_put(dict(weights))
         self._run = jax.jit(program.call)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: PyTree) -> PyTree:
         """Return the outputs for a batch.
 
         Args:
@@ -71,14 +71,14 @@ class ExportedProgram:
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
     """Return a model that `model.export` wrote, as a callable on the default device.
 
-    Neither pickles nor Python code are read, and the code of the model is not needed. Programs run on versions of JAX
-    up to half a year newer than the one that made them, and often later ones: see `jax.export`.
+    It reads no pickles and no Python code, and does not need the code of the model. Programs run on versions of JAX up
+    to half a year newer than the one that made them, and often later ones: see `jax.export`.
 
     Args:
         path: the folder.
 
     Raises:
-        ModelError: it is no such folder, or a file in it is damaged or missing; the file is named.
+        ModelError: it is not such a folder, or a file in it is damaged or missing; the file is named.
 
     Example:
         >>> import pathlib, tempfile
@@ -103,7 +103,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
     return ExportedProgram(manifest, program, reader.read(list(reader.shapes)))
 
 
-def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
+def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Array:
     """Return an input in the dtype of the program.
 
     Args:
@@ -131,7 +131,7 @@ def _checked(spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
     return jnp.asarray(value, spec.dtype)
 
 
-def _holds(wanted: Any, given: Any) -> bool:
+def _holds(wanted: DTypeLike, given: DTypeLike) -> bool:
     """Whether numbers of the dtype `given` are cast without a word: as JAX promotes them, or to fewer bits."""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     ranks = [

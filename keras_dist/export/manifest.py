@@ -26,8 +26,8 @@ class ArraySpec:
     """An input or output.
 
     Attributes:
-        name: what a dict of all of them calls it.
-        shape: its dims; a name, or an expression of names, for those that the program takes in any size.
+        name: its key in a dict of all inputs or outputs.
+        shape: its dims; a name, or an expression of names, for dims of any size.
         dtype: its element type.
     """
 
@@ -38,16 +38,16 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """How a program is called, and what its files must be.
+    """Inputs, outputs and files of an exported program.
 
     Attributes:
-        inputs: in the order in which the program takes them.
-        outputs: in the order in which it gives them.
-        input_structure: where the inputs stand in what the model takes.
-        output_structure: where the outputs stand in what the model returns.
-        platforms: where it runs.
-        versions: of the packages that made it.
-        sha256: of each other file.
+        inputs: the inputs, in the order of the program.
+        outputs: the outputs, in the order of the program.
+        input_structure: the structure of the inputs of the model.
+        output_structure: the structure of the outputs of the model.
+        platforms: the platforms it runs on.
+        versions: versions of the packages that made it.
+        sha256: the checksum of each other file.
     """
 
     inputs: tuple[ArraySpec, ...]
@@ -110,7 +110,7 @@ def sha256_of(file: pathlib.Path) -> str:
 
 
 def damaged(folder: pathlib.Path, given: str) -> ModelError:
-    """Return the error for a folder that is no exported model."""
+    """Return the error for a folder that is not an exported model."""
     return ModelError(
         f"export.load: {str(folder)!r} cannot be read",
         given=given,
@@ -119,7 +119,7 @@ def damaged(folder: pathlib.Path, given: str) -> ModelError:
     )
 
 
-def _check_file(folder: pathlib.Path, name: str, expected: Any) -> None:
+def _check_file(folder: pathlib.Path, name: str, expected: str | None) -> None:
     try:
         found = sha256_of(folder / name)
     except FileNotFoundError:

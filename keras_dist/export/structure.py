@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist._arguments import is_int
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 
 Structure = Any
 
 
-def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
-    """Return the structure of a tree, and what stands in it."""
-    leaves: list[Any] = []
+def described(what: str, tree: PyTree) -> tuple[Structure, list[PyTree]]:
+    """Return the structure of a tree, and its leaves."""
+    leaves: list[PyTree] = []
 
-    def visit(node: Any) -> Structure:
+    def visit(node: PyTree) -> Structure:
         if node is None:
             return None
         if isinstance(node, dict):
@@ -37,8 +38,8 @@ def described(what: str, tree: Any) -> tuple[Structure, list[Any]]:
     return visit(tree), leaves
 
 
-def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """Return the tree of this structure in which these stand."""
+def filled(structure: Structure, leaves: Sequence[PyTree]) -> PyTree:
+    """Return the tree of this structure with these leaves."""
     if structure is None or isinstance(structure, int):
         return None if structure is None else leaves[structure]
     [(kind, inner)] = structure.items()
@@ -48,12 +49,12 @@ def filled(structure: Structure, leaves: Sequence[Any]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any]:
+def arranged(structure: Structure, names: Sequence[str], value: PyTree) -> list[PyTree]:
     """Return the leaves of a tree of this structure, in its order.
 
     Args:
         structure: of the tree.
-        names: of what stands in it.
+        names: the names of its leaves.
         value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
             this array.
     """
@@ -62,9 +63,9 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
     is_in_a_list = structure in ({"list": [0]}, {"tuple": [0]})
     if is_in_a_list and not isinstance(value, list | tuple):
         return [value]
-    found: dict[int, Any] = {}
+    found: dict[int, PyTree] = {}
 
-    def visit(part: Structure, value: Any) -> None:
+    def visit(part: Structure, value: PyTree) -> None:
         if part is None or isinstance(part, int):
             if (part is None) != (value is None) or isinstance(value, Mapping):
                 raise _misfit(structure, value)
@@ -86,11 +87,11 @@ def arranged(structure: Structure, names: Sequence[str], value: Any) -> list[Any
     return [found[index] for index in range(len(names))]
 
 
-def is_structure(value: Any, count: int) -> bool:
-    """Whether a value, as JSON gives it, is the structure of so many arrays."""
+def is_structure(value: object, count: int) -> bool:
+    """Whether a JSON value is the structure of `count` arrays."""
     found: list[int] = []
 
-    def visit(node: Any) -> bool:
+    def visit(node: object) -> bool:
         if node is None or is_int(node):
             found.extend([] if node is None else [node])
             return True
@@ -104,13 +105,13 @@ def is_structure(value: Any, count: int) -> bool:
     return visit(value) and found == list(range(count))
 
 
-def _has_keys(structure: Structure, value: Any) -> bool:
+def _has_keys(structure: Structure, value: PyTree) -> bool:
     """Whether this is the structure of a dict, and a value has its keys."""
     is_dict = isinstance(structure, dict) and "dict" in structure and isinstance(value, Mapping)
     return is_dict and structure["dict"].keys() <= value.keys()
 
 
-def _misfit(structure: Structure, value: Any) -> ModelError:
+def _misfit(structure: Structure, value: PyTree) -> ModelError:
     kind = type(value).__name__
     is_sequence = isinstance(value, list | tuple)
     return ModelError(
@@ -125,7 +126,7 @@ def _misfit(structure: Structure, value: Any) -> ModelError:
     )
 
 
-def _unknown(what: str, node: Any) -> ModelError:
+def _unknown(what: str, node: PyTree) -> ModelError:
     return ModelError(
         f"export: {what} cannot be described in JSON",
         given=f"{shorten(node)} of type {type(node).__name__}",

@@ -14,6 +14,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled
@@ -35,13 +36,12 @@ class Lowered:
     Args:
         function: `function(weights, inputs) -> outputs`: weights by path, inputs and outputs in their structures.
         weights: shape and dtype of each weight, by path.
-        input_structure: where the inputs stand.
-        shapes: of the inputs; None for dims of any size.
+        input_structure: where the inputs stand. shapes: of the inputs; None for dims of any size.
         dtypes: of the inputs.
-        platforms: where it is to run; None for cpu, cuda and tpu, or only here, with a warning, if that fails.
+        platforms: the platforms to run on; None for cpu, cuda and tpu, or the current one if that fails.
 
     Attributes:
-        program: what `jax.export` made.
+        program: the result of `jax.export`.
         weights: as given.
         shapes: of the inputs, with names for dims of any size.
         dtypes: of the inputs.
@@ -50,14 +50,14 @@ class Lowered:
 
     def __init__(
         self,
-        function: Callable[[dict[str, Any], Any], Any],
+        function: Callable[[dict[str, jax.Array], PyTree], PyTree],
         weights: Mapping[str, jax.ShapeDtypeStruct],
         input_structure: Structure,
         shapes: Sequence[Dims],
         dtypes: Sequence[Any],
         platforms: Sequence[str] | None,
     ) -> None:
-        def predict(weights: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        def predict(weights: dict[str, jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
             outputs = function(weights, filled(input_structure, inputs))
             self.output_structure, leaves = described("the output of the model", outputs)
             return [jnp.asarray(leaf) for leaf in leaves]
@@ -131,10 +131,10 @@ def write(
     output_names: Sequence[str],
     weights: dict[str, np.ndarray],
 ) -> None:
-    """Write a program to a folder, which is there at once or not at all.
+    """Write a program to a folder, atomically.
 
     Args:
-        path: the folder; nothing may be there.
+        path: the folder, which must not exist.
         lowered: the program.
         input_structure: where the inputs stand.
         input_names: in the order of the program.
@@ -181,7 +181,7 @@ def _name(size: int | None, axis: int, name: str) -> int | str:
     return name if axis else BATCH
 
 
-def _spec(name: str, shape: Sequence[Any], dtype: Any) -> ArraySpec:
+def _spec(name: str, shape: Sequence[object], dtype: DTypeLike) -> ArraySpec:
     sizes = tuple(size if isinstance(size, int) else str(size) for size in shape)
     return ArraySpec(name, sizes, jnp.dtype(dtype).name)
 

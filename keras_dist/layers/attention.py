@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -59,12 +60,12 @@ class Attention(Layer):
 
     def call(
         self,
-        inputs: Any,
-        mask: Any = None,
+        inputs: Sequence[jax.Array],
+        mask: Sequence[jax.Array | None] | None = None,
         training: bool | None = False,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> Any:
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Return `softmax(scores) @ value`.
 
         Args:
@@ -103,7 +104,7 @@ class Attention(Layer):
         """Return the mask of the query."""
         return self._masks(previous_mask)[0]
 
-    def _scores(self, query: Any, key: Any) -> jax.Array:
+    def _scores(self, query: jax.Array, key: jax.Array) -> jax.Array:
         scale = self.scale[...] if self.use_scale else 1
         if self.score_mode == "dot":
             return jnp.matmul(query, jnp.swapaxes(key, -2, -1)) * scale
@@ -111,7 +112,7 @@ class Attention(Layer):
             jnp.tanh(scale * (query[..., None, :] + key[..., None, :, :])), -1
         )
 
-    def _masks(self, mask: Any) -> tuple[Any, Any]:
+    def _masks(self, mask: Sequence[jax.Array | None] | None) -> tuple[jax.Array | None, jax.Array | None]:
         if mask is None:
             return None, None
         self._check_list(mask, "mask")
@@ -152,6 +153,6 @@ class AdditiveAttention(Attention):
         if self.use_scale:
             self.scale = self.add_weight((input_shape[0][-1],), "glorot_uniform", name="scale")
 
-    def _scores(self, query: Any, key: Any) -> jax.Array:
+    def _scores(self, query: jax.Array, key: jax.Array) -> jax.Array:
         scale = self.scale[...] if self.use_scale else 1
         return jnp.sum(scale * jnp.tanh(query[..., None, :] + key[..., None, :, :]), -1)

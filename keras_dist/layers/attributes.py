@@ -7,7 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.weight_arguments import Layout
 
 
 def contain(value: Any) -> Any:
@@ -41,7 +43,7 @@ def check_name(name: Any) -> str:
     return name
 
 
-def check_dtype(dtype: Any, layer: str) -> str:
+def check_dtype(dtype: DTypeLike, layer: str) -> str:
     """Return the name of `dtype`; float32 for None.
 
     Raises:
@@ -58,7 +60,7 @@ def check_dtype(dtype: Any, layer: str) -> str:
         ) from None
 
 
-def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def take_input_shape(kwargs: dict[str, Any]) -> tuple[int | None, ...] | None:
     """Remove `input_shape`, `input_dim` and `batch_input_shape`, and return the shape with the batch."""
     if kwargs.get("input_shape") is not None:
         return (None, *kwargs.pop("input_shape"))
@@ -69,7 +71,7 @@ def take_input_shape(kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     return None
 
 
-def axes_of(layout: Any) -> Any:
+def axes_of(layout: Layout) -> list[str | list[str] | None] | None:
     """Return the axes of a layout, or the axes that stand for one, as a list."""
-    axes = getattr(layout, "axes", layout)
+    axes: Any = getattr(layout, "axes", layout)
     return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]

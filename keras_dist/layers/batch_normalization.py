@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_axes_exist, check_axis, check_fraction
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.normalization import ScaledNormalization, wide
+from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, Layout
 
 _NO_COUNT = 1e-7
@@ -22,7 +24,7 @@ _NO_COUNT = 1e-7
 class BatchNormalization(ScaledNormalization):
     """Normalize each channel to mean 0 and variance 1 over the batch; outside of training by moving statistics.
 
-    The statistics are those of the whole batch, on however many devices it lies. With `trainable=False` the layer
+    The statistics are those of the whole batch, also where it is split over devices. With `trainable=False` the layer
     uses the moving statistics in training, too, and leaves them as they are.
 
     Args:
@@ -161,11 +163,11 @@ class BatchNormalization(ScaledNormalization):
         shift = jnp.clip(shift, -self.largest_shift, self.largest_shift)
         return jax.lax.stop_gradient(ratio), jax.lax.stop_gradient(shift)
 
-    def _first_deviation(self, shape: Any, dtype: Any, key: Any = None) -> jax.Array:
+    def _first_deviation(self, shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
         return jnp.sqrt(self.moving_variance_initializer(shape, dtype, key=key))
 
 
-def _move(statistic: Any, towards: jax.Array, momentum: float) -> None:
+def _move(statistic: Variable, towards: jax.Array, momentum: float) -> None:
     statistic[...] = (statistic[...] * momentum + towards * (1 - momentum)).astype(statistic.dtype)
 
 

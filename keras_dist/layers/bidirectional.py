@@ -34,10 +34,10 @@ class Bidirectional(Layer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: Layer,
         merge_mode: str | None = "concat",
-        weights: Any = None,
-        backward_layer: Any = None,
+        weights: None = None,
+        backward_layer: Layer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,12 +70,12 @@ class Bidirectional(Layer):
         self.supports_masking = True
 
     @property
-    def forward_layer(self) -> Any:
+    def forward_layer(self) -> Layer:
         """The layer that goes forwards."""
         return self._members[self._names[0]]
 
     @property
-    def backward_layer(self) -> Any:
+    def backward_layer(self) -> Layer:
         """The layer that goes backwards."""
         return self._members[self._names[1]]
 
@@ -90,7 +90,7 @@ class Bidirectional(Layer):
         initial_state: PyTree = None,
         mask: jax.Array | None = None,
         training: bool | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Return the merged outputs.
 
         Args:
@@ -107,7 +107,7 @@ class Bidirectional(Layer):
         states = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
         forward = self._run_one(self.forward_layer, sequences, states[0], mask, training)
         backward = self._run_one(self.backward_layer, sequences, states[1], mask, training)
-        found: tuple[Any, ...] = ()
+        found: tuple[PyTree, ...] = ()
         if self.return_state:
             found = (*forward[1:], *backward[1:])
             forward, backward = forward[0], backward[0]
@@ -124,13 +124,15 @@ class Bidirectional(Layer):
         states = 2 * len(jax.tree.leaves(self.forward_layer.state_size)) if self.return_state else 0
         return [*[mask] * (2 if self.merge_mode is None else 1), *[None] * states]
 
-    def _run_one(self, layer: Any, sequences: Any, states: Any, mask: Any, training: Any) -> Any:
+    def _run_one(
+        self, layer: Layer, sequences: jax.Array, states: PyTree, mask: jax.Array | None, training: bool | None
+    ) -> PyTree:
         options = {} if states is None else {"initial_state": states}
         if "mask" in inspect.signature(layer.call).parameters:
             options["mask"] = mask
         return layer(sequences, training=training, **options)
 
-    def _merge(self, forward: Any, backward: Any) -> Any:
+    def _merge(self, forward: jax.Array, backward: jax.Array) -> PyTree:
         match self.merge_mode:
             case "concat":
                 return jnp.concatenate([forward, backward], axis=-1)
@@ -142,7 +144,7 @@ class Bidirectional(Layer):
                 return (forward + backward) / 2
         return forward, backward
 
-    def _check_pair(self, forward: Any, backward: Any) -> None:
+    def _check_pair(self, forward: Layer, backward: Layer) -> None:
         same = all(getattr(forward, name) == getattr(backward, name) for name in ("return_sequences", "return_state"))
         if not same or forward.go_backwards == backward.go_backwards or forward.name == backward.name:
             options = ("name", "go_backwards", "return_sequences", "return_state")
@@ -156,7 +158,7 @@ class Bidirectional(Layer):
             )
 
 
-def _again(layer: Layer, **changes: Any) -> Any:
+def _again(layer: Layer, **changes: Any) -> Layer:
     """Return a new layer with the config of `layer`."""
     return type(layer).from_config({**layer.get_config(), **changes})
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from keras_dist import constraints, initializers, random, regularizers
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._types import DTypeLike, PyTree, Shape
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import shapes_of
@@ -74,7 +74,7 @@ class Building:
         self.identify(f"{name}_constraint", constraints.get, constraint)
         setattr(self, f"{name}_layout", layout)
 
-    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Any) -> None:
+    def identify(self, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
         """Set the attribute `argument` to what `identifier` means.
 
         Args:
@@ -93,7 +93,7 @@ class Building:
 
     def add_weight(
         self,
-        shape: Any = None,
+        shape: Shape | int | None = None,
         initializer: Identifier = None,
         dtype: DTypeLike | None = None,
         trainable: bool = True,
@@ -152,7 +152,7 @@ class Building:
 
     def add_variable(
         self,
-        shape: Any,
+        shape: Shape | int,
         initializer: Identifier,
         dtype: DTypeLike | None = None,
         trainable: bool = True,
@@ -176,7 +176,7 @@ class Building:
         if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
-    def _build_once(self, tensors: Mapping[str, Any]) -> None:
+    def _build_once(self, tensors: Mapping[str, PyTree]) -> None:
         if self._is_built:
             return
         self._check_same_trace()

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_dist import _paths
 from keras_dist._ranges import check_fits
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
@@ -90,7 +91,7 @@ def training_of(parameters: Mapping[str, inspect.Parameter], context: call_conte
 
 def tensor_arguments(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, PyTree]:
     """Return the arguments of a call that hold arrays, by the names of the parameters."""
     names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
@@ -102,6 +103,6 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray)
 
 
-def shapes_of(tensors: Any) -> Any:
+def shapes_of(tensors: PyTree) -> PyTree:
     """Return the shape of an array; for a structure of arrays the structure of their shapes."""
     return jax.tree.map(jnp.shape, tensors)

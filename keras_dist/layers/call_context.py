@@ -6,12 +6,16 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from keras_dist import _jax
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
+
+if TYPE_CHECKING:
+    from keras_dist.layers.variable import Variable
 
 
 @dataclasses.dataclass
@@ -30,20 +34,20 @@ class CallContext:
     """
 
     training: bool | None = None
-    losses: list[Any] = dataclasses.field(default_factory=list)
-    masks: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    compiled_loss: Callable[[Any, Any], Any] | None = None
+    losses: list[jax.Array] = dataclasses.field(default_factory=list)
+    masks: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
+    compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None
     caller: str | None = None
-    created: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
     weights_dtype: str | None = None
 
-    def mask_of(self, tensors: Any) -> Any:
+    def mask_of(self, tensors: PyTree) -> PyTree:
         """Return the mask of a tensor, or None; for a pytree of tensors a pytree of masks."""
         return jax.tree.map(
             lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
         )
 
-    def set_mask(self, tensors: Any, masks: Any) -> None:
+    def set_mask(self, tensors: PyTree, masks: PyTree) -> None:
         """Set the masks of tensors: pytrees of one structure, or one mask for all; None for no mask."""
         if masks is None:
             return
@@ -113,7 +117,7 @@ def weights_dtype() -> str | None:
     return None if context is None else context.weights_dtype
 
 
-def note_created(variable: Any, value: Any) -> None:
+def note_created(variable: Variable, value: jax.Array) -> None:
     """Store a new weight and its first value."""
     context = current()
     if context is not None:

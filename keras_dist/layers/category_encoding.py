@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -83,5 +83,5 @@ class CategoryEncoding(Layer):
             vectors = vectors * jnp.asarray(count_weights, self.compute_dtype)[..., None]
         return jnp.sum(vectors, axis)
 
-    def _one_hot(self, inputs: Any) -> jax.Array:
+    def _one_hot(self, inputs: jax.Array) -> jax.Array:
         return jax.nn.one_hot(inputs.astype("int32"), self.num_tokens, dtype=self.compute_dtype)

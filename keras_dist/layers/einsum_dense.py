@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist import activations, initializers
 from keras_dist._arguments import check_size
+from keras_dist._types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -53,7 +54,7 @@ class EinsumDense(Layer):
     def __init__(
         self,
         equation: str,
-        output_shape: Any,
+        output_shape: int | Shape,
         activation: Identifier = None,
         bias_axes: str | None = None,
         **kwargs: Unpack[KernelAndBiasArguments],
@@ -109,7 +110,7 @@ class EinsumDense(Layer):
             raise self._does_not_fit(input_shape, f"a size of {unknown[0]!r} in output_shape")
         return sizes, passed_on
 
-    def _kernel_initializer(self) -> Any:
+    def _kernel_initializer(self) -> Identifier:
         """Return the initializer, whose fan-in are the dims that the equation sums over, and fan-out the others."""
         initializer = self.kernel_initializer
         if not isinstance(initializer, initializers.VarianceScaling) or initializer.input_axes is not None:
@@ -120,7 +121,7 @@ class EinsumDense(Layer):
             axes["output_axes" if letter in outputs else "input_axes"].append(axis)
         return type(initializer).from_config({**initializer.get_config(), **axes})
 
-    def _check_output_shape(self, output_shape: Any) -> tuple[int | None, ...]:
+    def _check_output_shape(self, output_shape: int | Shape) -> tuple[int | None, ...]:
         sizes = (output_shape,) if isinstance(output_shape, int | np.integer) else output_shape
         if not isinstance(sizes, Sequence) or isinstance(sizes, str):
             raise ModelError(
@@ -152,7 +153,7 @@ class EinsumDense(Layer):
         )
 
 
-def _check_equation(equation: Any, layer: str) -> tuple[str, str, str, str | None]:
+def _check_equation(equation: str, layer: str) -> tuple[str, str, str, str | None]:
     """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is."""
     found = _FORMS.fullmatch(equation) if isinstance(equation, str) else None
     problem = "ab,bc->ac, ...b,bc->...c or ab...,bc->ac..."

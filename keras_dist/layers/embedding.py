@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import jax
@@ -15,7 +16,8 @@ from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.weight_arguments import EmbeddingsArguments, Layout
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
 
 
 class Embedding(Layer):
@@ -80,11 +82,11 @@ class Embedding(Layer):
         """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
-    def _add_embeddings(self, initializer: Any = None) -> Any:
+    def _add_embeddings(self, initializer: Identifier = None) -> Variable:
         return self.add_weight((self.input_dim, self.output_dim), initializer, name="embeddings")
 
-    def _as_initializer(self, weights: Any) -> Any:
-        table = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
+    def _as_initializer(self, weights: ArrayLike | Sequence[ArrayLike]) -> Callable[..., jax.Array]:
+        table: Any = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
         if np.shape(table) != (self.input_dim, self.output_dim):
             raise ModelError(
                 f"`weights` of layer {self.name!r} have another shape",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ class GRUCell(GatedCell):
         outputs = update * state + (1 - update) * self.activation(new + old)
         return outputs, [outputs]
 
-    def _biases(self) -> tuple[Any, Any]:
+    def _biases(self) -> tuple[jax.Array | int, jax.Array | int]:
         """Return the biases of the inputs and of the states."""
         if not self.use_bias:
             return 0, 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from keras_dist._arguments import LARGEST_SIZE, is_int
-from keras_dist._types import DTypeLike
+from keras_dist._types import DTypeLike, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.symbolic import KerasTensor, Node
@@ -30,7 +30,7 @@ class InputLayer(Layer):
         sparse: bool | None = None,
         ragged: bool | None = None,
         batch_shape: Sequence[int | None] | None = None,
-        input_tensor: Any = None,
+        input_tensor: None = None,
         optional: bool = False,
         name: str | None = None,
         **kwargs: Any,
@@ -52,7 +52,7 @@ class InputLayer(Layer):
         node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         self._outside.nodes.append(node)
 
-    def call(self) -> Any:
+    def call(self) -> NoReturn:
         """Not called: a model uses its input in place of this layer."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ def Input(
     ragged: bool | None = None,
     batch_shape: Sequence[int | None] | None = None,
     name: str | None = None,
-    tensor: Any = None,
+    tensor: None = None,
     optional: bool = False,
 ) -> KerasTensor:
     """Make a symbolic input of a model.
@@ -104,7 +104,7 @@ def Input(
     return layer.output
 
 
-def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tuple[int | None, ...]:
+def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, name: str) -> tuple[int | None, ...]:
     if (shape is None) == (batch_shape is None) or (batch_shape is not None and batch_size is not None):
         raise ModelError(
             f"Input {name!r} needs `shape` or `batch_shape`",
@@ -123,7 +123,7 @@ def _batch_shape(shape: Any, batch_size: Any, batch_shape: Any, name: str) -> tu
     return tuple(None if dim is None else int(dim) for dim in dims)
 
 
-def _dims(shape: Any, name: str) -> tuple[Any, ...]:
+def _dims(shape: Shape, name: str) -> tuple[int | None, ...]:
     if (isinstance(shape, Sequence) and not isinstance(shape, str)) or isinstance(shape, np.ndarray):
         return tuple(shape)
     raise ModelError(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import DTypeLike
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 
 
@@ -74,7 +74,7 @@ class InputSpec:
         return (difference == -1 and wanted[-1] == 1) or (difference == 1 and shape[-1] == 1)
 
 
-def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
+def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
     """Check the inputs of a layer.
 
     Args:
@@ -118,7 +118,7 @@ def check_inputs(specs: Any, inputs: Any, layer_name: str) -> None:
             )
 
 
-def _in_order(specs: Any, inputs: Any) -> list[Any]:
+def _in_order(specs: PyTree, inputs: PyTree) -> list[Any]:
     if isinstance(specs, Mapping) and isinstance(inputs, Mapping):
         return [inputs.get(name) for name in sorted(specs)]
     return list(inputs) if isinstance(inputs, list | tuple) else jax.tree.leaves(inputs)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from flax import nnx
 
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
@@ -41,8 +41,8 @@ class Lambda(Layer):
     def __init__(
         self,
         function: Callable[..., Any],
-        output_shape: Any = None,
-        mask: Any = None,
+        output_shape: PyTree = None,
+        mask: ArrayLike | Callable[..., PyTree] | None = None,
         arguments: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -68,7 +68,7 @@ class Lambda(Layer):
         """Further arguments of the function, by name."""
         return dict(self._bound.keywords)
 
-    def call(self, inputs: Any, mask: Any = None, training: bool | None = None) -> Any:
+    def call(self, inputs: PyTree, mask: PyTree = None, training: bool | None = None) -> PyTree:
         """Return the output of the function."""
         known = {"mask": mask, "training": training}
         return self._bound(inputs, **{name: known[name] for name in self._filled_in})
@@ -98,7 +98,7 @@ class Lambda(Layer):
         return super().from_config(read)
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except ValueError:  # of some that are not written in Python

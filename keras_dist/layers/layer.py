@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from flax import nnx
 from keras_dist import _jax, regularizers
 from keras_dist._operators import native, value_of
 from keras_dist._signatures import takes_keyword
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
@@ -39,6 +39,7 @@ from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
 from keras_dist.layers.weights import WeightOwner, own_variables
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
@@ -48,9 +49,9 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
 
-    A layer that is made outside of a model is a description. The model makes its weights, sharded at birth; from then
-    on `layer.kernel`, `layer.weights` and the like are handles on the model's arrays. A layer that is called on arrays
-    before it is in a model makes weights of its own, which the model takes over.
+    A layer that is made outside of a model is a description. The model creates its weights, sharded from the start;
+    then `layer.kernel`, `layer.weights` and the like are handles on the model's arrays. A layer that is called on
+    arrays before it is in a model creates its own weights, which the model takes over.
 
     Args:
         activity_regularizer: a function of the output that is added to the loss.
@@ -102,14 +103,14 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     }
 
     supports_masking: bool = False
-    input_spec: Any = None
+    input_spec: PyTree = None
 
     def __init__(
         self,
         *,
         activity_regularizer: Identifier = None,
         trainable: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | DTypePolicy | None = None,
         autocast: bool = True,
         name: str | None = None,
         **kwargs: Any,
@@ -163,7 +164,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         for layer in self._owners():
             layer._trainable, layer._trainable_was_set = bool(value), True
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> PyTree:
         """Compute the output. Subclasses define this method.
 
         Args:
@@ -172,7 +173,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         """
         raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the output for arrays, or a symbolic output for symbolic inputs, as of `Input`.
 
         Raises:
@@ -197,7 +198,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
             self._tell_of_one_device()
         return outputs
 
-    def add_loss(self, loss: Any) -> None:
+    def add_loss(self, loss: ArrayLike | Sequence[ArrayLike]) -> None:
         """Add a scalar, or several, to the loss of the current call.
 
         Raises:
@@ -224,12 +225,12 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         return previous_mask
 
     @property
-    def input(self) -> Any:
+    def input(self) -> PyTree:
         """The symbolic input of the first call."""
         return symbolic.first_node(self).inputs
 
     @property
-    def output(self) -> Any:
+    def output(self) -> PyTree:
         """The symbolic output of the first call."""
         return symbolic.first_node(self).outputs
 
@@ -289,7 +290,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     def __nnx_repr__(self) -> Iterator[Any]:
         yield _jax.shown_as(repr(self))  # in lists and dicts
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         binding = self._outside.binding  # what pickle and copy make has the values, and is in no model
         return super().__reduce_ex__(protocol) if binding is None else binding.module().__reduce_ex__(protocol)
 
@@ -297,7 +298,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         binding = self._outside.binding
         return super().__deepcopy__(memo) if binding is None else binding.module()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> PyTree:
         parameters = call_parameters(type(self))
         check_complete(parameters, args, kwargs, self.name)
         args, kwargs = jax.tree.map(functools.partial(_as_input, self, context), (args, kwargs))
@@ -376,7 +377,7 @@ _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
 """Arguments that Keras writes into configs, accepted as None."""
 
 
-def _as_input(layer: Layer, context: call_context.CallContext, value: Any) -> Any:
+def _as_input(layer: Layer, context: call_context.CallContext, value: PyTree) -> PyTree:
     """Return an array in the element type that the layer computes in; anything else as it is."""
     if isinstance(value, np.ndarray | np.generic):
         value = jnp.asarray(native(value))
@@ -400,5 +401,5 @@ def _mask_is_lost(layer: Layer) -> str:
     )
 
 
-def _any(masks: Any) -> bool:
+def _any(masks: PyTree) -> bool:
     return any(mask is not None for mask in jax.tree.leaves(masks))

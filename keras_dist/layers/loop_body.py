@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import _jax
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
+if TYPE_CHECKING:
+    from keras_dist.layers.layer import Layer
 
-def build_before(layer: Any, *inputs: Any) -> None:
+
+def build_before(layer: Layer, *inputs: PyTree) -> None:
     """Create the weights of a layer and of its sublayers, by a call that counts for nothing, before the loop begins."""
     with call_context.entered(False, anew=True):
         layer(*inputs)
 
 
-def call_inside(layer: Any, training: bool | None, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
     """Call a layer inside of a loop; return its output and the losses it added, which the loop must return.
 
     Raises:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._types import DTypeLike
 from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, check_no_cudnn, project
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
@@ -70,8 +71,8 @@ class LSTMCell(GatedCell):
         outputs = self.recurrent_activation(shown) * self.activation(memory)
         return outputs, [outputs, memory]
 
-    def _first_bias(self) -> Any:
-        def with_open_forget_gate(shape: Any, dtype: Any, key: Any = None) -> Any:
+    def _first_bias(self) -> Identifier:
+        def with_open_forget_gate(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
             return self.bias_initializer(shape, dtype, key=key).at[self.units : 2 * self.units].set(1)
 
         return with_open_forget_gate if self.unit_forget_bias else None

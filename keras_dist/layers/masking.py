@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_numbers
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -23,7 +23,7 @@ class Masking(Layer):
     Source: `keras.layers.Masking`.
     """
 
-    def __init__(self, mask_value: Any = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
+    def __init__(self, mask_value: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.mask_value = check_numbers("mask_value", mask_value, self.name)
         self.supports_masking = True

@@ -33,7 +33,7 @@ class Merge(Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, inputs: Sequence[jax.Array], mask: Any = None) -> jax.Array:
+    def call(self, inputs: Sequence[jax.Array], mask: Sequence[jax.Array | None] | None = None) -> jax.Array:
         """Merge arrays of one batch size."""
         check_list(inputs, self.name)
         check_batches(inputs, self.name)
@@ -45,7 +45,7 @@ class Merge(Layer):
             raise shapes_differ(inputs, "equal dims, or some of size 1", self.name) from None
         return self.merge(arrays, masks)
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Merge arrays of one rank.
 
         Args:
@@ -74,7 +74,7 @@ class Add(Merge):
     Source: `keras.layers.Add`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their sum."""
         return functools.reduce(operator.add, inputs)
 
@@ -85,7 +85,7 @@ class Subtract(Merge):
     Source: `keras.layers.Subtract`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return the first minus the second."""
         check_list(inputs, self.name, 2)
         return inputs[0] - inputs[1]
@@ -97,7 +97,7 @@ class Multiply(Merge):
     Source: `keras.layers.Multiply`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their product."""
         factors = [
             x if mask is None else jnp.where(mask[..., None], x, 1) for x, mask in zip(inputs, masks, strict=True)
@@ -113,7 +113,7 @@ class Average(Merge):
     Source: `keras.layers.Average`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their mean."""
         return functools.reduce(operator.add, inputs) / len(inputs)
 
@@ -124,7 +124,7 @@ class Maximum(Merge):
     Source: `keras.layers.Maximum`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their maximum."""
         return _extreme(jnp.maximum, inputs, masks)
 
@@ -135,7 +135,7 @@ class Minimum(Merge):
     Source: `keras.layers.Minimum`.
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[Any]) -> jax.Array:
+    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their minimum."""
         return _extreme(jnp.minimum, inputs, masks)
 
@@ -230,10 +230,10 @@ class Dot(Layer):
         return None
 
 
-def _function(cls: type[Layer]) -> Callable[..., Any]:
+def _function(cls: type[Layer]) -> Callable[..., jax.Array]:
     """Return a function that makes the layer and calls it at once."""
 
-    def merge(inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def merge(inputs: Sequence[jax.Array], **kwargs: Any) -> jax.Array:
         return cls(**kwargs)(inputs)
 
     merge.__name__ = merge.__qualname__ = cls.__name__.lower()
@@ -249,7 +249,7 @@ maximum = _function(Maximum)
 minimum = _function(Minimum)
 
 
-def concatenate(inputs: Sequence[Any], axis: int = -1, **kwargs: Any) -> Any:
+def concatenate(inputs: Sequence[jax.Array], axis: int = -1, **kwargs: Any) -> jax.Array:
     """`Concatenate(axis, **kwargs)(inputs)`.
 
     Source: `keras.layers.concatenate`.
@@ -257,7 +257,7 @@ def concatenate(inputs: Sequence[Any], axis: int = -1, **kwargs: Any) -> Any:
     return Concatenate(axis, **kwargs)(inputs)
 
 
-def dot(inputs: Sequence[Any], axes: int | Sequence[int] = -1, **kwargs: Any) -> Any:
+def dot(inputs: Sequence[jax.Array], axes: int | Sequence[int] = -1, **kwargs: Any) -> jax.Array:
     """`Dot(axes, **kwargs)(inputs)`.
 
     Source: `keras.layers.dot`.
@@ -281,7 +281,7 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
         )
 
 
-def check_batches(inputs: Sequence[Any], layer: str) -> None:
+def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
     """Check that arrays have one batch size.
 
     Raises:
@@ -291,7 +291,7 @@ def check_batches(inputs: Sequence[Any], layer: str) -> None:
         raise shapes_differ(inputs, "one batch size: that of dim 0", layer)
 
 
-def shapes_differ(inputs: Sequence[Any], expected: str, layer: str) -> ModelError:
+def shapes_differ(inputs: Sequence[jax.Array], expected: str, layer: str) -> ModelError:
     """The error for inputs whose shapes do not fit together."""
     return ModelError(
         f"the inputs of layer {layer!r} do not fit together",
@@ -306,7 +306,9 @@ def _same_rank(arrays: Sequence[Any], rank: int) -> list[Any]:
     return [x if x is None else jnp.expand_dims(x, tuple(range(1, 1 + rank - x.ndim))) for x in arrays]
 
 
-def _extreme(choose: Callable[[Any, Any], Any], inputs: list[Any], masks: list[Any]) -> Any:
+def _extreme(
+    choose: Callable[[jax.Array, jax.Array], jax.Array], inputs: list[jax.Array], masks: list[jax.Array | None]
+) -> jax.Array:
     """Return what `choose` prefers of those that are not masked."""
     output, kept = inputs[0], masks[0]
     for x, mask in zip(inputs[1:], masks[1:], strict=True):

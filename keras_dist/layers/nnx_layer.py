@@ -6,6 +6,7 @@ from typing import Any
 
 from flax import nnx
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -48,7 +49,7 @@ class NNXLayer(Layer):
         self._members = module
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: PyTree, training: bool | None = None) -> PyTree:
         """Return the output of the module."""
         if training:
             self._members.train()

@@ -31,7 +31,7 @@ class ZeroPadding(SpatialLayer):
 
     def __init__(
         self,
-        padding: int | Sequence[Any] = 1,
+        padding: int | Sequence[int | Sequence[int]] = 1,
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
@@ -60,7 +60,7 @@ class Cropping(SpatialLayer):
 
     def __init__(
         self,
-        cropping: int | Sequence[Any],
+        cropping: int | Sequence[int | Sequence[int]],
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
@@ -124,7 +124,7 @@ class Cropping2D(Cropping):
 
     def __init__(
         self,
-        cropping: int | Sequence[Any] = 0,
+        cropping: int | Sequence[int | Sequence[int]] = 0,
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
@@ -138,14 +138,16 @@ class Cropping3D(Cropping):
 
     def __init__(
         self,
-        cropping: int | Sequence[Any] = 1,
+        cropping: int | Sequence[int | Sequence[int]] = 1,
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(cropping, data_format, **kwargs)
 
 
-def _check_pairs(argument: str, value: Any, rank: int, layer: str) -> tuple[tuple[int, ...], ...]:
+def _check_pairs(
+    argument: str, value: int | Sequence[int | Sequence[int]], rank: int, layer: str
+) -> tuple[tuple[int, ...], ...]:
     """Return `value` as a pair of counts for each spatial dim."""
     each = value if isinstance(value, Sequence) and rank > 1 else (value,) * rank
     try:

@@ -49,7 +49,9 @@ class Pooling(SpatialLayer):
         self.strides = self.pool_size if strides is None else check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
 
-    def reduce_windows(self, inputs: jax.Array, initial: ArrayLike, operation: Callable[..., Any]) -> jax.Array:
+    def reduce_windows(
+        self, inputs: jax.Array, initial: ArrayLike, operation: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> jax.Array:
         """Apply `operation` over each window; steps beyond the borders are `initial`."""
         window, strides = self.for_all_dims(self.pool_size, 1), self.for_all_dims(self.strides, 1)
         return jax.lax.reduce_window(inputs, initial, operation, window, strides, self.padding.upper())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from keras_dist import mixed_precision
+from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.mixed_precision import DTypePolicy
 
@@ -30,7 +29,7 @@ class Precision:
         return self._dtype_policy
 
     @dtype_policy.setter
-    def dtype_policy(self, value: Any) -> None:
+    def dtype_policy(self, value: DTypeLike | DTypePolicy | None) -> None:
         if self.built:
             raise ModelError(
                 f"the dtype policy of layer {self.name!r} cannot change any more: it is built",
@@ -73,7 +72,7 @@ class Precision:
         return self.compute_dtype if is_mixed or around is not None else None
 
 
-def policy_of(dtype: Any, layer: str) -> DTypePolicy:
+def policy_of(dtype: DTypeLike | DTypePolicy | None, layer: str) -> DTypePolicy:
     """Return the policy that the argument `dtype` of a layer means.
 
     Raises:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from keras_dist import regularizers
 from keras_dist._arguments import check_fraction, check_size
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
@@ -103,22 +104,22 @@ class ProjectedAttention(Layer):
             raise self._no_flash(f"dropout={dropout}", "dropout=0")
 
     @property
-    def query_dense(self) -> Any:
+    def query_dense(self) -> Layer:
         """The projection of the query."""
         return self._members["query"]
 
     @property
-    def key_dense(self) -> Any:
+    def key_dense(self) -> Layer:
         """The projection of the key."""
         return self._members["key"]
 
     @property
-    def value_dense(self) -> Any:
+    def value_dense(self) -> Layer:
         """The projection of the value."""
         return self._members["value"]
 
     @property
-    def output_dense(self) -> Any:
+    def output_dense(self) -> Layer:
         """The projection of the result."""
         return self._members["attention_output"]
 
@@ -166,7 +167,7 @@ class ProjectedAttention(Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
-    ) -> Any:
+    ) -> PyTree:
         """Return `softmax(query @ key.T) @ value` of the heads, projected.
 
         Args:
@@ -253,7 +254,7 @@ class ProjectedAttention(Layer):
         found = [self._as_scores(jnp.asarray(mask, bool), rank, len(axes)) for mask in masks]
         return functools.reduce(jnp.logical_and, found) if found else None
 
-    def _of_positions(self, mask: jax.Array, tensor: jax.Array, axes: tuple[int, ...]) -> Any:
+    def _of_positions(self, mask: jax.Array, tensor: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         """Return the mask of an input, if attention goes over its last dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
             raise self._does_not_fit(

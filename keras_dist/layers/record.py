@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from keras_dist._types import PyTree
+
 if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+    from keras_dist.layers.layer import Layer
     from keras_dist.layers.symbolic import Node
     from keras_dist.layers.variable import Variable
     from keras_dist.layers.weights import OwnWeight
@@ -25,11 +31,11 @@ class Binding(Protocol):
         """Handles on the states of the random generators of the layer and its sublayers."""
         ...
 
-    def added_losses(self) -> list[Any]:
+    def added_losses(self) -> list[jax.Array]:
         """Return the losses that the layer and its sublayers added in the last call."""
         ...
 
-    def penalties(self, weights: Sequence[Any]) -> list[Any]:
+    def penalties(self, weights: Sequence[Any]) -> list[jax.Array]:
         """Return the penalties of the regularizers of these weights."""
         ...
 
@@ -37,11 +43,11 @@ class Binding(Protocol):
         """Return the attribute that building the layer has added."""
         ...
 
-    def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
+    def made_by_building(self, layer: Layer) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
         """Return the sublayers, with their names, that building has added to what the user's layer holds."""
         ...
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """Call the layer on arrays, with its current weights."""
         ...
 
@@ -49,7 +55,7 @@ class Binding(Protocol):
         """Check that symbolic inputs are what the layer was built for."""
         ...
 
-    def module(self) -> Any:
+    def module(self) -> nnx.Module:
         """Return the layer with copies of its current values."""
         ...
 
@@ -73,7 +79,7 @@ class LayerRecord:
     binding: Binding | None = None
     handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
-    added: list[Any] = dataclasses.field(default_factory=list)
+    added: list[jax.Array] = dataclasses.field(default_factory=list)
     is_passing: bool = False
 
 

@@ -86,7 +86,7 @@ class RecurrentCell(Layer):
             self.seed_generator = random.SeedGenerator(seed)
 
     @property
-    def state_size(self) -> Any:
+    def state_size(self) -> int | list[int]:
         """Size of its state, or sizes of its states."""
         return self.units
 
@@ -124,7 +124,7 @@ class RecurrentCell(Layer):
             [self._draw(self.recurrent_dropout, state_shape) for _ in range(count if self.recurrent_dropout else 0)],
         )
 
-    def _noise(self, inputs: Any, training: Any, noise: Noise | None) -> Noise:
+    def _noise(self, inputs: jax.Array, training: bool | None, noise: Noise | None) -> Noise:
         if not training:
             return [], []
         return self.draw_noise(inputs.shape) if noise is None else noise
@@ -135,7 +135,7 @@ class RecurrentCell(Layer):
     def _bias_shape(self) -> tuple[int, ...]:
         return (self.gates * self.units,)
 
-    def _first_bias(self) -> Any:
+    def _first_bias(self) -> Identifier:
         """Return an initializer for `bias`; None for the given one."""
         return None
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from keras_dist import random, regularizers
 from keras_dist._arguments import argument_error, check_broadcasts, check_fraction, check_number, check_option, is_int
-from keras_dist._types import Shape
+from keras_dist._types import DTypeLike, Shape
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.mixed_precision import DTypePolicy
 
 _LOWEST = -1.7580993408473766
 """The limit of `selu` at -infinity: the product of its two constants."""
@@ -125,7 +126,7 @@ class SpatialDropout1D(_SpatialDropout):
         rate: float,
         seed: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | DTypePolicy | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(rate, None, seed, name=name, dtype=dtype, **kwargs)
@@ -154,7 +155,7 @@ class SpatialDropout2D(_SpatialDropout):
         data_format: str | None = None,
         seed: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | DTypePolicy | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(rate, data_format, seed, name=name, dtype=dtype, **kwargs)
@@ -265,7 +266,7 @@ class ActivityRegularization(Layer):
         return inputs
 
 
-def _noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
+def _noise_shape_for(inputs: jax.Array, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
     """Return the shape of the noise for these inputs."""
     if noise_shape is None:
         return inputs.shape
@@ -275,7 +276,7 @@ def _noise_shape_for(inputs: Any, noise_shape: tuple[int | None, ...] | None, la
     return (1,) * (inputs.ndim - len(shape)) + shape
 
 
-def _check_noise_shape(value: Any, layer: str) -> tuple[int | None, ...] | None:
+def _check_noise_shape(value: Shape | None, layer: str) -> tuple[int | None, ...] | None:
     """Return `value` as a tuple, or None."""
     if value is None:
         return None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -33,7 +34,7 @@ class Rescaling(Layer):
     Source: `keras.layers.Rescaling`.
     """
 
-    def __init__(self, scale: Any, offset: Any = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
+    def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.scale = check_numbers("scale", scale, self.name)
         self.offset = check_numbers("offset", offset, self.name)
@@ -72,8 +73,8 @@ class Normalization(Layer):
     def __init__(
         self,
         axis: int | Sequence[int] | None = -1,
-        mean: Any = None,
-        variance: Any = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
         invert: bool = False,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
@@ -102,7 +103,7 @@ class Normalization(Layer):
         deviation = jnp.maximum(jnp.sqrt(variance), _EPSILON)
         return inputs * deviation + mean if self.invert else (inputs - mean) / deviation
 
-    def adapt(self, data: Any) -> None:
+    def adapt(self, data: ArrayLike | Iterable[PyTree]) -> None:
         """Set `mean` and `variance` to those of data.
 
         Args:
@@ -135,7 +136,7 @@ class Normalization(Layer):
         for weight, value in zip(self.weights[:2], total[1:], strict=True):
             weight.assign(value)
 
-    def _statistics(self, inputs: Any) -> list[Any]:
+    def _statistics(self, inputs: jax.Array) -> list[jax.Array]:
         """Return mean and variance, with a dim of size 1 for each dim of the inputs that has none."""
         kept = check_axes_exist("axis", self.axis, inputs.shape, self.name)
         pair = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import argument_error, check_option, check_size, is_int
+from keras_dist._types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -70,7 +71,7 @@ class Reshape(Layer):
             )
         return inputs.reshape(inputs.shape[0], *shape)
 
-    def _check_target_shape(self, value: Any) -> tuple[int, ...]:
+    def _check_target_shape(self, value: Shape) -> tuple[int, ...]:
         dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (None, None)
         dims = tuple(-1 if dim is None else dim for dim in dims)
         if not all(is_int(dim, -1) for dim in dims) or dims.count(-1) > 1:

@@ -33,7 +33,7 @@ class StackedRNNCells(Layer):
     Source: `keras.layers.StackedRNNCells`.
     """
 
-    def __init__(self, cells: Sequence[Any], **kwargs: Any) -> None:
+    def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(cells, list | tuple) or not cells:
             raise ModelError(
@@ -53,12 +53,12 @@ class StackedRNNCells(Layer):
         self._names = tuple(members)
 
     @property
-    def cells(self) -> list[Any]:
+    def cells(self) -> list[Layer]:
         """The cells."""
         return [self._members[name] for name in self._names]
 
     @property
-    def state_size(self) -> list[Any]:
+    def state_size(self) -> list[PyTree]:
         """The size of the state, or sizes of the states, of each cell."""
         return [cell.state_size for cell in self.cells]
 
@@ -67,21 +67,23 @@ class StackedRNNCells(Layer):
         """Size of the output of the last cell."""
         return output_size(self.cells[-1])
 
-    def get_initial_state(self, batch_size: int) -> list[Any]:
+    def get_initial_state(self, batch_size: int) -> list[PyTree]:
         """Return the initial states of each cell."""
         return [first_states(cell, batch_size) for cell in self.cells]
 
-    def draw_noise(self, input_shape: tuple[int, ...]) -> list[Any]:
+    def draw_noise(self, input_shape: tuple[int, ...]) -> list[PyTree]:
         """Return the `noise` of each cell for one call in training; None for cells without any."""
-        drawn: list[Any] = []
+        drawn: list[PyTree] = []
         for cell in self.cells:
             drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
             input_shape = (input_shape[0], output_size(cell))
         return drawn
 
-    def call(self, inputs: Any, states: Any, training: bool | None = False, noise: Any = None) -> tuple[Any, list[Any]]:
+    def call(
+        self, inputs: jax.Array, states: PyTree, training: bool | None = False, noise: PyTree = None
+    ) -> tuple[jax.Array, list[PyTree]]:
         """Return the output of the last cell, and the new states of all."""
-        found: list[Any] = []
+        found: list[PyTree] = []
         for cell, own, drawn in zip(self.cells, states, noise or [None] * len(self.cells), strict=True):
             options = {} if drawn is None else {"noise": drawn}
             inputs, new = cell(inputs, own if isinstance(own, list | tuple) else [own], training=training, **options)
@@ -117,7 +119,7 @@ class RNN(Layer):
 
     def __init__(
         self,
-        cell: Any,
+        cell: Layer | Sequence[Layer],
         return_sequences: bool = False,
         return_state: bool = False,
         go_backwards: bool = False,
@@ -148,12 +150,12 @@ class RNN(Layer):
         self.supports_masking = True
 
     @property
-    def cell(self) -> Any:
+    def cell(self) -> Layer:
         """The cell."""
         return self._members[self._cell_name]
 
     @property
-    def state_size(self) -> list[Any]:
+    def state_size(self) -> list[PyTree]:
         """Sizes of the states."""
         size = self.cell.state_size
         return list(size) if isinstance(size, list | tuple) else [size]
@@ -164,7 +166,7 @@ class RNN(Layer):
         step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
         build_before(self.cell, step, self.get_initial_state(batch))
 
-    def get_initial_state(self, batch_size: int) -> list[Any]:
+    def get_initial_state(self, batch_size: int) -> list[PyTree]:
         """Return the initial states: (batch, size) each."""
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
@@ -175,7 +177,7 @@ class RNN(Layer):
         initial_state: PyTree = None,
         mask: jax.Array | None = None,
         training: bool | None = False,
-    ) -> Any:
+    ) -> PyTree:
         """Return the output of the last step, or of all.
 
         Args:
@@ -193,7 +195,7 @@ class RNN(Layer):
         if training and hasattr(self.cell, "draw_noise"):
             options["noise"] = self.cell.draw_noise((sequences.shape[0], *sequences.shape[2:]))
 
-        def step(states: list[Any], position: Any) -> Any:
+        def step(states: list[PyTree], position: PyTree) -> PyTree:
             inputs, kept = position
             (outputs, found), losses = call_inside(self.cell, training, inputs, states, **options)
             found = jax.tree.unflatten(jax.tree.structure(states), jax.tree.leaves(found))
@@ -219,7 +221,7 @@ class RNN(Layer):
         mask = previous_mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
-    def _as_states(self, states: Any) -> list[Any]:
+    def _as_states(self, states: PyTree) -> list[PyTree]:
         """Return the states as the loop carries them."""
         states = list(states) if isinstance(states, list | tuple) else [states]
         sizes = jax.tree.leaves(self.state_size)
@@ -232,7 +234,7 @@ class RNN(Layer):
             )
         return jax.tree.map(lambda state: jnp.asarray(state, self.cell.compute_dtype), states)
 
-    def _output_in(self, states: list[Any]) -> Any:
+    def _output_in(self, states: list[PyTree]) -> PyTree:
         """Return the state that is the output of the previous step."""
         return jax.tree.leaves(states[-1])[0] if isinstance(self.cell, StackedRNNCells) else states[0]
 
@@ -280,10 +282,10 @@ class RecurrentLayer(RNN):
                 setattr(cls, name, property(operator.attrgetter(f"cell.{name}"), doc=f"`{name}` of the cell."))
 
     def __init__(self, *args: Any, **kwargs: Unpack[RecurrentLayerArguments]) -> None:
-        options: Any = dict(kwargs)
-        of_cell: Any = {name: options.pop(name) for name in self._cell_arguments if name in options}
-        of_both: Any = {name: options[name] for name in ("dtype", "trainable") if name in options}
-        cell_class: Any = self.cell_class
+        options: dict[str, Any] = dict(kwargs)
+        of_cell: dict[str, Any] = {name: options.pop(name) for name in self._cell_arguments if name in options}
+        of_both: dict[str, Any] = {name: options[name] for name in ("dtype", "trainable") if name in options}
+        cell_class: type[Layer] = self.cell_class
         cell = cell_class(*args, name=snake_case(cell_class.__name__), **of_cell, **of_both)
         super().__init__(cell, **options)
         self.input_spec = InputSpec(ndim=3)
@@ -306,7 +308,7 @@ def check_cell(cell: Any, layer: str) -> Layer:
     return cell
 
 
-def first_states(cell: Any, batch_size: int) -> Any:
+def first_states(cell: Layer, batch_size: int) -> PyTree:
     """Return the initial states of a cell: those of its `get_initial_state`, else zeros."""
     if hasattr(cell, "get_initial_state"):
         return cell.get_initial_state(batch_size=batch_size)
@@ -314,7 +316,7 @@ def first_states(cell: Any, batch_size: int) -> Any:
     return zeros if isinstance(cell.state_size, list | tuple) else zeros[0]
 
 
-def output_size(cell: Any) -> int:
+def output_size(cell: Layer) -> int:
     """Return the size of the output of a cell; by default that of its first state."""
     size = getattr(cell, "output_size", None)
     return jax.tree.leaves(cell.state_size)[0] if size is None else size

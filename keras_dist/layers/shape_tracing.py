@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import _jax, _paths
+from keras_dist._types import PyTree
 from keras_dist.distribution.variables import leaf_parts
 from keras_dist.layers.record import Recorded
+
+if TYPE_CHECKING:
+    from keras_dist.layers.symbolic import KerasTensor
 
 SIZES = (3360, 6720)
 """Two sizes for dims of unknown size: large enough for strides and pools, and divisible by what reshapes divide by.
 Nothing of these sizes is ever allocated. What differs between the two depends on a dim of unknown size."""
 
 
-def trace(run: Callable[[list[jax.ShapeDtypeStruct]], Any], tensors: Sequence[Any], size: int = SIZES[0]) -> Any:
+def trace(
+    run: Callable[[list[jax.ShapeDtypeStruct]], PyTree], tensors: Sequence[KerasTensor], size: int = SIZES[0]
+) -> PyTree:
     """Return `run(shapes)` for shapes like those of the tensors.
 
     Where it fails, batches of unknown size are taken to be as large as those of the other tensors. A note of the error
@@ -42,7 +48,7 @@ def trace(run: Callable[[list[jax.ShapeDtypeStruct]], Any], tensors: Sequence[An
         raise
 
 
-def _shapes(tensors: Sequence[Any], size: int, batch: int | None = None) -> list[jax.ShapeDtypeStruct]:
+def _shapes(tensors: Sequence[KerasTensor], size: int, batch: int | None = None) -> list[jax.ShapeDtypeStruct]:
     """Return a shape for each tensor, with `size` for the dims of unknown size, and `batch` for such batches."""
     found = []
     for tensor in tensors:
@@ -53,14 +59,14 @@ def _shapes(tensors: Sequence[Any], size: int, batch: int | None = None) -> list
     return found
 
 
-def _batch_of_others(tensors: Sequence[Any]) -> int | None:
+def _batch_of_others(tensors: Sequence[KerasTensor]) -> int | None:
     """Return the one known size of batches, where others are unknown."""
     sizes = {tensor.shape[0] for tensor in tensors if tensor.shape}
     known = sizes - {None}
     return known.pop() if len(known) == 1 and len(sizes) == 2 else None
 
 
-def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
+def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, dict[_paths.Parts, jax.Array]]:
     """Return a copy of a module, to be changed in the current trace, and the arrays that the module has already.
 
     In the copy these are zeros: their values need not go through the trace. Attributes keep their order, and layers
@@ -75,7 +81,7 @@ def fresh_copy(module: Any) -> tuple[Any, dict[_paths.Parts, Any]]:
     return copy, known
 
 
-def _hand_over_calls(module: Any, copy: Any) -> None:
+def _hand_over_calls(module: nnx.Module, copy: nnx.Module) -> None:
     """Tell the layers of a copy how those of the module were called first."""
     copies = dict(nnx.iter_graph(copy))
     for path, node in nnx.iter_graph(module):

@@ -7,22 +7,25 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import _jax, random
-from keras_dist._types import DTypeLike
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context, shape_tracing
 from keras_dist.layers.shape_tracing import fresh_copy
 
+if TYPE_CHECKING:
+    from keras_dist.layers.layer import Layer
+
 _counter = itertools.count()
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., PyTree]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
     **{name: getattr(operator, name) for name in ("neg", "getitem")},
     **{name: getattr(jnp, name) for name in ("abs", "reshape", "round", "squeeze")},
@@ -47,7 +50,7 @@ class Operation:
 
     name: str
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> PyTree:
         """Return the result for arrays and numbers, a symbolic one for symbolic tensors."""
         if is_any_symbolic(args):
             return connect(self, args, {})
@@ -66,14 +69,14 @@ class Node:
         number: counts the calls of the process.
     """
 
-    operation: Any
+    operation: Layer | Operation
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: Any = None
+    outputs: PyTree = None
     number: int = dataclasses.field(default_factory=lambda: next(_counter))
 
     @property
-    def inputs(self) -> Any:
+    def inputs(self) -> PyTree:
         """The first argument; the output of an `InputLayer`, which has none."""
         return self.args[0] if self.args else self.outputs
 
@@ -156,15 +159,15 @@ class KerasTensor:
         """`mask`, as Keras calls it."""
         return self.mask
 
-    def reshape(self, newshape: Any) -> Any:
+    def reshape(self, newshape: int | Sequence[int]) -> KerasTensor:
         """Return the values in another shape, the batch included; one dim may be -1."""
         return Operation("reshape")(self, newshape)
 
-    def squeeze(self, axis: int | Sequence[int] | None = None) -> Any:
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> KerasTensor:
         """Return the values without these dims of size 1; by default without all of them."""
         return Operation("squeeze")(self, axis)
 
-    def __round__(self, ndigits: int | None = None) -> Any:
+    def __round__(self, ndigits: int | None = None) -> KerasTensor:
         return Operation("round")(self, ndigits or 0)
 
     def __repr__(self) -> str:
@@ -173,7 +176,7 @@ class KerasTensor:
     def __bool__(self) -> bool:
         raise self._no_value("a symbolic KerasTensor cannot be used as a boolean", "bool()")
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> NoReturn:
         raise self._no_value("iterating over a symbolic KerasTensor is not supported", "iter()")
 
     def __int__(self) -> int:
@@ -182,11 +185,11 @@ class KerasTensor:
     def __float__(self) -> float:
         raise self._no_value("a KerasTensor has no value that could become a float", "float()")
 
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise self._no_value("a KerasTensor has no values that could become a NumPy array", "numpy")
 
     @property
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> NoReturn:
         # JAX asks whether there is one, before it says in its own words that it cannot use this
         raise self._no_jax_array()
 
@@ -211,8 +214,8 @@ def _install_operators() -> None:
     compared = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
     unary = {"neg": "neg", "abs": "abs", "invert": "logical_not", "getitem": "getitem"}
 
-    def method(name: str, swapped: bool = False) -> Callable[..., Any]:
-        def apply(*args: Any) -> Any:
+    def method(name: str, swapped: bool = False) -> Callable[..., KerasTensor]:
+        def apply(*args: Any) -> KerasTensor:
             return connect(Operation(name), args[::-1] if swapped else args, {})
 
         return apply
@@ -244,12 +247,12 @@ def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
     return list({id(source): source for source in found}.values()) if parents else [tensor]
 
 
-def is_any_symbolic(tree: Any) -> bool:
+def is_any_symbolic(tree: PyTree) -> bool:
     """Return whether there is a symbolic tensor among the leaves."""
     return any(isinstance(leaf, KerasTensor) for leaf in jax.tree.leaves(tree))
 
 
-def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def connect(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a layer or operation for symbolic inputs, and add the call to the graph.
 
     Raises:
@@ -264,7 +267,7 @@ def connect(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return node.outputs
 
 
-def infer(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def infer(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs, with their masks, of a call that is not added to the graph."""
     call, tensors = _abstract_call(operation, args, kwargs)
     first = second = _traced(operation, call, tensors, shape_tracing.SIZES[0])
@@ -276,7 +279,7 @@ def infer(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return outputs
 
 
-def build_as_called(layer: Any) -> bool:
+def build_as_called(layer: Layer) -> bool:
     """Build a layer of a copy as its first call on symbolic tensors would have: another layer asks for its weights.
 
     Returns:
@@ -303,13 +306,13 @@ def build_as_called(layer: Any) -> bool:
     return True
 
 
-def output_shape(layer: Any, input_shape: Any) -> Any:
+def output_shape(layer: Layer, input_shape: PyTree) -> PyTree:
     """Return the shape, or structure of shapes, of the output of a layer for inputs of this shape."""
     tensors = jax.tree.map(lambda shape: KerasTensor(shape, layer.compute_dtype), input_shape, is_leaf=_is_shape)
     return jax.tree.map(lambda tensor: tensor.shape, infer(layer, (tensors,), {}))
 
 
-def first_node(layer: Any) -> Node:
+def first_node(layer: Layer) -> Node:
     """Return the first call of a layer on symbolic tensors.
 
     Raises:
@@ -326,7 +329,9 @@ def first_node(layer: Any) -> Node:
     return nodes[0]
 
 
-def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[KerasTensor], size: int) -> Any:
+def _traced(
+    operation: Layer | Operation, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int
+) -> PyTree:
     """Return the output shapes of a call."""
     current = current_distribution()
     traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
@@ -340,8 +345,8 @@ def _traced(operation: Any, call: Callable[[list[Any]], Any], tensors: list[Kera
 
 
 def _abstract_call(
-    operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[[list[Any]], Any], list[KerasTensor]]:
+    operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[list[jax.Array]], PyTree], list[KerasTensor]]:
     """Return the call as a function of arrays, which returns outputs and masks, and what the arrays stand for.
 
     The arrays stand for the symbolic tensors among the arguments, then for the masks that these have.
@@ -350,12 +355,12 @@ def _abstract_call(
     symbolic = [index for index, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
     masked = [index for index in symbolic if _mask_of(leaves[index]) is not None]
 
-    def call(values: list[Any]) -> Any:
+    def call(values: list[jax.Array]) -> PyTree:
         filled = list(leaves)
         for index, value in zip(symbolic, values, strict=False):
             filled[index] = value
         arguments, options = treedef.unflatten(filled)
-        called = operation if isinstance(operation, Operation) else fresh_copy(operation)[0]
+        called: Any = operation if isinstance(operation, Operation) else fresh_copy(operation)[0]
         with random.key_stream(0), call_context.entered(anew=True) as context:
             for index, mask in zip(masked, values[len(symbolic) :], strict=True):
                 context.set_mask(filled[index], mask)
@@ -371,7 +376,7 @@ def _mask_of(leaf: Any) -> KerasTensor | None:
     return leaf.mask if isinstance(leaf, KerasTensor) else None
 
 
-def _between(first: Any, second: Any) -> KerasTensor:
+def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
     """Return the shape that two traces of a call have in common."""
     return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)
 

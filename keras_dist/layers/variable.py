@@ -14,10 +14,11 @@ from keras_dist import initializers, random
 from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
-from keras_dist._types import DTypeLike
+from keras_dist._types import ArrayLike, DTypeLike, Shape
+from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
-from keras_dist.layers.weight_arguments import Layout
+from keras_dist.layers.weight_arguments import Identifier, Layout
 
 Owners = tuple[Any, ...]
 """The layers around a weight, the innermost first."""
@@ -69,8 +70,8 @@ class Variable(Operators, nnx.Variable):
 
     def __new__(
         cls,
-        initializer: Any = None,
-        shape: Any = None,
+        initializer: Identifier | ArrayLike = None,
+        shape: Shape | int | None = None,
         dtype: DTypeLike | None = None,
         trainable: bool = True,
         *_: Any,
@@ -82,8 +83,8 @@ class Variable(Operators, nnx.Variable):
 
     def __init__(
         self,
-        initializer: Any,
-        shape: Any = None,
+        initializer: Identifier | ArrayLike,
+        shape: Shape | int | None = None,
         dtype: DTypeLike | None = None,
         trainable: bool = True,
         autocast: bool = True,
@@ -152,7 +153,7 @@ class Variable(Operators, nnx.Variable):
         return getattr(self, "_belonging", ((), ""))[1]
 
     @property
-    def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The element type; in the `call` of a layer that of its value there."""
         own, wanted = self.get_raw_value().dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
@@ -161,21 +162,21 @@ class Variable(Operators, nnx.Variable):
     def _read(self) -> jax.Array:
         return self._cast(self.get_value()) if self.handle is None else self.handle.value
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> jax.Array:
         return self._cast(self.get_value(index=index)) if self.handle is None else self.handle[index]
 
-    def _cast(self, value: Any) -> Any:
+    def _cast(self, value: jax.Array) -> jax.Array:
         """Cast a value as mixed precision requires: the only place that casts weights."""
         dtype = self.dtype
         return value if value.dtype == dtype else value.astype(dtype)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: ArrayLike) -> None:
         own = self.get_raw_value().dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
             value = jnp.asarray(value, own)  # also when it was computed in half precision
         super().__setitem__(index, value)
 
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Set the value, and return the new one.
 
         Raises:
@@ -201,7 +202,7 @@ class Statistic(Variable):
     """A weight that is not trained by gradients, such as a moving mean."""
 
 
-def checked_value(value: Any, variable: Any) -> Any:
+def checked_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
     """Return `value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
 
     Raises:
@@ -223,7 +224,7 @@ def checked_value(value: Any, variable: Any) -> Any:
     return jnp.asarray(native(value), variable.dtype)
 
 
-def _check_numbers(value: Any, variable: Any) -> None:
+def _check_numbers(value: Any, variable: Operators | Row) -> None:
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     is_number = dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)
     loses_part = _is_complex(dtype) and not _is_complex(variable.dtype)
@@ -241,7 +242,9 @@ def _is_complex(dtype: DTypeLike) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.complexfloating))
 
 
-def _initial_value(initializer: Any, shape: Any, dtype: DTypeLike | None, label: str) -> jax.Array:
+def _initial_value(
+    initializer: Identifier | ArrayLike, shape: Shape | int | None, dtype: DTypeLike | None, label: str
+) -> jax.Array:
     """Return a value in its dtype, or the output of an initializer for a shape."""
     if callable(initializer) or isinstance(initializer, str | dict):
         return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
@@ -254,7 +257,7 @@ def _initial_value(initializer: Any, shape: Any, dtype: DTypeLike | None, label:
     return value
 
 
-def drawn(initializer: Any, shape: Any, dtype: DTypeLike, label: str) -> jax.Array:
+def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: str) -> jax.Array:
     """Return the output of an initializer for the next key of the seed.
 
     Args:
@@ -272,7 +275,9 @@ def drawn(initializer: Any, shape: Any, dtype: DTypeLike, label: str) -> jax.Arr
     return jnp.asarray(value, dtype)
 
 
-def check_initial_value(value: Any, shape: tuple[int, ...], label: str, initializer: Any) -> None:
+def check_initial_value(
+    value: ArrayLike, shape: tuple[int, ...], label: str, initializer: Identifier | ArrayLike
+) -> None:
     """Check what an initializer returned.
 
     Raises:

@@ -122,7 +122,7 @@ def keyword_defaults(constructor: Callable[..., None]) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
-def show_keywords(constructor: Any, defaults: Mapping[str, Any]) -> None:
+def show_keywords(constructor: Callable[..., None], defaults: Mapping[str, Any]) -> None:
     """Let `inspect.signature` show keyword arguments that the `**kwargs` of a constructor stand for."""
     signature = inspect.signature(constructor)
     *named, kwargs = signature.parameters.values()

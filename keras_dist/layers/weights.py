@@ -12,6 +12,7 @@ from flax import nnx, traverse_util
 
 from keras_dist import _paths
 from keras_dist._operators import Operators, as_pytree, value_of
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.record import LayerRecord
@@ -44,7 +45,7 @@ class OwnWeight(Operators):
         return self.variable.shape
 
     @property
-    def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The element type."""
         return self.variable.dtype
 
@@ -56,7 +57,7 @@ class OwnWeight(Operators):
     def _read(self) -> jax.Array:
         return self.variable[...]
 
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Set its value, and return the new one.
 
         Raises:
@@ -69,12 +70,12 @@ class OwnWeight(Operators):
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.value}>"
 
 
-def keras_name(variable: Any) -> str | None:
+def keras_name(variable: nnx.Variable) -> str | None:
     """Return the name that `add_weight` gave a variable; None for others."""
     return variable.get_metadata().get("keras_name")
 
 
-def tell_paths(module: Any) -> None:
+def tell_paths(module: nnx.Module) -> None:
     """Store the path of each weight of a module in its metadata."""
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
@@ -131,13 +132,13 @@ def _rank(variable: nnx.Variable) -> tuple[bool, int]:
     return not isinstance(variable, nnx.Param), variable.get_metadata().get("number") or 0
 
 
-def children_of(node: Any) -> list[tuple[str | int, Any]]:
+def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
     """Return the variables and modules that a module holds, in the order of assignment."""
     named = list(enumerate(node)) if isinstance(node, nnx.List) else list(vars(node).items())
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
-def penalties(module: Any) -> list[Any]:
+def penalties(module: Any) -> list[jax.Array]:
     """Return the penalties of the regularizers of the trained weights."""
     if not getattr(module, "_trainable", True):
         return []
@@ -171,7 +172,7 @@ class WeightOwner:
             if not isinstance(variable, nnx.RngState)
         ]
 
-    def _listed(self, variable: Any, path: str, owners: Owners) -> Any:
+    def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
         """Return a weight of the layer, or the one handle on a weight of a flax module."""
         if isinstance(variable, Variable):
             variable.belong_to(owners, path)
@@ -210,7 +211,7 @@ class WeightOwner:
         """Return the values of `weights` on the host; in a job of several processes all must call."""
         return [weight.numpy() for weight in self.weights]
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[ArrayLike]) -> None:
         """Set the values of `weights`, in their order.
 
         Raises:
@@ -242,7 +243,7 @@ class WeightOwner:
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
     @property
-    def losses(self) -> list[Any]:
+    def losses(self) -> list[jax.Array]:
         """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
         binding = self._outside.binding
         if binding is not None:
@@ -261,8 +262,8 @@ class WeightOwner:
 
     def stateless_call(
         self,
-        trainable_variables: Sequence[Any],
-        non_trainable_variables: Sequence[Any],
+        trainable_variables: Sequence[ArrayLike],
+        non_trainable_variables: Sequence[ArrayLike],
         *args: Any,
         return_losses: bool = False,
         **kwargs: Any,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist._arguments import check_size
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.input_spec import InputSpec
@@ -51,7 +52,7 @@ class Wrapper(Layer):
         self._members = {layer.name: layer}
 
     @property
-    def layer(self) -> Any:
+    def layer(self) -> Layer:
         """The wrapped layer."""
         (layer,) = self._members.values()
         return layer
@@ -81,7 +82,7 @@ class TimeDistributed(Wrapper):
         """Create the weights of the layer, for inputs without the dim of time."""
         build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[2:]), self.compute_dtype))
 
-    def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> Any:
+    def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> PyTree:
         """Return the outputs (batch, time, ...).
 
         Args:
@@ -101,7 +102,7 @@ class TimeDistributed(Wrapper):
             )
         mask = mask if "mask" in inspect.signature(self.layer.call).parameters else None
 
-        def step(inputs: Any, mask: Any) -> Any:
+        def step(inputs: jax.Array, mask: jax.Array | None) -> PyTree:
             return call_inside(self.layer, training, inputs, **({} if mask is None else {"mask": mask}))
 
         if all(isinstance(variable, nnx.Param) for _, variable in walk(self.layer)):

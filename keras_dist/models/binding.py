@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from keras_dist import _jax, _paths
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.input_spec import check_inputs
@@ -16,6 +17,7 @@ from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.models.naming import is_below
 from keras_dist.models.session import Session, added_losses
+from keras_dist.models.variable import ModelVariable
 from keras_dist.random import SeedGenerator
 
 
@@ -33,21 +35,21 @@ class ModelBinding:
         self.prefix = prefix
         self._node = node
 
-    def weights(self) -> list[Any]:
+    def weights(self) -> list[ModelVariable]:
         """Handles on the weights of the layer and its sublayers."""
         return self.session.variables(self.prefix)
 
-    def generators(self) -> list[Any]:
+    def generators(self) -> list[ModelVariable]:
         """Handles on the states of the random generators of the layer and its sublayers."""
         return self.session.generators(self.prefix)
 
-    def added_losses(self) -> list[Any]:
+    def added_losses(self) -> list[jax.Array]:
         """What the layer and its sublayers added to the loss in the last call."""
         return [
             term for path, terms in self.session.added_losses.items() if is_below(path, self.prefix) for term in terms
         ]
 
-    def penalties(self, weights: Sequence[Any]) -> list[Any]:
+    def penalties(self, weights: Sequence[Any]) -> list[jax.Array]:
         """What the regularizers of these weights give."""
         graph = self.session.cell.graph
         regularizers = dict(zip((spec.path for spec in graph.specs), graph.regularizers, strict=True))
@@ -72,13 +74,13 @@ class ModelBinding:
             bind(value, value, self.session, path)
         return value
 
-    def made_by_building(self, layer: Any) -> list[tuple[str | int, Any]]:
+    def made_by_building(self, layer: Layer) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
         """The sublayers, with their names, that building has added to what the user's layer holds."""
         if layer is self._node:
             return []
         return [(name, child) for name, child in children_of(self._node) if name not in vars(layer)]
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """What the layer gives for arrays, with its current weights.
 
         Raises:
@@ -108,7 +110,7 @@ class ModelBinding:
         if args:
             check_inputs(vars(self._node).get("input_spec"), args[0], self._node.name)
 
-    def module(self) -> Any:
+    def module(self) -> nnx.Module:
         """The layer with copies of its current values."""
         layer = self.session.module()
         for part in filter(None, self.prefix.split("/")):

@@ -16,6 +16,7 @@ from flax import nnx
 from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
+from keras_dist._types import PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
@@ -33,7 +34,7 @@ from keras_dist.models.naming import is_below, layers_below, layers_in, number_n
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
 from keras_dist.models.trainability import Trainability
-from keras_dist.training.graph import ModuleGraph, split_module, trace_factory
+from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import ModuleCall, default_call
 
@@ -108,7 +109,9 @@ def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return record.session
 
 
-def session_of_module(factory_or_module: Any, call: ModuleCall | None, trainable: Any, seed: int | None) -> Session:
+def session_of_module(
+    factory_or_module: Any, call: ModuleCall | None, trainable: Trainable, seed: int | None
+) -> Session:
     """The session of a model that is made of a `flax.nnx` module, or of a factory of one; see `Model.from_nnx`."""
     check_not_forked()
     if call is not None:
@@ -141,12 +144,12 @@ def _session_of_layers(
     chosen = chosen or _distribution_of_shared(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
-    known: dict[_paths.Parts, Any] = {}
+    known: dict[_paths.Parts, jax.Array] = {}
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
 
-    def trace(shapes: list[jax.ShapeDtypeStruct]) -> Any:
+    def trace(shapes: list[jax.ShapeDtypeStruct]) -> PyTree:
         def factory(rngs: nnx.Rngs) -> Any:
             del rngs  # keys are drawn in the order in which weights are created: the same for all forms of a model
             copy, values = fresh_copy(model)
@@ -266,7 +269,7 @@ def _link(model: Trainer, session: Session) -> None:
         cell.link(other, pairs)
 
 
-def _check_same_shape(layer: Any, row: Row, theirs: Row) -> None:
+def _check_same_shape(layer: Layer, row: Row, theirs: Row) -> None:
     if row.shape != theirs.shape or row.dtype != theirs.dtype:
         raise ModelError(
             f"layer {layer.name!r} has weights for other inputs than it gets here",
@@ -276,7 +279,7 @@ def _check_same_shape(layer: Any, row: Row, theirs: Row) -> None:
         )
 
 
-def _keras_names(root: Any) -> list[tuple[str, str]]:
+def _keras_names(root: nnx.Module) -> list[tuple[str, str]]:
     """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
     found: list[tuple[str, str]] = []
 
@@ -305,18 +308,18 @@ def _with_alias(spec: VariableSpec, names: dict[str, str]) -> VariableSpec:
     return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path))
 
 
-def _call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
+def _call(module: Any, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
     del rngs  # layers carry their own streams
     return module(x, training=training)
 
 
-def _compute_loss(module: Any, batch: tuple[Any, Any, Any], y_pred: Any, training: bool) -> Any:
+def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:
     x, y, sample_weight = batch
     given = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight, "training": training}
     return module.compute_loss(**keywords_taken(module.compute_loss, given))
 
 
-def _is_rng(variable: Any) -> bool:
+def _is_rng(variable: nnx.Variable) -> bool:
     return isinstance(variable, nnx.RngState)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -23,9 +24,9 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 
 def clone_model(
     model: Model,
-    input_tensors: Any = None,
-    clone_function: Callable[[Any], Any] | None = None,
-    call_function: Callable[..., Any] | None = None,
+    input_tensors: PyTree = None,
+    clone_function: Callable[[Layer], Layer] | None = None,
+    call_function: Callable[..., PyTree] | None = None,
     recursive: bool = False,
 ) -> Model:
     """Make the same model with new layers and new weights, on the current distribution, under the same paths.
@@ -94,12 +95,12 @@ class _Cloning:
         clones: of layers, by their ids.
     """
 
-    clone_function: Callable[[Any], Any]
-    inner_call_function: Callable[..., Any]
+    clone_function: Callable[[Layer], Layer]
+    inner_call_function: Callable[..., PyTree]
     is_deep: bool
     clones: dict[int, Layer] = dataclasses.field(default_factory=dict)
 
-    def clone(self, model: Model, call_function: Callable[..., Any], input_tensors: Any = None) -> Model:
+    def clone(self, model: Model, call_function: Callable[..., PyTree], input_tensors: PyTree = None) -> Model:
         """The model with new layers."""
         graph = model._graph
         steps, nodes = (graph.steps, graph.nodes) if graph is not None else ((), ())
@@ -146,11 +147,11 @@ class _Cloning:
         return self.clones[id(layer)]
 
 
-def _is_functional(model: Any) -> bool:
+def _is_functional(model: Layer) -> bool:
     return isinstance(model, Model) and model._graph is not None and takes_graph(type(model))
 
 
-def _is_sequential(model: Any) -> bool:
+def _is_sequential(model: Layer) -> bool:
     return isinstance(model, Sequential) and takes_layers(type(model))
 
 
@@ -160,11 +161,11 @@ def _made_again(layer: Any) -> Any:
     return deserialize_keras_object(serialize_keras_object(layer), {cls.__name__: cls}, safe_mode=False)
 
 
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _called(layer: Layer, *args: Any, **kwargs: Any) -> PyTree:
     return layer(*args, **kwargs)
 
 
-def _checked(input_tensors: Any, shapes: list[Any]) -> list[KerasTensor]:
+def _checked(input_tensors: PyTree, shapes: list[Shape]) -> list[KerasTensor]:
     """`input_tensors` as a list, one for each of these shapes of examples."""
     given = jax.tree.leaves(input_tensors)
     if len(given) != len(shapes) or not all(isinstance(tensor, KerasTensor) for tensor in given):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ConfigError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
@@ -90,7 +91,7 @@ def graph_config(model: Saveable) -> dict[str, Any]:
     """
     graph: Any = model._graph
 
-    def places_of(tree: Any) -> Any:
+    def places_of(tree: PyTree) -> PyTree:
         return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
 
     others = serialize_keras_object(arguments_but(model, "inputs", "outputs"))
@@ -116,7 +117,7 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_config(model: Saveable) -> dict[str, Any] | None:
-    """What `build_from_config` needs to give birth to the weights; None when they are not born, or need nothing."""
+    """Return what `build_from_config` needs to create the weights; None when there are none, or nothing is needed."""
     shapes = model._outside.born_for
     if shapes is None or model._graph is not None:
         return None
@@ -127,7 +128,7 @@ def build_config(model: Saveable) -> dict[str, Any] | None:
 
 
 def build_from_config(model: Saveable, config: Mapping[str, Any]) -> None:
-    """Give birth to the weights, for inputs as `build_config` has described them."""
+    """Create the weights, for inputs as `build_config` has described them."""
     if "input_dtype" not in config:
         model.build(config["input_shape"])
         return
@@ -209,7 +210,7 @@ def named(layer: Layer, name: str) -> Layer:
     return layer
 
 
-def _read_graph(config: Mapping[str, Any]) -> tuple[Any, Any]:
+def _read_graph(config: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
     """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew.
 
     Raises:
@@ -238,7 +239,7 @@ class _Tensors:
     def __init__(self) -> None:
         self._found: dict[tuple[Any, ...], KerasTensor] = {}  # by `Place`
 
-    def add(self, name: str, call: int, outputs: Any) -> None:
+    def add(self, name: str, call: int, outputs: PyTree) -> None:
         self._found |= {(name, call, index): leaf for index, leaf in enumerate(jax.tree.leaves(outputs))}
 
     def from_config(self, config: dict[str, Any]) -> KerasTensor:
@@ -248,7 +249,7 @@ class _Tensors:
             raise _NotYet
         return self._found[place]
 
-    def arranged(self, places: Any) -> Any:
+    def arranged(self, places: PyTree) -> PyTree:
         """The tensors at these places, in the same structure."""
         if isinstance(places, Mapping) and places.get("class_name") == "__tuple__":
             return tuple(self.arranged(item) for item in places["config"]["value"])
@@ -278,7 +279,7 @@ class _ReadStep:
     """
 
     name: str
-    operation: Any
+    operation: Layer | Operation
     calls: list[Any]
     made: int = 0
 

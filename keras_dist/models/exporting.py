@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import check_path
+from keras_dist._types import PyTree
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution.cluster import print_message
 from keras_dist.distribution.data_parallel import DataParallel
@@ -34,10 +35,10 @@ FORMAT = "jax_export"
 
 def export(
     model: Saveable,
-    filepath: Any,
+    filepath: str | os.PathLike[str],
     format: str,
     verbose: bool | None,
-    input_signature: Any,
+    input_signature: PyTree,
     batch_size: int | None,
     platforms: str | Sequence[str] | None,
 ) -> None:
@@ -72,7 +73,7 @@ def export(
         print_message(f"Saved artifact at {str(path)!r}.")
 
 
-def _signature(model: Saveable, given: Any) -> tuple[Structure, list[tuple[Dims, Any]]]:
+def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each.
 
     Raises:
@@ -111,7 +112,9 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
     return tuple(shape), jax.dtypes.canonicalize_dtype("float32" if dtype is None else dtype)
 
 
-def _predict_of(session: Session) -> tuple[Callable[[dict[str, Any], Any], Any], dict[str, jax.ShapeDtypeStruct]]:
+def _predict_of(
+    session: Session,
+) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
     """What `predict` computes, as a function of weights by path and inputs, on one device; and what weights it takes.
 
     The keys of random streams are weights here, as their data.
@@ -125,7 +128,7 @@ def _predict_of(session: Session) -> tuple[Callable[[dict[str, Any], Any], Any],
         path: jax.random.key_impl(array) for path, array in arrays.items() if _jax.is_key_dtype(array.dtype)
     }
 
-    def predict(weights: dict[str, Any], inputs: Any) -> Any:
+    def predict(weights: dict[str, jax.Array], inputs: PyTree) -> PyTree:
         values = dict(weights)
         for path, implementation in implementations.items():
             values[path] = jax.random.wrap_key_data(values[path], impl=implementation)
@@ -144,7 +147,7 @@ def _sized(shape: Dims, batch_size: int | None) -> Dims:
     return (batch_size, *shape[1:]) if shape and shape[0] is None else shape
 
 
-def _checked_path(filepath: Any) -> pathlib.Path:
+def _checked_path(filepath: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
 
 

@@ -10,6 +10,7 @@ import jax
 
 from keras_dist import optimizers, random
 from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
+from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming, Validation
@@ -26,7 +27,7 @@ from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
-from keras_dist.training.step import ModuleCall
+from keras_dist.training.step import ModuleCall, TrainStep
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer
@@ -64,7 +65,12 @@ _STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", 
 
 
 def _objective(
-    model: Trainer, train_step: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
+    model: Trainer,
+    train_step: TrainStep | None,
+    loss: PyTree,
+    loss_weights: PyTree,
+    metrics: PyTree,
+    weighted_metrics: PyTree,
 ) -> Objective | None:
     """Loss and metrics; None where a train step needs none."""
     if loss is None and train_step is None and not model._may_add_losses:
@@ -100,7 +106,7 @@ def fit(
     shuffle: bool,
     seed: int | None,
     callbacks: Callbacks,
-    verbose: Any,
+    verbose: int | str,
 ) -> History:
     """Train for the epochs; see `Model.fit`."""
     examples.check_passes(len(epochs))
@@ -121,7 +127,7 @@ def fit(
     return hooks.history
 
 
-def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, return_dict: bool) -> Any:
+def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, return_dict: bool) -> Any:
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     session.objective("evaluate")
@@ -129,14 +135,16 @@ def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: 
 
 
 def predict(
-    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: Any, call: ModuleCall | None = None
-) -> Any:
+    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, call: ModuleCall | None = None
+) -> PyTree:
     """The outputs for the examples; see `Model.predict`."""
     session = model._born(examples.source.x)
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 
-def train_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], class_weight: Any, return_dict: bool) -> Any:
+def train_on_batch(
+    model: Trainer, arrays: tuple[Any, PyTree, PyTree], class_weight: Mapping[int, float] | None, return_dict: bool
+) -> Any:
     """One step of training on these rows; see `Model.train_on_batch`."""
     session = _ready_to_train(model, "train_on_batch", arrays[0])
     source = weighted_arrays(ArraySource(*arrays), class_weight)
@@ -144,19 +152,19 @@ def train_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], class_weight: A
         return _keras_result(session.trainer.train_batch(source), return_dict)
 
 
-def test_on_batch(model: Trainer, arrays: tuple[Any, Any, Any], return_dict: bool) -> Any:
+def test_on_batch(model: Trainer, arrays: tuple[Any, PyTree, PyTree], return_dict: bool) -> Any:
     """Loss and metrics of these rows; see `Model.test_on_batch`."""
     session = model._compiled("test_on_batch", arrays[0])
     session.objective("test_on_batch")
     return _keras_result(session.trainer.test_batch(ArraySource(*arrays)), return_dict)
 
 
-def predict_on_batch(model: Trainer, x: Any) -> Any:
+def predict_on_batch(model: Trainer, x: Any) -> PyTree:
     """The outputs for these rows; see `Model.predict_on_batch`."""
     return model._born(x).trainer.predict_batch(ArraySource(x))
 
 
-def lower_train_step(model: Trainer, arrays: tuple[Any, Any, Any]) -> jax.stages.Lowered:
+def lower_train_step(model: Trainer, arrays: tuple[Any, PyTree, PyTree]) -> jax.stages.Lowered:
     """The train step for these rows, lowered; see `Model.lower_train_step`."""
     return model._compiled("lower_train_step", arrays[0]).trainer.lower_train(ArraySource(*arrays))
 
@@ -172,7 +180,7 @@ def _ready_to_train(model: Trainer, method: str, x: Any) -> Session:
 def _hooks(
     model: Trainer,
     callbacks: Callbacks,
-    verbose: Any,
+    verbose: int | str,
     examples: Examples,
     epochs: int = 1,
     add_history: bool = False,
@@ -219,7 +227,10 @@ def batching(
 
 
 def training_sources(
-    arrays: tuple[Any, Any, Any], class_weight: Any, validation_split: Any, validation_data: Any
+    arrays: tuple[Any, PyTree, PyTree],
+    class_weight: Mapping[int, float] | None,
+    validation_split: float,
+    validation_data: Any,
 ) -> tuple[Source, Source | None]:
     """The examples to train on, and those to validate with.
 
@@ -236,7 +247,7 @@ def training_sources(
     return weighted_by_class(source, class_weight), validation
 
 
-def weighted_by_class(source: Source, class_weight: Any) -> Source:
+def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Source:
     """The source with the weights of classes as weights of examples; itself without any.
 
     Raises:
@@ -249,7 +260,7 @@ def weighted_by_class(source: Source, class_weight: Any) -> Source:
     return source.weighted(lambda y: weights_of_classes(y, class_weight))
 
 
-def weighted_arrays(source: ArraySource, class_weight: Any) -> ArraySource:
+def weighted_arrays(source: ArraySource, class_weight: Mapping[int, float] | None) -> ArraySource:
     """The examples with the weights of classes as weights of examples; themselves without any.
 
     Raises:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -35,7 +36,7 @@ class Step:
     """
 
     name: str
-    operation: Any
+    operation: Layer | Operation
     nodes: tuple[Node, ...]
 
 
@@ -50,8 +51,8 @@ class Graph:
         names: what the layers between them are called in the model, by their ids.
     """
 
-    inputs: Any
-    outputs: Any
+    inputs: PyTree
+    outputs: PyTree
     nodes: tuple[Node, ...]
     names: Mapping[int, str]
 
@@ -74,7 +75,7 @@ class Graph:
             found.append(free_name(layer or tensor.name.removesuffix("/output"), found))
         return found
 
-    def run(self, members: Mapping[str, Callable[..., Any]], inputs: Any) -> Any:
+    def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
         """The outputs for the inputs.
 
         Args:
@@ -97,7 +98,7 @@ class Graph:
         outputs = replaced(self.outputs, values)
         return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
-    def structured(self, outputs: Any) -> Any:
+    def structured(self, outputs: PyTree) -> PyTree:
         """What stands for the outputs, in the structure in which they were given, lists of one included."""
         return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
 
@@ -138,14 +139,14 @@ class Graph:
         parents = [[self.places[id(tensor)][0] for node in step.nodes for tensor in node.parents] for step in calls]
         return len(self.specs) == 1 and parents == [[step.name] for step in self.steps[: len(calls)]]
 
-    def _arranged(self, inputs: Any) -> list[Any]:
+    def _arranged(self, inputs: PyTree) -> list[Any]:
         """The inputs in flattening order, as their specs want them."""
         given = self._in_order(inputs)
         if len(given) != len(self.specs):
             raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
         return [self._checked(spec, value) for spec, value in zip(self.specs, given, strict=True)]
 
-    def _in_order(self, inputs: Any) -> list[Any]:
+    def _in_order(self, inputs: PyTree) -> list[Any]:
         if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
             given = dict(self._matched(self.inputs, inputs, "a dict"))
             return [given[id(spec)] for spec in self.specs]
@@ -157,7 +158,7 @@ class Graph:
             return [inputs.get(name) for name in self.input_names]
         return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
 
-    def _matched(self, wanted: Any, given: Any, place: str) -> Iterator[tuple[int, Any]]:
+    def _matched(self, wanted: PyTree, given: PyTree, place: str) -> Iterator[tuple[int, Any]]:
         """What is given for each tensor, by its id, in dicts and lists as deep as those of the inputs."""
         if isinstance(wanted, KerasTensor):
             yield id(wanted), given
@@ -198,12 +199,12 @@ class Graph:
         )
 
 
-def replaced(tree: Any, values: Mapping[int, Any]) -> Any:
+def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     """`tree`, with values in the place of symbolic tensors, by the ids of these; others stay."""
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: Model, inputs: Any, outputs: Any) -> None:
+def connect(model: Model, inputs: PyTree, outputs: PyTree) -> None:
     """Make the model of the calls between symbolic inputs and outputs.
 
     Raises:
@@ -220,13 +221,13 @@ def connect(model: Model, inputs: Any, outputs: Any) -> None:
     model._graph = Graph(inputs, outputs, nodes, {id(layer): names[id(layer)] for layer in layers})
 
 
-def input_layers(inputs: Any) -> list[InputLayer]:
+def input_layers(inputs: PyTree) -> list[InputLayer]:
     """The layers that give symbolic inputs."""
     nodes = [tensor.node for tensor in jax.tree.leaves(inputs)]
     return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
 
 
-def nodes_between(inputs: Any, outputs: Any) -> tuple[Node, ...]:
+def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
     """The calls that lead from inputs to outputs, in the order in which they were made.
 
     Raises:
@@ -278,7 +279,7 @@ def find_layer(model: Model, name: str | None, index: int | None) -> Layer:
     )
 
 
-def symbols_of(model: Model) -> tuple[Any, Any]:
+def symbols_of(model: Model) -> tuple[PyTree, PyTree]:
     """The symbolic inputs and outputs of a model.
 
     Raises:
@@ -297,7 +298,7 @@ def symbols_of(model: Model) -> tuple[Any, Any]:
     )
 
 
-def _leaves(argument: str, tree: Any) -> list[KerasTensor]:
+def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:
     """The symbolic tensors in `inputs` or `outputs` of a model.
 
     Raises:
@@ -336,7 +337,7 @@ def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Se
     )
 
 
-def _in_keras_order(layers: Sequence[Layer], nodes: Sequence[Node], outputs: Any) -> list[Layer]:
+def _in_keras_order(layers: Sequence[Layer], nodes: Sequence[Node], outputs: PyTree) -> list[Layer]:
     """The layers as Keras lists those of a functional model: the farthest from the outputs first.
 
     Of those that are equally far, the one that is met first on the way back from the outputs.

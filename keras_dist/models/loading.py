@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from flax import nnx
+
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import (
@@ -37,6 +39,8 @@ from keras_dist.models.saving import (
     restore,
 )
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
+from keras_dist.training.graph import Trainable
+from keras_dist.training.step import ModuleCall
 
 
 def load_model(
@@ -46,9 +50,9 @@ def load_model(
     safe_mode: bool = True,
     *,
     distribution: Distribution | None = None,
-    factory: Callable[..., Any] | None = None,
-    call: Callable[..., Any] | None = None,
-    trainable: Any = None,
+    factory: Callable[..., nnx.Module] | None = None,
+    call: ModuleCall | None = None,
+    trainable: Trainable = None,
 ) -> Model:
     """Load a model that `model.save` wrote, each weight in the layout that the distribution gives it.
 
@@ -59,13 +63,13 @@ def load_model(
         custom_objects: classes and functions by name, beside the registered ones.
         compile: whether it is compiled as it was, with the state of its optimizer.
         safe_mode: whether lambdas are refused, whose code would run.
-        distribution: where it lives; by default the current one. That of the model that was saved does not matter.
+        distribution: the distribution of the model; by default the current one, whatever it was when saved.
         factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
         call: for a model of `from_nnx` how its module is called.
         trainable: for a model of `from_nnx` which variables are trained.
 
     Raises:
-        ModelError: it is a file, of Keras perhaps.
+        ModelError: it is a file, such as one of Keras.
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
             round; or its variables are not those that the factory makes, or that the config describes, which are not
             made then.
@@ -172,7 +176,7 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
         raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
 
 
-def _check_is_folder(filepath: Any) -> None:
+def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
     """Check that there is no file.
 
     Raises:

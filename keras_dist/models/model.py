@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist._arguments import check_int
+from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution
@@ -26,6 +27,8 @@ from keras_dist.models.functional import connect, find_layer, input_layers, symb
 from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
+from keras_dist.models.variable import ModelVariable
+from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
 
@@ -106,7 +109,13 @@ class Model(Saveable):
 
     @_then_born
     def __init__(
-        self, inputs: Any = None, outputs: Any = None, name: str | None = None, *, trainable: bool = True, **kwargs: Any
+        self,
+        inputs: PyTree = None,
+        outputs: PyTree = None,
+        name: str | None = None,
+        *,
+        trainable: bool = True,
+        **kwargs: Any,
     ) -> None:
         if isinstance(inputs, nnx.Module):
             raise ModelError(
@@ -138,16 +147,16 @@ class Model(Saveable):
     @classmethod
     def from_nnx(
         cls,
-        factory_or_module: Any,
+        factory_or_module: nnx.Module | Callable[..., nnx.Module],
         call: ModuleCall | None = None,
         *,
-        trainable: Any = None,
+        trainable: Trainable = None,
         seed: int | None = None,
     ) -> Model:
         """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
 
         Args:
-            factory_or_module: `factory(rngs=rngs)` that makes the module: its arrays are born sharded, never whole on
+            factory_or_module: `factory(rngs=rngs)` that makes the module: its arrays are made sharded, never whole on
                 one device. Or a ready module: its arrays are copied, the module is never changed.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
@@ -198,12 +207,12 @@ class Model(Saveable):
         return jax.tree.leaves(self.output)
 
     @property
-    def input(self) -> Any:
+    def input(self) -> PyTree:
         """The symbolic inputs of a functional model, as they were given."""
         return symbols_of(self)[0]
 
     @property
-    def output(self) -> Any:
+    def output(self) -> PyTree:
         """The symbolic outputs of a functional model, as they were given."""
         return symbols_of(self)[1]
 
@@ -216,23 +225,23 @@ class Model(Saveable):
     def output_names(self) -> list[str] | None:
         """The names of the layers that compute the outputs of a functional model; None for other models.
 
-        Losses and metrics of outputs that are a dict go by its keys.
+        If the outputs are a dict, its keys name losses and metrics instead.
         """
         return list(self._graph.output_names) if self._graph is not None else None
 
     @property
-    def input_shape(self) -> Any:
+    def input_shape(self) -> PyTree:
         """The shape of the input of a functional model; a list of them where there are several."""
         return _one_or_all([tensor.shape for tensor in self.inputs])
 
     @property
-    def output_shape(self) -> Any:
+    def output_shape(self) -> PyTree:
         """The shape of the output of a functional model; a list of them where there are several."""
         return _one_or_all([tensor.shape for tensor in self.outputs])
 
     # Calls
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: PyTree = None) -> None:
         """Create the weights for inputs of this shape, the batch dim included.
 
         Args:
@@ -250,13 +259,13 @@ class Model(Saveable):
 
     build.gives_birth = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the outputs of a functional model. Subclasses define their own."""
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
         return self._graph.run(vars(self._members), inputs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
 
         Raises:
@@ -271,7 +280,7 @@ class Model(Saveable):
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         return self._born(*args, **kwargs).call(args, kwargs)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: PyTree) -> PyTree:
         """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
         shapes = super().compute_output_shape(input_shape)
         return shapes if self._graph is None else self._graph.structured(shapes)
@@ -279,13 +288,13 @@ class Model(Saveable):
     # Weights
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[ModelVariable]:
         """All variables: the weights and the states of random generators."""
         binding = self._outside.binding
         return self._born().variables() if binding is None else [*binding.weights(), *binding.generators()]
 
     @property
-    def weights(self) -> list[Any]:
+    def weights(self) -> list[ModelVariable]:
         """The weights, in Keras's order. The keys of random streams are not among them.
 
         Raises:
@@ -336,8 +345,8 @@ class Model(Saveable):
     def summary(
         self,
         line_length: int | None = None,
-        positions: Any = None,
-        print_fn: Callable[[str], Any] | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], object] | None = None,
         expand_nested: bool = False,
         show_trainable: bool = False,
         layer_range: Sequence[str] | None = None,
@@ -376,5 +385,5 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
 
 
-def _one_or_all(shapes: list[Any]) -> Any:
+def _one_or_all(shapes: list[Shape]) -> PyTree:
     return shapes[0] if len(shapes) == 1 else shapes

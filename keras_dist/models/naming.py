@@ -15,7 +15,7 @@ from keras_dist.layers.record import binding_of
 from keras_dist.layers.weights import children_of
 
 
-def layers_in(module: Any) -> list[Layer]:
+def layers_in(module: nnx.Module) -> list[Layer]:
     """The layers that the attributes of a module hold, also in lists and dicts, each once."""
     found: list[Layer] = []
     for _, child in children_of(module):
@@ -73,9 +73,9 @@ def _numbered(name: str) -> Iterator[str]:
     yield from (f"{name}_{number}" for number in itertools.count(1))
 
 
-def layers_below(root: Any) -> list[tuple[str, Any]]:
+def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
     """All layers of a model with their paths, itself included, each once and before its sublayers."""
-    found: dict[int, tuple[str, Any]] = {}
+    found: dict[int, tuple[str, Layer]] = {}
 
     def visit(node: Any, path: str) -> None:
         if id(node) in found:

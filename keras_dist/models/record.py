@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_dist._types import PyTree
 from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.layers.record import LayerRecord
@@ -33,7 +34,7 @@ class ModelRecord(LayerRecord):
     choices: Choices | None = None
     history: History | None = None
     made_under: Distribution | None = None
-    born_for: Any = None
+    born_for: PyTree = None
     is_constructing: bool = False
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
+from keras_dist._types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.models.config import (
     build_config,
@@ -44,7 +45,7 @@ class Saveable(Trainer):
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
-                folder, to which each process writes what its devices hold, so that no weight is ever whole.
+                folder, to which each process writes what its devices hold, so that no weight is gathered.
             overwrite: whether a file that exists is replaced.
             max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
                 Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
@@ -54,8 +55,8 @@ class Saveable(Trainer):
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
-                element type that the format does not know, `max_shard_size` is no size, or the weights are not born
-                yet.
+                element type that the format does not know, `max_shard_size` is no size, or the weights do not
+                exist yet.
             CheckpointError: the path is to be a folder, and is a file or a folder of other things.
             OSError: a file cannot be written.
 
@@ -94,15 +95,15 @@ class Saveable(Trainer):
     ) -> LoadReport:
         r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
 
-        Layouts and element types stay those of the model; so the file may come from another mesh. Of each array only
-        what the devices of this process hold is copied, after its checksum was compared; files of other programs have
-        none, which a warning tells. In a job of several processes all must call.
+        Layouts and element types stay those of the model; so the file may come from another mesh. Only
+        what the devices of this process hold is copied, after checksums are compared; files of other programs have
+        none, and a warning says so. In a job of several processes all must call.
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
                 there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
-                a `CheckpointManager`, whose weights alone are taken then; each device reads its part.
-            skip_mismatch: Keras's word for `strict=False`.
+                a `CheckpointManager`, of which only the weights are read; each device reads its part.
+            skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
                 used. Else what fits is set, and a warning tells what was left out.
             name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
@@ -266,7 +267,7 @@ class Saveable(Trainer):
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.
             CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights are not born yet.
+            ModelError: the weights do not exist yet.
             OSError: it cannot be written.
 
         Differs from Keras: a folder instead of a zip file, and a file of arrays for each device instead of HDF5. What
@@ -289,10 +290,10 @@ class Saveable(Trainer):
         """Return everything that is needed to continue training: weights, statistics, slots and random streams.
 
         While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
-        `CheckpointManager` writes it. The next step consumes its arrays.
+        `CheckpointManager` writes it. The next step deletes its arrays.
 
         Raises:
-            ModelError: the weights are not born yet; or `fit` runs in another thread, where only its callbacks know
+            ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
                 between which two batches it is.
         """
         session = self._born()
@@ -303,7 +304,7 @@ class Saveable(Trainer):
         """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
 
         Raises:
-            ModelError: the weights are not born yet.
+            ModelError: the weights do not exist yet.
         """
         with self._born().cell.lock:
             yield
@@ -318,8 +319,8 @@ class Saveable(Trainer):
 
         Raises:
             CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
-                model stays as it is. Or arrays cannot be read, though all files are as they were written: where that
-                is found late, arrays of a large model are gone then, and it is to be restored again.
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: if that
+                shows late, some arrays of a large model are deleted already: restore it again.
             ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
                 it is.
         """
@@ -330,7 +331,7 @@ class Saveable(Trainer):
         filepath: str | os.PathLike[str],
         format: str = FORMAT,
         verbose: bool | None = None,
-        input_signature: Any = None,
+        input_signature: PyTree = None,
         *,
         batch_size: int | None = None,
         platforms: str | Sequence[str] | None = None,
@@ -347,14 +348,14 @@ class Saveable(Trainer):
             format: `"jax_export"`, a program of StableHLO.
             verbose: whether to print where it was written.
             input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
-                else with `shape` and `dtype`, in the structure of the inputs; one in a list stands for itself. By
-                default those that the model was born for; models of `from_nnx` need it.
+                else with `shape` and `dtype`, in the structure of the inputs; a list of one is the same as that one. By
+                default those that the model was built for; models of `from_nnx` need it.
             batch_size: the size of all batches; None for any.
             platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
                 alone, with a warning.
 
         Raises:
-            ModelError: something is at the path, the weights are not born yet, it is not known what the model takes, an
+            ModelError: something is at the path, the weights do not exist yet, it is not known what the model takes, an
                 argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
                 `batch_size`.
             OSError: a file cannot be written.
@@ -365,7 +366,7 @@ class Saveable(Trainer):
         """
         export(self, filepath, format, verbose, input_signature, batch_size, platforms)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Return how to make the model again with its state, on the distribution that is current then.
 
         Raises:
@@ -377,10 +378,10 @@ class Saveable(Trainer):
         del protocol
         return reduced(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy of the model on the same distribution."""
         del memo
         return copied(self)
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> Self:
         return copied(self)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from keras_dist import _environment, _jax
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution import lint
@@ -63,7 +64,7 @@ FROM_KERAS = (
 """What to do with a file that Keras wrote."""
 
 
-def save(model: Saveable, filepath: Any, overwrite: bool) -> None:
+def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
     path = model_path("save", filepath)
     if not overwrite:
@@ -177,15 +178,15 @@ def names_of(session: Session) -> list[str]:
     return [f"{prefix}/{row.path}".removeprefix("/") for prefix, row in zip(prefixes, rows, strict=True)]
 
 
-def split_arrays(tree: Any) -> tuple[Any, list[Any]]:
+def split_arrays(tree: PyTree) -> tuple[PyTree, list[ArrayLike]]:
     """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
 
-    `join_arrays` is the way back.
+    `join_arrays` is the inverse.
 
     Raises:
         CheckpointError: something in it is neither an array nor a plain value.
     """
-    arrays: list[Any] = []
+    arrays: list[ArrayLike] = []
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -216,7 +217,7 @@ def _has_numbers(dtype: np.dtype[Any]) -> bool:
     return dtype.names is None and dtype.kind not in "OSUMm"
 
 
-def join_arrays(plain: Any, arrays: Mapping[str, Any]) -> Any:
+def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
     """What `split_arrays` was given, with lists for tuples; the arrays by their numbers."""
     if isinstance(plain, dict):
         if [*plain] == [_ARRAY]:
@@ -316,7 +317,7 @@ def _unfit(stored: Stored, model: str, problems: list[str], count: int) -> Check
     )
 
 
-def model_path(caller: str, filepath: Any) -> pathlib.Path:
+def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
     """The folder of a model.
 
     Raises:

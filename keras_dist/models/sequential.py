@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from flax import nnx
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.nnx_layer import as_layer
@@ -32,8 +33,8 @@ class Sequential(Model):
     """A stack of layers, each with one input and one output.
 
     Args:
-        layers: layers, or any `flax.nnx` modules. The first may be an `Input`, else the weights are born when the model
-            first sees data.
+        layers: layers, or any `flax.nnx` modules. The first may be an `Input`, else the weights are created when
+            the model is first called.
         trainable: whether its weights are trained.
         name: its name; paths leave it out, except as an alias.
 
@@ -53,7 +54,7 @@ class Sequential(Model):
     """
 
     def __init__(
-        self, layers: Sequence[Any] | None = None, trainable: bool = True, name: str | None = None, **kwargs: Any
+        self, layers: Sequence[nnx.Module] | None = None, trainable: bool = True, name: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(name=name, trainable=trainable, **kwargs)
         self._members = nnx.Dict()
@@ -76,11 +77,11 @@ class Sequential(Model):
     def output_names(self) -> list[str] | None:
         """The name of the last layer, in a list; None without layers.
 
-        Losses and metrics of outputs that are a dict go by its keys.
+        If the outputs are a dict, its keys name losses and metrics instead.
         """
         return super().output_names or [layer.name for layer in self.layers[-1:]] or None
 
-    def add(self, layer: Any) -> None:
+    def add(self, layer: nnx.Module) -> None:
         """Add a layer at the end. The layers before it keep their values.
 
         Raises:
@@ -107,7 +108,7 @@ class Sequential(Model):
         self._arrange(layers[:-1], output, nodes[:-1])
         return layers[-1]
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the output of the last layer."""
         if self._graph is not None:
             return super().call(inputs, training, mask)
@@ -164,7 +165,7 @@ class Sequential(Model):
     def get_build_config(self) -> None:
         """Return None: the config itself contains the shape of the input."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """As of `Model`."""
         outputs = super().__call__(*args, **kwargs)
         if any(isinstance(layer, Sequential) for layer in self.layers):
@@ -188,12 +189,12 @@ class Sequential(Model):
         record.seen = (tensors[0], tensors[-1])
 
     @property
-    def _symbols(self) -> tuple[Any, Any] | None:
+    def _symbols(self) -> tuple[PyTree, PyTree] | None:
         start = self._outside.start
         # of a model without Input what it was born for: calls take other shapes, too
         return self._outside.seen or super()._symbols or (None if start is None else (start, start))
 
-    def _extend(self, added: Iterable[Any]) -> None:
+    def _extend(self, added: Iterable[nnx.Module]) -> None:
         """Put layers at the end. Only these are looked at."""
         layers, graph = self.layers, self._graph
         output, nodes = (self._outside.start, []) if graph is None else (graph.outputs, [*graph.nodes])
@@ -224,7 +225,7 @@ class Sequential(Model):
         self._outside.start = tensor
         return tensor
 
-    def _arrange(self, layers: list[Layer], output: Any, nodes: Sequence[Node]) -> None:
+    def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
         """Consist of these layers from now on.
 
         Args:

@@ -16,6 +16,7 @@ from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
@@ -84,13 +85,13 @@ class Session:
         self.fits = 0
         self.trainability: Trainability | None = None
         self.stated: tuple[bool, ...] = ()
-        self.added_losses: dict[str, list[Any]] = {}
+        self.added_losses: dict[str, list[jax.Array]] = {}
         self._call = call
         self._compute_loss = compute_loss
         self._names = names or {}
         self._optimizer_states: list[ModelState] = []
         self._handles: dict[str, ModelVariable] = {}
-        self._programs: dict[Any, Callable[..., Any]] = {}  # of `call`, those used last at the end
+        self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
         self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
         self._settle(distribution)
@@ -167,7 +168,7 @@ class Session:
         self.cell.move(distribution, self.choices.optimizers if self.choices is not None else {})
         self._settle(distribution)
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """What the module gives for these arguments. Random streams go on, in training statistics, too."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
@@ -175,7 +176,7 @@ class Session:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
-        def run(trainable: Any, rest: Any, values: list[Any], masks: list[Any]) -> tuple[Any, ...]:
+        def run(trainable: PyTree, rest: PyTree, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
@@ -228,8 +229,8 @@ class Session:
         )
 
     def stateless_call(
-        self, trainable: Any, rest: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any, list[Any]]:
+        self, trainable: PyTree, rest: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[PyTree, PyTree, list[jax.Array]]:
         """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
@@ -239,19 +240,19 @@ class Session:
 
     def _run(
         self,
-        trainable: Any,
-        rest: Any,
+        trainable: PyTree,
+        rest: PyTree,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         training: bool,
         masked: tuple[list[Any], list[Any]] = ([], []),
-    ) -> tuple[Any, Any, call_context.CallContext]:
+    ) -> tuple[PyTree, PyTree, call_context.CallContext]:
         """What the module gives with these values, where some tensors have masks; itself and the call afterwards."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
 
-        def call() -> Any:
+        def call() -> PyTree:
             if isinstance(module, Layer):
                 return module(*args, **kwargs, training=training)
             return self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
@@ -314,11 +315,11 @@ class Session:
     def listed_call(
         self,
         name: str,
-        handles: tuple[Sequence[Any], Sequence[Any]],
-        values: tuple[Sequence[Any], Sequence[Any]],
+        handles: tuple[Sequence[ModelVariable], Sequence[ModelVariable]],
+        values: tuple[Sequence[ArrayLike], Sequence[ArrayLike]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Any, list[Any], list[Any]]:
+    ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
         """As `stateless_call`, for lists of values.
 
         Args:
@@ -498,7 +499,7 @@ def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> 
     )
 
 
-def added_losses(module: Any) -> dict[str, list[Any]]:
+def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:
     """What the layers of a module have added to the loss since it was merged, by their paths."""
     found = {path: layer._outside.added for path, layer in layers_below(module)}
     return {path: list(terms) for path, terms in found.items() if terms}

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist._patterns import pattern
+from keras_dist._types import PyTree
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
 from keras_dist.errors import ModelError, shorten
@@ -56,7 +57,7 @@ def module_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
 
 
 def layer_table(
-    model: Any,
+    model: Model,
     session: Session | None,
     expand_nested: bool = False,
     show_trainable: bool = False,
@@ -114,7 +115,7 @@ class _Entry:
     """
 
     name: str
-    operation: Any
+    operation: Layer | Operation
     shape: str
     parents: str = ""
 
@@ -137,7 +138,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
             yield _Entry(step.name, step.operation, shape, "" if graph.is_chain else parents)
 
 
-def _shapes_along(model: Any) -> dict[int, str]:
+def _shapes_along(model: Model) -> dict[int, str]:
     """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
     nodes = model._outside.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._outside, "born_for", None)
@@ -150,11 +151,11 @@ def _shapes_along(model: Any) -> dict[int, str]:
     return shapes
 
 
-def _shape_text(outputs: Any) -> str:
+def _shape_text(outputs: PyTree) -> str:
     return str(jax.tree.map(lambda tensor: tensor.shape, outputs))
 
 
-def _between(layer_range: Any, entries: list[_Entry]) -> list[_Entry]:
+def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
     """The entries from the first that the one pattern matches to the last that the other matches."""
     patterns = list(layer_range) if isinstance(layer_range, list | tuple) else []
     if len(patterns) == 2 and all(isinstance(pattern, str) for pattern in patterns):
@@ -179,7 +180,7 @@ class _Arrays:
         expand_nested: whether the layers of models among the layers have lines of their own.
     """
 
-    def __init__(self, model: Any, session: Session | None, expand_nested: bool) -> None:
+    def __init__(self, model: Model, session: Session | None, expand_nested: bool) -> None:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
@@ -238,7 +239,7 @@ class _Arrays:
                 "per device": render_bytes(sum(row.nbytes_per_device for row in rows)),
             }
 
-    def _rows(self, layer: Any) -> list[Row]:
+    def _rows(self, layer: Layer | Operation) -> list[Row]:
         """The variables of a layer: its weights in their order, then counters and random states."""
         path = self._paths.get(id(layer))
         if self._session is None or path is None:
@@ -247,7 +248,7 @@ class _Arrays:
         weights = [cell.row(variable.path) for variable in self._session.variables(path)]
         return [*weights, *(row for row in cell.plan.rows if row not in weights and is_below(row.path, path))]
 
-    def _count(self, layer: Any) -> str:
+    def _count(self, layer: Layer | Operation) -> str:
         """The number of elements of a layer's weights."""
         if self._session is None and isinstance(layer, Layer):
             return f"{layer.count_params():,}" if layer.built else "0 (unbuilt)"

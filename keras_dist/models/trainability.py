@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 
 from keras_dist.distribution.variables import VariableSpec
+from keras_dist.layers.layer import Layer
 from keras_dist.layers.variable import Owners, say_trainable
 from keras_dist.models.naming import is_below, layers_below
 
@@ -20,7 +21,7 @@ class Trainability:
         specs: its variables.
     """
 
-    def __init__(self, model: Any, specs: Sequence[VariableSpec]) -> None:
+    def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model
         self._layers = dict(layers_below(model))
         self._owners: dict[str, Owners] = {spec.path: self._around(spec) for spec in specs if _can_be_trained(spec)}
@@ -38,7 +39,7 @@ class Trainability:
         """What each layer says of itself."""
         return tuple(layer._trainable for layer in self._layers.values())
 
-    def tell(self, module: Any) -> None:
+    def tell(self, module: nnx.Module) -> None:
         """Let the layers of the model's module say the same."""
         for path, layer in layers_below(module):
             if path in self._layers:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax
+from flax import nnx
 
 from keras_dist._arguments import check_callable
+from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.recognition import source_of
 from keras_dist.errors import ModelError
@@ -51,8 +53,13 @@ class Trainer(Layer):
     stop_predicting = _stop_flag("predict", "predict")
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Any:
+        self,
+        x: PyTree = None,
+        y: PyTree = None,
+        y_pred: PyTree = None,
+        sample_weight: PyTree = None,
+        training: bool = True,
+    ) -> jax.Array:
         """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
 
         A subclass may override it. It runs inside the compiled step: it may use its arguments and the weights, must
@@ -86,10 +93,10 @@ class Trainer(Layer):
     def compile(
         self,
         optimizer: Any = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
+        loss: PyTree = None,
+        loss_weights: PyTree = None,
+        metrics: PyTree = None,
+        weighted_metrics: PyTree = None,
         run_eagerly: bool = False,
         steps_per_execution: int | Literal["auto"] = "auto",
         jit_compile: bool | Literal["auto"] = "auto",
@@ -119,7 +126,7 @@ class Trainer(Layer):
             weighted_metrics: metrics in which examples are weighted by their `sample_weight`.
             run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
             steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
-                called between these. By default so many as take about a tenth of a second, and only one where a
+                called between these. By default as many as take about a tenth of a second, but one if a
                 callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
                 and must not change meanwhile. The results are the same: bit for bit, but where XLA compiles the body of
                 a loop otherwise than a single step, which it was seen to do on CPUs with grouped convolutions, and with
@@ -130,17 +137,17 @@ class Trainer(Layer):
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
                 `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
-            donate: whether a step may reuse the memory of the state before it. Without, twice the memory is needed.
-            check: whether compiled steps check that the integers which layers and losses look up are there: those of an
-                `Embedding`, and sparse labels. Of what is out of range an index gives NaN otherwise, or counts from the
+            donate: whether a step may reuse the memory of the state before it. Otherwise twice the memory is needed.
+            check: whether compiled steps check that the indices of layers and losses are in range: inputs of an
+                `Embedding`, and sparse labels. Otherwise an index out of range gives NaN, or counts from the
                 end. The error names the layer or loss and the value, and the model is as it was before the step. It is
                 for debugging: memory is not donated, and each step is waited for. Steps that run eagerly check always.
             prefetch: how many executions the loop is ahead of the devices: while one runs, the batches of the next ones
                 are already being put there.
-            remat: what the way back computes again instead of keeping it: "full" for everything; the name of a policy
+            remat: what the backward pass computes again instead of storing: "full" for everything; the name of a policy
                 in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
-                layers that keep only their inputs. The numbers are the same. A `train_step` of your own decides itself
-                by `jax.checkpoint`.
+                layers that keep only their inputs. The numbers are the same. A custom `train_step` uses
+                `jax.checkpoint` instead.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -192,16 +199,16 @@ class Trainer(Layer):
     def fit(
         self,
         x: Any = None,
-        y: Any = None,
+        y: PyTree = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: Any = "auto",
+        verbose: int | str = "auto",
         callbacks: Iterable[Callback] | Callback | None = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: PyTree = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -222,8 +229,8 @@ class Trainer(Layer):
                 `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or one with `__len__` and
                 `__getitem__` that gives examples like that.
             y: targets for inputs that are arrays: arrays or a pytree of arrays.
-            batch_size: rows of one step on all devices together; 32 by default, or so many that `steps_per_epoch` of
-                them are all. The last batch may be shorter. Not for what gives batches.
+            batch_size: rows of one step on all devices together; 32 by default, or what divides
+                the examples into `steps_per_epoch` batches. The last batch may be shorter. Not for what gives batches.
             epochs: the epoch to stop at.
             verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
@@ -231,18 +238,17 @@ class Trainer(Layer):
                 are shuffled. Not used beside `validation_data`. For arrays.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch.
             shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
-                each time. What is iterated has its own order.
+                each time. Iterables keep their own order.
             class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
                 classes that are not in it. It counts in training alone.
             sample_weight: a weight for each example; for several outputs also a list or dict of them.
             initial_epoch: the epoch to start at.
-            steps_per_epoch: how many batches make an epoch. The next one goes on where it has stopped; where the
-                examples end it ends early, with a warning. Needed for what never ends, and for several epochs of a
-                generator.
+            steps_per_epoch: how many batches make an epoch. The next epoch continues where it stopped; it ends
+                early, with a warning, if the data ends. Needed for endless data, and for several epochs of a generator.
             validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
                 says so, and there are no validation logs.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
-            validation_freq: evaluate after every so many epochs; or a list of these epochs, counted from 1.
+            validation_freq: number of epochs from one evaluation to the next; or a list of the epochs, from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
 
         Returns:
@@ -275,10 +281,10 @@ class Trainer(Layer):
     def evaluate(
         self,
         x: Any = None,
-        y: Any = None,
+        y: PyTree = None,
         batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
+        verbose: int | str = "auto",
+        sample_weight: PyTree = None,
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
         return_dict: bool = False,
@@ -288,7 +294,7 @@ class Trainer(Layer):
         Args:
             x: inputs, or a data set, as of `fit`.
             y: targets of arrays.
-            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
+            batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             sample_weight: a weight for each example.
             steps: how many batches to look at; by default all.
@@ -312,17 +318,17 @@ class Trainer(Layer):
         self,
         x: Any,
         batch_size: int | None = None,
-        verbose: Any = "auto",
+        verbose: int | str = "auto",
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
         *,
         call: ModuleCall | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Return the outputs for all examples of this process, in order, as numpy arrays.
 
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
-            batch_size: rows of one step; 32 by default, or so many that `steps` of them are all.
+            batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             steps: how many batches to look at; by default all.
             callbacks: called in order.
@@ -365,8 +371,8 @@ class Trainer(Layer):
     def train_on_batch(
         self,
         x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        y: PyTree = None,
+        sample_weight: PyTree = None,
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
@@ -384,15 +390,15 @@ class Trainer(Layer):
         """
         return fitting.train_on_batch(self, (x, y, sample_weight), class_weight, return_dict)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
         return fitting.test_on_batch(self, (x, y, sample_weight), return_dict)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: Any) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         return fitting.predict_on_batch(self, x)
 
-    def lower_train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> jax.stages.Lowered:
+    def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
 
         Raises:
@@ -413,20 +419,20 @@ class Trainer(Layer):
         return self._born().cell.module()
 
     @module.setter
-    def module(self, module: Any) -> None:
+    def module(self, module: nnx.Module) -> None:
         self._born().take_values(module)
 
-    def merge(self, trainable: Any, rest: Any) -> Any:
+    def merge(self, trainable: PyTree, rest: PyTree) -> Any:
         """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
         return self._born().cell.graph.merge(trainable, rest)
 
-    def split(self, module: Any) -> tuple[Any, Any]:
+    def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
         """Return the values of a module that `merge` made, as `(trainable, rest)`."""
         return self._born().cell.graph.split(module)
 
     def stateless_call(
-        self, trainable: Any, rest: Any, *args: Any, return_losses: bool = False, **kwargs: Any
-    ) -> tuple[Any, ...]:
+        self, trainable: PyTree, rest: PyTree, *args: Any, return_losses: bool = False, **kwargs: Any
+    ) -> tuple[PyTree, ...]:
         """Call the model with these values, for use in a `train_step` or a custom loop.
 
         Args:
@@ -452,7 +458,7 @@ class Trainer(Layer):
             outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
         return (outputs, rest, losses) if return_losses else (outputs, rest)
 
-    def apply_gradients(self, state: TrainState, grads: Any, optimizer: str | None = None) -> TrainState:
+    def apply_gradients(self, state: TrainState, grads: PyTree, optimizer: str | None = None) -> TrainState:
         """Return the state after one update, for use in a `train_step`.
 
         Args:
@@ -471,7 +477,7 @@ class Trainer(Layer):
         """The optimizers by name.
 
         Raises:
-            ModelError: the model is not compiled; or it has several, and its weights are not born yet.
+            ModelError: the model is not compiled; or it has several, and its weights do not exist yet.
         """
         if self._choices is None:
             raise not_compiled("optimizers")
@@ -511,7 +517,7 @@ class Trainer(Layer):
         return self._outside.choices
 
     @property
-    def _symbols(self) -> tuple[Any, Any] | None:
+    def _symbols(self) -> tuple[PyTree, PyTree] | None:
         return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
 
     @property
@@ -525,11 +531,11 @@ class Trainer(Layer):
         return self._session is None or self._outside.binding is not None
 
     def _born(self, *args: Any, **kwargs: Any) -> Session:
-        """The session of the model; its weights are born now, if need be, for inputs like these."""
+        """The session of the model; its weights are created now, if need be, for inputs like these."""
         return born(self, args, kwargs)
 
-    def _build_for(self, tensors: Any) -> None:
-        """Give birth to the weights, for inputs like these symbolic tensors."""
+    def _build_for(self, tensors: PyTree) -> None:
+        """Create the weights, for inputs like these symbolic tensors."""
         if self._session is None:
             self._give_birth((tensors,), {})
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from keras_dist._operators import Operators, as_pytree
+from keras_dist._types import ArrayLike
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
@@ -80,7 +81,7 @@ class ModelVariable(Operators):
         )
 
     @property
-    def constraint(self) -> Callable[[Any], Any] | None:
+    def constraint(self) -> Callable[[jax.Array], jax.Array] | None:
         """The function that is applied to the value after each update, or None."""
         return None if self._index is not None else self._cell.graph.constraints[self._cell.index(self.path)]
 
@@ -111,7 +112,7 @@ class ModelVariable(Operators):
         with self._cell.lock:
             return host_copy(self._array())
 
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Set the value and return a copy of it. Layout and dtype do not change.
 
         Args:

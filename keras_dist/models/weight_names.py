@@ -18,7 +18,7 @@ from keras_dist.training.graph import compile_rule
 NameMap = Mapping[str, str | Sequence[str]]
 """From regular expressions for whole paths of weights to names in a file, or lists of names to be joined."""
 
-Transforms = Mapping[str, Callable[[np.ndarray], Any]]
+Transforms = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 """From regular expressions for whole paths of weights to functions of each array in the file that it is made of."""
 
 
@@ -72,7 +72,7 @@ class Origin:
 
     names: tuple[str, ...]
     is_joined: bool = False
-    transform: Callable[[np.ndarray], Any] | None = None
+    transform: Callable[[np.ndarray], np.ndarray] | None = None
 
     def of(self, reader: TensorReader, path: str, shape: tuple[int, ...]) -> Parts:
         """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements.

@@ -77,7 +77,11 @@ class LoadReport:
 
 
 def save_weights(
-    session: Session, weights: Sequence[ModelVariable], filepath: Any, overwrite: bool, max_shard_size: Any
+    session: Session,
+    weights: Sequence[ModelVariable],
+    filepath: str | os.PathLike[str],
+    overwrite: bool,
+    max_shard_size: float | None,
 ) -> None:
     """Write weights to files, or to a folder; see `Model.save_weights`."""
     path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
@@ -109,7 +113,12 @@ def save_weights(
 
 
 def load_weights(
-    model: str, session: Session, weights: Sequence[ModelVariable], filepath: Any, strict: bool, names: WeightNames
+    model: str,
+    session: Session,
+    weights: Sequence[ModelVariable],
+    filepath: str | os.PathLike[str],
+    strict: bool,
+    names: WeightNames,
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
     reader = _reader(filepath, session)
@@ -161,7 +170,7 @@ def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) 
         cell.write(path, jax.make_array_from_callback(row.shape, sharding, part))
 
 
-def _reader(filepath: Any, session: Session) -> TensorReader | _Folder:
+def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader | _Folder:
     """What reads the weights at this path."""
     if isinstance(filepath, str | os.PathLike) and pathlib.Path(filepath).is_dir():
         return _Folder(pathlib.Path(filepath), session)
@@ -224,7 +233,7 @@ def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for path in paths for name in origins[path].names))
 
 
-def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib.Path:
+def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
     """The path of weights, whose suffix tells in which form they are.
 
     Raises:
@@ -242,7 +251,7 @@ def weights_path(caller: str, filepath: Any, suffixes: Sequence[str]) -> pathlib
     )
 
 
-def _checked_size(max_shard_size: Any) -> float | None:
+def _checked_size(max_shard_size: float | None) -> float | None:
     """The size in bytes, from one in GB.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Objects as plain configs and back: what `get_config` holds, custom classes by their registered names."""
+"""Serialization of objects to plain configs and back, with custom classes by their registered names."""
 
 from typing import TYPE_CHECKING
 

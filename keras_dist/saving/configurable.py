@@ -11,7 +11,7 @@ from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
 
 
-def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
+def absent(obj: object, name: str, hint: str = "") -> AttributeError:
     """Return the error for a missing attribute; it says so where a constructor does not call that of its base.
 
     Args:
@@ -26,7 +26,7 @@ def absent(obj: Any, name: str, hint: str = "") -> AttributeError:
     return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}{hint}")
 
 
-def not_initialised(obj: Any) -> ConstructorError:
+def not_initialised(obj: object) -> ConstructorError:
     """Return the error for an object whose constructor does not call that of its base."""
     name = type(obj).__name__
     return ConstructorError(

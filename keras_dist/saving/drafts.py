@@ -1,4 +1,4 @@
-"""Drafts: folders beside a place, where files are written before they go there; and the errors of writing."""
+"""Drafts: temporary folders in which files are written before they are moved to their place; and errors of writing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 
 @contextlib.contextmanager
 def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
-    """Let errors of the system that name no file, as of a full disk, name the place that is written.
+    """Make system errors that name no file, such as a full disk, name the path that is written.
 
     Args:
-        place: what the user has asked for.
+        place: the path that the user gave.
 
     Raises:
         WriteError: instead of such an error, or of one that a library has made of it.
@@ -60,15 +60,15 @@ def _number_of(error: Exception) -> int | None:
 
 @contextlib.contextmanager
 def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
-    """Make a folder beside a place for one writer, who alone can read it; remove it in the end.
+    """Make a private temporary folder beside a path, and remove it at the end.
 
-    What killed writers of the place have left is removed before. Where the system has no locks of folders, it stays.
+    Drafts that killed writers of the path left are removed first, except on systems without locks of folders.
 
     Args:
         place: of a file or a folder; on the same disk as the draft.
 
     Raises:
-        OSError: the folder around the place is not there, or may not be written.
+        OSError: the parent folder does not exist, or may not be written.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
         for path in left_drafts(place, locks):
@@ -89,7 +89,7 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
     """Make a folder beside a place, and lock it: return its number, and its lock; None where folders have no locks.
 
     Raises:
-        OSError: the folder around the place is not there, or may not be written.
+        OSError: the parent folder does not exist, or may not be written.
     """
     for count in range(_MOST_DRAFTS):
         number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"

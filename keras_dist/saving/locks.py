@@ -42,10 +42,10 @@ class Holder:
 class Lock:
     """The right to write to a directory, held until `release` or the end of the process, however it ends.
 
-    On Windows nobody is refused: it is for the user to let one process alone write to a directory.
+    On Windows nobody is refused: users must make sure that only one process writes to a directory.
 
     Args:
-        directory: made if need be.
+        directory: created if missing.
 
     """
 

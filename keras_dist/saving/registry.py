@@ -86,7 +86,7 @@ def get_custom_objects() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
-    """Let configs that are read inside mention these objects by these names.
+    """Context manager in which configs may refer to these objects by these names.
 
     Source: `keras.saving.custom_object_scope`.
     """

@@ -44,7 +44,7 @@ def serialize_keras_object(obj: Any) -> Any:
     """Return `obj` as plain values, which JSON can hold.
 
     Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
-    functions. What `get_build_config` gives, if an object has it, tells what was done after the constructor.
+    functions. The result of `get_build_config`, if an object has it, is included.
 
     Raises:
         ConfigError: it is none of these.
@@ -92,13 +92,13 @@ def deserialize_keras_object(
     safe_mode: bool = True,
     module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the object that `serialize_keras_object` has written down.
+    """Return the object from the result of `serialize_keras_object`.
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
         custom_objects: classes and functions by name, beside the registered ones.
-        safe_mode: whether lambdas are refused, whose code would run. Inside another such call that one decides.
-        module_objects: what else the outermost config may mention by its bare name.
+        safe_mode: whether lambdas are refused, whose code would run. A nested call uses the value of the outer one.
+        module_objects: further objects that the outermost config may refer to by bare name.
 
     Raises:
         ConfigError: a class or function is not known, a lambda is refused, or the config is damaged.

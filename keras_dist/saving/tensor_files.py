@@ -102,8 +102,8 @@ class TensorReader:
     """Reads the arrays in a file, or in the files that an index names. The constructor checks their headers.
 
     Args:
-        caller: how errors call what reads.
-        path: a file, or an index; of a file that is not there the index beside it.
+        caller: name of the caller in error messages.
+        path: a file or an index; if the file does not exist, the index beside it is used.
 
     Attributes:
         path: what is read: the file or the index.
@@ -142,10 +142,10 @@ class TensorReader:
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
 
     def view(self, name: str) -> np.ndarray:
-        """Return an array that is read-only and mapped: only the parts that are used are read from the disk.
+        """Return a read-only, memory-mapped array: only the parts that are used are read from the disk.
 
         Raises:
-            ModelError: numpy has no such elements, or the file has changed meanwhile.
+            ModelError: numpy lacks its element type, or the file has changed meanwhile.
         """
         entry = self._entries[name]
         dtype = self._dtype(name)
@@ -270,11 +270,11 @@ class TensorReader:
 class TensorWriter:
     """Writes arrays to one file, or each group to a file of its own beside an index.
 
-    What is at the path stays whole until `commit`, and goes then: an index is put in its place last. Use it in a `with`
-    statement, which removes what was not committed.
+    Existing files at the path stay until `commit` replaces them, the index last. Use it in a `with` statement, which
+    removes what was not committed.
 
     Args:
-        caller: how errors call what writes.
+        caller: name of the caller in error messages.
         path: ends in `.safetensors`.
         sizes: bytes of each array.
         groups: the names of the arrays of each file.
@@ -306,10 +306,10 @@ class TensorWriter:
     def commit(self) -> None:
         """Move the written files to their places, and remove those of an earlier save.
 
-        Others who write to the same place wait for it: the names of files are taken by one after the other.
+        Other writers to the same path wait for it.
 
         Raises:
-            OSError: that cannot be done; what was there before still is.
+            OSError: that failed; what was there before is unchanged.
         """
         index = index_path(self._path)
         drafts = [self._draft() / str(number) for number in range(len(self._groups))]
@@ -349,10 +349,10 @@ def write_file(
     """Write arrays to one file, with their checksums.
 
     Args:
-        caller: how errors call what writes.
-        file: where nothing is yet.
+        caller: name of the caller in error messages.
+        file: the path, which must not exist.
         arrays: by name, with their elements in C order.
-        place: how errors call the file.
+        place: name of the file in error messages.
         metadata: what else is noted in it.
 
     Returns:

@@ -39,18 +39,18 @@ def callable_with_one_array(found: Any) -> Any:
 class Vocabulary:
     """The objects of one kind by name.
 
-    Known are the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in
-    snake case, and functions. So are those registered with `register_keras_serializable`, and those of an open
-    `custom_object_scope`. Names that only differ in case mean the same.
+    It knows the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in snake
+    case, and functions; those registered with `register_keras_serializable`; and those of an open
+    `custom_object_scope`. Case is ignored.
 
     Args:
-        kind: what the objects are, as errors say it.
+        kind: the kind of the objects, for error messages.
         package: the name of the package that exports them.
         base: the class whose subclasses count, or several; these themselves have no names.
-        accepted: what `get` takes beside a name and a config, as errors say it.
-        example: code that makes such an object, as errors show it.
+        accepted: what `get` takes besides a name and a config, for error messages.
+        example: code that makes such an object, for error messages.
         convert: turns an object that was found into what `get` returns; None for an object of another kind.
-        wrong: what errors say of an object of another kind.
+        wrong: description of an object of another kind, for error messages.
         functions: whether the functions of the package count, too.
         aliases: more names, and the exported names they stand for.
         spell: another spelling of the names of classes.
@@ -140,7 +140,7 @@ class Vocabulary:
         return converted
 
     def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-        """Return what `get` finds while `custom_objects`, by name, are known besides."""
+        """Return what `get` finds when `custom_objects` are known by name, too."""
         with custom_object_scope(custom_objects):
             return self.get(config)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.metrics import Metric
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.plain_state import no_plain_state
@@ -34,18 +35,18 @@ class Observation(NamedTuple):
     """
 
     metric: Metric
-    y_true: Any
-    y_pred: Any
-    sample_weight: Any = None
-    mask: Any = None
+    y_true: PyTree
+    y_pred: PyTree
+    sample_weight: ArrayLike | None = None
+    mask: jax.Array | None = None
 
-    def added_to(self, variables: tuple[Any, ...]) -> tuple[Any, ...]:
+    def added_to(self, variables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """The metric's variables afterwards."""
         weight = self._weight()
         weights = () if weight is None else (weight,)
         return tuple(self.metric.stateless_update_state(variables, self.y_true, self.y_pred, *weights))
 
-    def _weight(self) -> Any:
+    def _weight(self) -> ArrayLike | None:
         """The weights, 0 for what does not count."""
         if self.mask is None or (self.sample_weight is None and not self.metric.weighs(self.y_true, self.y_pred)):
             return self.sample_weight
@@ -66,11 +67,11 @@ class Accumulator(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...  # noqa: D102
 
-    def start(self) -> Any:
+    def start(self) -> PyTree:
         """Its state before the first batch."""
         ...
 
-    def read(self, state: Any) -> dict[str, Any]:
+    def read(self, state: PyTree) -> dict[str, Any]:
         """Its values by name."""
         ...
 
@@ -102,18 +103,18 @@ class MetricAccumulator:
     name: str
     metric: Metric
     names: tuple[str, ...]
-    result: Callable[[tuple[Any, ...]], Any]
+    result: Callable[[tuple[jax.Array, ...]], PyTree]
 
     @property
     def has_own_start(self) -> bool:
         """Whether the class of the metric resets it in a way of its own, which may differ from time to time."""
         return type(self.metric).reset_state is not Metric.reset_state
 
-    def start(self) -> tuple[Any, ...]:
+    def start(self) -> tuple[np.ndarray, ...]:
         """The variables when they are reset."""
         return tuple(np.asarray(value) for value in self.metric.stateless_reset_state())
 
-    def read(self, state: tuple[Any, ...]) -> dict[str, Any]:
+    def read(self, state: tuple[jax.Array, ...]) -> dict[str, Any]:
         """The result by name: numbers as floats, others as arrays. Computed outside of the mesh."""
         result = self.result(state)
         values = result if isinstance(result, Mapping) else {self.name: result}
@@ -140,7 +141,7 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
     return MetricAccumulator(name, found.metric, names, jax.jit(compute))
 
 
-def add(state: Any, found: Any, rows: Any) -> Any:
+def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:
     """The state of an accumulator after a batch: a metric's as it says, a mean with the scalar weighted by rows."""
     if isinstance(found, Observation):
         return found.added_to(state)

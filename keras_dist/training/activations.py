@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _paths
+from keras_dist._types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
@@ -22,7 +23,7 @@ LONE_INPUT = "input/x"
 """The name in rules of an input that is one array."""
 
 
-def input_names(x: Any) -> list[str]:
+def input_names(x: PyTree) -> list[str]:
     """The names in rules of the arrays in `x`: `input/image` for `{"image": ...}`, `input/x` for a lone array."""
     return [f"input/{path}" if path else LONE_INPUT for path in leaf_paths(x)]
 
@@ -32,7 +33,7 @@ def input_layout(name: str, shape: Sequence[int], distribution: Distribution) ->
     return _checked(name, shape, distribution) or distribution.get_data_layout(shape)
 
 
-def constrain_inputs(x: Any, distribution: Distribution) -> Any:
+def constrain_inputs(x: PyTree, distribution: Distribution) -> PyTree:
     """`x` with the layout of each rule `input/...` (traced)."""
     leaves, treedef = jax.tree.flatten(x)
     return treedef.unflatten(
@@ -40,7 +41,7 @@ def constrain_inputs(x: Any, distribution: Distribution) -> Any:
     )
 
 
-def constrain_outputs(module: Any, distribution: Distribution) -> None:
+def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
     for node, paths in named_submodules(module):
         for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
@@ -48,7 +49,7 @@ def constrain_outputs(module: Any, distribution: Distribution) -> None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
 
 
-def named_submodules(module: Any) -> list[tuple[nnx.Module, list[str]]]:
+def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
     """The modules in `module`, itself included, each with the paths that rules may know it by."""
     root = (module.name,) if isinstance(module, Layer) else ()
     return [
@@ -59,7 +60,7 @@ def named_submodules(module: Any) -> list[tuple[nnx.Module, list[str]]]:
 
 
 def check_tensor_rules(
-    specs: Sequence[VariableSpec], module_paths: Sequence[str], x: Any, distribution: Distribution
+    specs: Sequence[VariableSpec], module_paths: Sequence[str], x: PyTree, distribution: Distribution
 ) -> None:
     """Warn of rules for activations and inputs that name none; raise under `strict`.
 
@@ -83,7 +84,7 @@ def _constrained_class(cls: type, name: str, distribution: Distribution) -> type
     return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
-def _constrain(name: str, value: Any, distribution: Distribution) -> Any:
+def _constrain(name: str, value: PyTree, distribution: Distribution) -> PyTree:
     layout = _checked(name, np.shape(value), distribution)
     if layout is None:
         return value

@@ -1,4 +1,4 @@
-"""`Choices`: how a model is trained, as `compile` was told."""
+"""`Choices`: how a model is trained, as `compile` was given it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Choices:
         train_step: the user's own step, or None for gradient descent on the loss.
         metrics: the metric objects, which tell what was measured last.
         options: how the steps run.
-        remat: what the way back computes again; None for nothing.
+        remat: what the backward pass computes again; None for nothing.
         optimizers: by name, with the variables they update; none before the weights exist.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
 from keras_dist.training.accumulators import Accumulator, MetricAccumulator
@@ -76,7 +77,7 @@ class ModelMetrics:
         first, *others = self._means.values()
         return [first, *([] if self._compiled is None else [self._compiled]), *others]
 
-    def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, Any]) -> None:
+    def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, PyTree]) -> None:
         """Let the metrics tell what is in these states; those that are not among them tell of nothing."""
         logged = {
             name: accumulator.metric

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax import lax
 
 
-def batch_first(lhs: Any, rhs: Any, *, dimension_numbers: lax.ConvDimensionNumbers, **params: Any) -> Any:
+def batch_first(
+    lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: lax.ConvDimensionNumbers, **params: Any
+) -> jax.Array:
     """`lax.conv_general_dilated` with the dims of its operands where XLA's fast convolutions on CPUs want them.
 
     XLA moves them there by itself, but not in the body of a loop: there the gradient of a kernel takes twice as long

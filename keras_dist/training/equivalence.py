@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import random
+from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
@@ -19,7 +20,7 @@ from keras_dist.training.compiled import real_rows, rows_multiple
 from keras_dist.training.graph import trace_factory
 from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.state_cell import host_copy
-from keras_dist.training.step import Forward, default_call
+from keras_dist.training.step import Forward, ModuleCall, default_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,12 @@ class _Outcome:
 
 
 def check_equivalence(
-    factory: Callable[..., Any],
-    batch: tuple[Any, ...],
-    loss: Any,
+    factory: Callable[..., nnx.Module],
+    batch: tuple[PyTree, ...],
+    loss: PyTree,
     distributions: Sequence[Distribution],
     *,
-    call: Callable[..., Any] | None = None,
+    call: ModuleCall | None = None,
     seed: int = 0,
     tolerance: float = 1e-5,
 ) -> EquivalenceReport:
@@ -133,11 +134,11 @@ def _check_arguments(factory: Any, batch: Any, distributions: Any) -> None:
 
 
 def _run(
-    factory: Callable[..., Any],
-    batch: tuple[Any, ...],
+    factory: Callable[..., nnx.Module],
+    batch: tuple[PyTree, ...],
     objective: Objective,
     distribution: Distribution,
-    call: Callable[..., Any],
+    call: ModuleCall,
     seed: int,
 ) -> _Outcome:
     with distribution.scope():
@@ -148,7 +149,7 @@ def _run(
         source = ArraySource(*batch)
         rows = source.whole(rows_multiple(source.x, distribution))
 
-        def loss_of(trainable: Any, rest: Any, arrays: Any) -> jax.Array:
+        def loss_of(trainable: PyTree, rest: PyTree, arrays: PyTree) -> jax.Array:
             real = real_rows(arrays, rows.rows, distribution)
             y_pred, _ = forward(trainable, rest, 0, real[0], True)
             return objective.losses(real, y_pred)["loss"]

@@ -14,6 +14,7 @@ from flax import nnx, traverse_util
 from keras_dist import _jax, _paths
 from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
+from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import lint
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
@@ -48,13 +49,13 @@ class ModuleGraph:
         untrained: paths of raw floating arrays of foreign modules, where nobody has said what is trained.
     """
 
-    graphdef: Any
-    treedef: Any
+    graphdef: nnx.GraphDef
+    treedef: PyTreeDef
     specs: tuple[VariableSpec, ...]
     parts: tuple[_paths.Parts, ...]
     trained: tuple[bool, ...]
-    regularizers: tuple[Callable[[Any], Any] | None, ...]
-    constraints: tuple[Callable[[Any], Any] | None, ...]
+    regularizers: tuple[Callable[[Any], jax.Array] | None, ...]
+    constraints: tuple[Callable[[Any], jax.Array] | None, ...]
     module_paths: tuple[str, ...]
     attribute_order: Mapping[tuple[Any, ...], list[str]]
     kinds: tuple[str, ...]
@@ -96,19 +97,19 @@ class ModuleGraph:
             by_kind.setdefault(kind, []).append(spec.path)
         return "; ".join(f"{kind}: {', '.join(map(repr, paths[:6]))}" for kind, paths in by_kind.items())
 
-    def nest(self, leaves: Sequence[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def nest(self, leaves: Sequence[PyTree]) -> tuple[PyTree, PyTree]:
         """A value for each variable, as the nested dicts `(trainable, rest)`."""
         by_kind: tuple[dict[_paths.Parts, Any], dict[_paths.Parts, Any]] = ({}, {})
         for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
             by_kind[not trained][parts] = leaf
         return traverse_util.unflatten_dict(by_kind[0]), traverse_util.unflatten_dict(by_kind[1])
 
-    def flatten(self, trainable: Any, rest: Any) -> list[Any]:
+    def flatten(self, trainable: PyTree, rest: PyTree) -> list[Any]:
         """The inverse of `nest`."""
         flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(rest)}
         return [flat[parts] for parts in self.parts]
 
-    def edited(self, change: Callable[[Any], None], trained: Sequence[bool]) -> ModuleGraph:
+    def edited(self, change: Callable[[nnx.Module], None], trained: Sequence[bool]) -> ModuleGraph:
         """The graph after static attributes of the module have changed, and with other variables trained."""
 
         def edit() -> None:
@@ -120,12 +121,12 @@ class ModuleGraph:
         jax.eval_shape(edit)
         return dataclasses.replace(self, graphdef=edited[0], trained=tuple(trained))
 
-    def described(self) -> Any:
+    def described(self) -> PyTree:
         """The module with shapes in the place of arrays."""
         shapes = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in self.specs]
         return self._merged(shapes)
 
-    def constrained(self, trainable: Any) -> dict[Any, Any]:
+    def constrained(self, trainable: PyTree) -> PyTree:
         """The trained variables, each after its constraint."""
         by_parts = {parts: rule for parts, rule in zip(self.parts, self.constraints, strict=True) if rule is not None}
         flat = traverse_util.flatten_dict(trainable)
@@ -133,7 +134,7 @@ class ModuleGraph:
             {parts: by_parts[parts](leaf) if parts in by_parts else leaf for parts, leaf in flat.items()}
         )
 
-    def merge(self, trainable: Any, rest: Any) -> Any:
+    def merge(self, trainable: PyTree, rest: PyTree) -> Any:
         """The module with these values. Free to be changed: it shares nothing with another."""
         return self._merged(self.flatten(trainable, rest))
 
@@ -143,7 +144,7 @@ class ModuleGraph:
         _jax.restore_order(module, self.attribute_order)
         return module
 
-    def split(self, module: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
         """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out.
 
         Raises:
@@ -175,8 +176,8 @@ class ModuleGraph:
 
 
 def trace_factory(
-    factory: Callable[..., Any], seed: int, trainable: Trainable
-) -> tuple[ModuleGraph, Callable[[], Any]]:
+    factory: Callable[..., object], seed: int, trainable: Trainable
+) -> tuple[ModuleGraph, Callable[[], PyTree]]:
     """The graph of the module that `factory(rngs=rngs)` makes, and the function that computes its state.
 
     Nothing is allocated.
@@ -187,7 +188,7 @@ def trace_factory(
     _check_signature(factory)
     seen: dict[str, Any] = {}
 
-    def init() -> Any:
+    def init() -> PyTree:
         with _jax.without_eager_sharding():
             module = factory(rngs=nnx.Rngs(seed))
             _check_module(module, "the factory's result")
@@ -201,7 +202,7 @@ def trace_factory(
     return _graph_of(module, seen["graphdef"], state, trainable), init
 
 
-def split_module(module: Any, trainable: Trainable) -> tuple[ModuleGraph, Any]:
+def split_module(module: nnx.Module, trainable: Trainable) -> tuple[ModuleGraph, PyTree]:
     """The graph of a ready module, and its state.
 
     Raises:
@@ -239,7 +240,7 @@ def compile_rule(rule: str, argument: str) -> Pattern:
         ) from error
 
 
-def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> ModuleGraph:
+def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainable: Trainable) -> ModuleGraph:
     specs, treedef = describe_variables(state, _jax.tied_paths(module))
     parts = leaf_parts(state)
     owners = leaf_owners(state)
@@ -261,7 +262,7 @@ def _graph_of(module: Any, graphdef: Any, state: Any, trainable: Trainable) -> M
 
 
 def _raw_floats(
-    module: Any, specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any]
+    module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any]
 ) -> Iterator[str]:
     """The paths of raw floating arrays of modules that are no layers."""
     raw = [
@@ -316,7 +317,7 @@ def _trained(
     return tuple(want and can for want, can in zip(chosen, inexact, strict=True))
 
 
-def _predicate(trainable: Any) -> Callable[[Any, Any], bool]:
+def _predicate(trainable: Trainable) -> Callable[[Any, Any], bool]:
     try:
         return nnx.filterlib.to_predicate(trainable)
     except (TypeError, ValueError):  # ValueError: Flax fails while it formats the TypeError
@@ -328,7 +329,7 @@ def _predicate(trainable: Any) -> Callable[[Any, Any], bool]:
         ) from None
 
 
-def _check_signature(factory: Callable[..., Any]) -> None:
+def _check_signature(factory: Callable[..., object]) -> None:
     if not takes(factory, rngs=None):
         raise ModelError(
             "from_nnx: the factory cannot be called as factory(rngs=rngs)",

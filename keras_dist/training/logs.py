@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.training.accumulators import Accumulator
 
 
@@ -23,7 +24,10 @@ class LazyLogs(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self, states: Mapping[str, Any], accumulators: Mapping[str, Accumulator], known: Mapping[str, Any] | None = None
+        self,
+        states: Mapping[str, PyTree],
+        accumulators: Mapping[str, Accumulator],
+        known: Mapping[str, Any] | None = None,
     ) -> None:
         self._states = states
         self._accumulators = accumulators
@@ -51,7 +55,7 @@ class LazyLogs(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self._values())
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
         return self._values() | dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def copy(self) -> dict[str, Any]:
@@ -77,7 +81,7 @@ class LazyOutputs(Mapping[str, Any]):
         own: the rows that this process gave, if the others gave others; None for all.
     """
 
-    def __init__(self, rows: int, outputs: Any, own: np.ndarray | None = None) -> None:
+    def __init__(self, rows: int, outputs: PyTree, own: np.ndarray | None = None) -> None:
         self._rows, self._outputs, self._own = rows, outputs, own
 
     def __getitem__(self, name: str) -> Any:
@@ -92,7 +96,7 @@ class LazyOutputs(Mapping[str, Any]):
         return 1
 
 
-def real_outputs(rows: int, outputs: Any, own: np.ndarray | None = None) -> Any:
+def real_outputs(rows: int, outputs: PyTree, own: np.ndarray | None = None) -> PyTree:
     """The outputs for the rows that are real, on the host; of these, for the ones that this process gave."""
     if own is not None:
         return jax.tree.map(lambda output: np.asarray(output)[own], outputs)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 
+from keras_dist._types import PyTree
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 
@@ -62,11 +63,11 @@ class Hooks(Protocol):
         """When a training is over, however it ended."""
         ...
 
-    def get_state(self) -> Any:
+    def get_state(self) -> PyTree:
         """What they need to go on in another process."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: PyTree) -> None:
         """Go on where others, in another process, have been."""
         ...
 
@@ -74,17 +75,17 @@ class Hooks(Protocol):
 def run_steps(
     mode: Mode,
     executions: Iterable[Execution],
-    dispatch: Callable[[Execution], tuple[Any, int]],
+    dispatch: Callable[[Execution], tuple[PyTree, int]],
     hooks: Hooks,
     check_interrupt: Callable[[], None],
     timer: StepTimer,
     *,
-    as_logs: Callable[[int, Any], Mapping[str, Any]],
-    collect: Callable[[int, Any], None] | None = None,
+    as_logs: Callable[[int, PyTree], Mapping[str, Any]],
+    collect: Callable[[int, PyTree], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
     batch: int = 0,
-) -> Any:
+) -> PyTree:
     """Dispatch every execution, with a bounded number of them in flight.
 
     Args:
@@ -103,7 +104,7 @@ def run_steps(
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
     """
-    waiting: collections.deque[tuple[int, int, Any, Any, float]] = collections.deque()
+    waiting: collections.deque[tuple[int, int, PyTree, PyTree, float]] = collections.deque()
 
     def finish_oldest() -> None:
         steps, rows, result, signal, started = waiting.popleft()

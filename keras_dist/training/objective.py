@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from keras_dist import metrics
 from keras_dist._arguments import is_number
 from keras_dist._signatures import keywords_taken
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss
@@ -26,10 +27,10 @@ class _Term:
     """One output, with all that belongs to it."""
 
     name: str
-    y_true: Any
-    y_pred: Any
-    sample_weight: Any
-    mask: Any
+    y_true: PyTree
+    y_pred: PyTree
+    sample_weight: ArrayLike | None
+    mask: jax.Array | None
     loss: Loss | None
     loss_weight: float | None
     metrics: list[Metric]
@@ -49,11 +50,11 @@ class _Term:
             )
         return value
 
-    def divisor(self, loss: Loss) -> Any:
+    def divisor(self, loss: Loss) -> ArrayLike:
         """What the loss was divided by, a scalar."""
         return loss.divisor(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
 
-    def observation(self, metric: Metric, sample_weight: Any) -> Observation:
+    def observation(self, metric: Metric, sample_weight: ArrayLike | None) -> Observation:
         """What a metric sees."""
         return Observation(metric, self.y_true, self.y_pred, sample_weight, self.mask)
 
@@ -70,10 +71,10 @@ class Objective:
         output_names: names for outputs that are lists, tuples or lone arrays.
     """
 
-    loss: Any
-    loss_weights: Any
-    metrics: Any
-    weighted_metrics: Any
+    loss: PyTree
+    loss_weights: PyTree
+    metrics: PyTree
+    weighted_metrics: PyTree
     output_names: Sequence[str] | None
 
     @property
@@ -86,7 +87,7 @@ class Objective:
         """The metrics and the weighted metrics of all outputs."""
         return jax.tree.leaves([self.metrics, self.weighted_metrics])
 
-    def losses(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> dict[str, jax.Array]:
+    def losses(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
         """The `loss` of a batch, and with several outputs that of each, before its weight; nothing without a loss.
 
         Args:
@@ -105,7 +106,7 @@ class Objective:
         each = {f"{term.name}_loss": value for term, value in found} if others else {}
         return {"loss": sum(others, first), **each}
 
-    def batch_weight(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None) -> Any:
+    def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """How much a batch counts among others that make one large batch: what its loss was divided by.
 
         Of several losses the mean of what they were divided by, which is exact where one is a multiple of another in
@@ -116,7 +117,7 @@ class Objective:
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
     def logs(
-        self, losses: Mapping[str, jax.Array], batch: tuple[Any, Any, Any], y_pred: Any, mask: Any = None
+        self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
         """The losses and what the metrics see of a batch, by the names they are logged as.
 
@@ -147,7 +148,7 @@ class Objective:
         in_order = dict(sorted(found.items())) if are_several else found
         return {**{name: losses[name] for name in names if name in losses}, **in_order}
 
-    def _terms(self, batch: tuple[Any, Any, Any], y_pred: Any, mask: Any) -> list[_Term]:
+    def _terms(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree) -> list[_Term]:
         _, y, sample_weight = batch
         outputs = Outputs(y_pred, self.output_names)
         if isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y):
@@ -185,10 +186,10 @@ class Objective:
 
 
 def resolve_objective(
-    loss: Any,
-    loss_weights: Any = None,
-    metrics: Any = None,
-    weighted_metrics: Any = None,
+    loss: PyTree,
+    loss_weights: PyTree = None,
+    metrics: PyTree = None,
+    weighted_metrics: PyTree = None,
     output_names: Sequence[str] | None = None,
     are_outputs_known: bool = True,
     are_listed: bool = False,
@@ -236,7 +237,7 @@ def resolve_objective(
     return objective
 
 
-def _check_weights(loss: Any, loss_weights: Any, output_names: Sequence[str] | None) -> None:
+def _check_weights(loss: PyTree, loss_weights: PyTree, output_names: Sequence[str] | None) -> None:
     """Check that a dict of weights has one for each loss, as in Keras."""
     losses = [name for name in loss if loss[name] is not None] if isinstance(loss, Mapping) else output_names or ()
     if not isinstance(loss_weights, Mapping) or (isinstance(loss, Mapping) and "class_name" in loss):
@@ -251,7 +252,7 @@ def _check_weights(loss: Any, loss_weights: Any, output_names: Sequence[str] | N
         )
 
 
-def _check_no_layers(argument: str, given: Any) -> None:
+def _check_no_layers(argument: str, given: PyTree) -> None:
     """Check that there is no layer, which could be called with two arguments like a function of targets."""
     layers = [leaf for leaf in jax.tree.leaves(given, is_leaf=_is_layer) if _is_layer(leaf)]
     if layers:
@@ -268,7 +269,7 @@ def _is_layer(node: Any) -> bool:
     return isinstance(node, Layer)
 
 
-def _mapped(resolve: Any, given: Any) -> Any:
+def _mapped(resolve: Callable[[Any], Any], given: PyTree) -> PyTree:
     """What is given for the outputs, resolved; lists in lists as one list, dicts in dicts as one of paths."""
     found = {path: None if item is None else resolve(item) for path, item in _items(None, given)}
     if isinstance(given, list | tuple):
@@ -276,7 +277,7 @@ def _mapped(resolve: Any, given: Any) -> Any:
     return found if _is_by_output(given) else found[None]
 
 
-def _items(path: Any, given: Any, in_list: bool = False) -> Iterator[tuple[Any, Any]]:
+def _items(path: Any, given: PyTree, in_list: bool = False) -> Iterator[tuple[Any, Any]]:
     if isinstance(given, list | tuple) or (_is_by_output(given) and not in_list):
         is_list = isinstance(given, list | tuple)
         for name, item in enumerate(given) if is_list else given.items():
@@ -285,7 +286,7 @@ def _items(path: Any, given: Any, in_list: bool = False) -> Iterator[tuple[Any, 
         yield path, given
 
 
-def _is_by_output(given: Any) -> bool:
+def _is_by_output(given: PyTree) -> bool:
     return isinstance(given, Mapping) and "class_name" not in given
 
 
@@ -300,7 +301,7 @@ def _number(weight: Any) -> float:
     return float(weight)
 
 
-def _resolved_metrics(given: Any) -> Any:
+def _resolved_metrics(given: PyTree) -> PyTree:
     if _is_by_output(given):
         return {name: metrics.get_all(item) for name, item in given.items()}
     if isinstance(given, list | tuple) and any(item is None or isinstance(item, list | tuple) for item in given):
@@ -308,7 +309,7 @@ def _resolved_metrics(given: Any) -> Any:
     return metrics.get_all(given)
 
 
-def _listed(given: Any) -> list[Metric]:
+def _listed(given: PyTree) -> list[Metric]:
     """Metrics of one output: a list of them, also of lists, or a single one."""
     if isinstance(given, Mapping):
         given = list(given.values())

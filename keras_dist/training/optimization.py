@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import optax
 from flax import traverse_util
 
 from keras_dist import _paths, optimizers
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, did_you_mean, nearest
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.train_state import TrainState
@@ -26,12 +28,12 @@ class Optimizer:
     transformation: optimizers.Optimizer | optimizers.OptaxOptimizer
     parts: frozenset[_paths.Parts]
 
-    def select(self, trainable: Any) -> Any:
+    def select(self, trainable: PyTree) -> PyTree:
         """The variables it updates, as nested dicts."""
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
 
-    def put(self, trainable: Any, part: Any) -> Any:
+    def put(self, trainable: PyTree, part: PyTree) -> PyTree:
         """`trainable` with the variables in `part`, as `select` gives them, exchanged."""
         return traverse_util.unflatten_dict(
             {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
@@ -51,7 +53,7 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
     return found if isinstance(found, optimizers.Optimizer) else optimizers.OptaxOptimizer(found, name)
 
 
-def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
+def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
     """The optimizers of `compile(optimizer=...)` by name.
 
     Args:
@@ -82,12 +84,12 @@ def resolve_optimizers(given: Any, trainable: Any) -> dict[str, Optimizer]:
 def apply_gradients(
     state: TrainState,
     named: Mapping[str, Optimizer],
-    grads: Any,
+    grads: PyTree,
     name: str | None = None,
     *,
-    value: Any = None,
-    value_fn: Callable[[Any], Any] | None = None,
-    batch_weight: Any = None,
+    value: jax.Array | None = None,
+    value_fn: Callable[[PyTree], jax.Array] | None = None,
+    batch_weight: ArrayLike | None = None,
 ) -> TrainState:
     """`state` after one update by the optimizer `name`, or by all of them.
 
@@ -129,7 +131,7 @@ def apply_gradients(
     return state.replace(trainable=trainable, slots=slots)
 
 
-def scale_loss(named: Mapping[str, Optimizer], loss: Any, slots: Mapping[str, Any]) -> Any:
+def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[str, PyTree]) -> Any:
     """The loss that gradients are to be taken of, so that they do not vanish in half precision.
 
     Args:
@@ -176,7 +178,7 @@ def has_final_values(named: Mapping[str, Optimizer]) -> bool:
     return any(getattr(optimizer.transformation, "use_ema", False) for optimizer in named.values())
 
 
-def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> Any:
+def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
     """The trained variables that training ends with: their averages, where an optimizer keeps them."""
     trainable = state.trainable
     for name, optimizer in named.items():
@@ -186,7 +188,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> Any:
     return trainable
 
 
-def _gradients_of(optimizer: Optimizer, grads: Any) -> Any:
+def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
     """The gradients of the variables that the optimizer updates."""
     flat_grads = traverse_util.flatten_dict(grads)
     missing = [_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]

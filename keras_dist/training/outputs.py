@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError
 
@@ -26,7 +27,7 @@ class Outputs:
         ModelError: there are other names than arrays.
     """
 
-    def __init__(self, y_pred: Any, names: Sequence[str] | None = None) -> None:
+    def __init__(self, y_pred: PyTree, names: Sequence[str] | None = None) -> None:
         leaves, self.structure = jax.tree.flatten(y_pred)
         self._is_sequence = isinstance(y_pred, list | tuple)
         self.arrays = dict(zip(_names(y_pred, leaves, names), leaves, strict=True))
@@ -36,13 +37,13 @@ class Outputs:
         """In the order of the tree."""
         return list(self.arrays)
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: PyTree) -> bool:
         """Whether `value` has an array for each output, in the same place."""
         if self._is_sequence and isinstance(value, list | tuple):
             return len(jax.tree.leaves(value)) == len(self.arrays)
         return jax.tree.structure(value) == self.structure
 
-    def match(self, argument: str, value: Any, needed: Collection[str]) -> dict[str, Any]:
+    def match(self, argument: str, value: PyTree, needed: Collection[str]) -> dict[str, Any]:
         """The arrays in `value` by the output they belong to.
 
         Args:
@@ -81,13 +82,13 @@ class Outputs:
             )
         return found
 
-    def match_weights(self, argument: str, value: Any) -> dict[str, Any]:
+    def match_weights(self, argument: str, value: PyTree) -> dict[str, Any]:
         """As `match`, but a lone array belongs to every output, and none is needed."""
         if jax.tree_util.treedef_is_leaf(jax.tree.structure(value)):
             return dict.fromkeys(self.arrays, value)
         return self.match(argument, value, ())
 
-    def assign(self, argument: str, given: Any, one_for_all: bool) -> dict[str, Any]:
+    def assign(self, argument: str, given: PyTree, one_for_all: bool) -> dict[str, Any]:
         """What was given for the outputs, by output.
 
         Args:
@@ -130,7 +131,7 @@ class Outputs:
         )
 
 
-def _names(y_pred: Any, leaves: list[Any], given: Sequence[str] | None) -> list[str]:
+def _names(y_pred: PyTree, leaves: list[Any], given: Sequence[str] | None) -> list[str]:
     paths = leaf_paths(y_pred)
     if isinstance(y_pred, Mapping) or (paths == [""] and not given):
         return paths
@@ -151,7 +152,7 @@ def _listed(names: Collection[str]) -> str:
     return f"the outputs {', '.join(map(repr, names))}"
 
 
-def _describe(value: Any) -> str:
+def _describe(value: PyTree) -> str:
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(repr, value))}"
     if isinstance(value, list | tuple):
@@ -159,5 +160,5 @@ def _describe(value: Any) -> str:
     return f"one array of shape {np.shape(value)}"
 
 
-def _described_spec(given: Any) -> str:
+def _described_spec(given: PyTree) -> str:
     return _describe(given) if isinstance(given, Mapping | list | tuple) else f"{given!r} alone"

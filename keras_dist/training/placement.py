@@ -88,7 +88,7 @@ class Placement:
         return self.stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)
 
     def stream(self, examples: Examples, stack: int = 1, shuffle_key: tuple[int, ...] | None = None) -> StreamFeed:
-        """What brings so many batches at a time from the host."""
+        """Return what brings this many batches at a time from the host."""
         ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
         if share is not None:
             share.check_agreement(examples.sizes, shuffle_key)

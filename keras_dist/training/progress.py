@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
 from keras_dist.distribution import cluster
@@ -38,8 +39,8 @@ class Progress:
     shuffle_key: tuple[int, ...] | None
     form: Mapping[str, int | None]
     is_stopping: bool = False
-    tallies: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    callbacks: Any = None
+    tallies: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
+    callbacks: PyTree = None
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
@@ -79,13 +80,13 @@ class Progress:
         """All epochs of the training, if it ends before `stop`."""
         return range(self.first_epoch, stop)
 
-    def after(self, steps: int, rows: int, tallies: Mapping[str, Any]) -> Progress:
-        """So many batches, of so many rows each, later in the same epoch."""
+    def after(self, steps: int, rows: int, tallies: Mapping[str, PyTree]) -> Progress:
+        """Return the progress after `steps` more batches of `rows` rows each, in the same epoch."""
         cursor = self.cursor
         cursor = Cursor(cursor.epoch, cursor.batch + steps, cursor.rows + steps * rows)
         return dataclasses.replace(self, cursor=cursor, tallies=tallies)
 
-    def check_continues(self, other: Progress, zeros: Mapping[str, Any]) -> None:
+    def check_continues(self, other: Progress, zeros: Mapping[str, PyTree]) -> None:
         """Check that the examples, loss and metrics of this training are those of another one that it is to go on with.
 
         Args:
@@ -140,7 +141,7 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
 """What the fields of a progress that was written down look like."""
 
 
-def restored(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """The states of tallies that another process has had, on the devices of this one.
 
     Args:
@@ -171,7 +172,7 @@ class Run:
         examples: Batching | Streaming,
         hooks: Hooks,
         progress: Progress,
-        zeros: Mapping[str, Any],
+        zeros: Mapping[str, PyTree],
         options: StepOptions,
     ) -> None:
         self.progress = progress
@@ -222,7 +223,7 @@ class Run:
 
 
 def nothing_to_continue() -> ModelError:
-    """The error of continuing where no training is about to begin."""
+    """Return the error for `continue_from` when no training is about to begin."""
     return ModelError(
         "there is no training to be continued",
         given="continue_from outside of on_train_begin",
@@ -231,7 +232,7 @@ def nothing_to_continue() -> ModelError:
     )
 
 
-def _check_tallies(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
     """Check that the states are those of the loss and metrics that are here.
 
     Raises:
@@ -247,7 +248,7 @@ def _check_tallies(tallies: Mapping[str, Any], like: Mapping[str, Any]) -> None:
         )
 
 
-def _forms(tallies: Mapping[str, Any]) -> dict[str, list[str]]:
+def _forms(tallies: Mapping[str, PyTree]) -> dict[str, list[str]]:
     """Types and shapes, by name."""
     leaves = {name: jax.tree.leaves(tallies[name]) for name in sorted(tallies)}
     return {name: [f"{leaf.dtype}{list(leaf.shape)}" for leaf in found] for name, found in leaves.items()}

@@ -1,4 +1,4 @@
-"""What the way back computes again instead of keeping it: the argument `remat` of `compile`."""
+"""What the backward pass computes again instead of keeping it: the argument `remat` of `compile`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flax import nnx
 
 from keras_dist import _jax
 from keras_dist._patterns import Pattern
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.record import Recorded
@@ -47,14 +48,14 @@ class Remat:
     given: str
     pattern: Pattern | None = None
 
-    def whole(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward`, computed again on the way back, unless only layers are."""
+    def whole(self, forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """`forward`, computed again in the backward pass, unless only layers are."""
         if self.pattern is not None:
             return forward
         policy = getattr(jax.checkpoint_policies, self.given) if self.given in POLICIES else None
         return jax.checkpoint(forward, policy=policy)
 
-    def mark(self, module: Any) -> None:
+    def mark(self, module: nnx.Module) -> None:
         """Make the layers of `module` that `pattern` matches compute again. Changes `module`."""
         if self.pattern is None:
             return
@@ -62,7 +63,7 @@ class Remat:
             if node is not module and callable(node) and any(map(self.pattern.fullmatch, names)):
                 node.__class__ = _checkpointed_class(type(node))
 
-    def check(self, module: Any) -> None:
+    def check(self, module: nnx.Module) -> None:
         """Check that a layer of `module` is meant.
 
         Raises:
@@ -110,7 +111,7 @@ def _checkpointed_class(cls: type) -> type:
     return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
-def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """What `layer` gives; its statistics, masks and losses come out of the checkpoint as arrays."""
     context = call_context.current() or call_context.CallContext()
     leaves, structure = jax.tree.flatten((args, kwargs))
@@ -119,7 +120,7 @@ def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str,
     values, state_structure = jax.tree.flatten(state)
     order, after = _jax.attribute_order(layer), []
 
-    def call(values: Any, arrays: list[Any], masks: list[Any]) -> Any:
+    def call(values: PyTree, arrays: list[jax.Array], masks: list[jax.Array]) -> PyTree:
         with _jax.without_eager_sharding():
             module = nnx.merge(graphdef, state_structure.unflatten(values), copy=True)
         _jax.restore_order(module, order)

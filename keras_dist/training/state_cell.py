@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from keras_dist import _jax
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -70,7 +71,7 @@ class StateCell:
             thread dispatches on buffers that another has just donated.
     """
 
-    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: Any) -> None:
+    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: PyTree) -> None:
         self.graph = graph
         self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
         self.plan = plan
@@ -94,18 +95,18 @@ class StateCell:
         self.arrays, self._treedef = jax.tree.flatten(state)
 
     @property
-    def arrays(self) -> list[Any]:
+    def arrays(self) -> list[jax.Array]:
         """The current arrays, flat."""
         if self._links:
             self._follow_links()
         return self._arrays
 
     @arrays.setter
-    def arrays(self, arrays: list[Any]) -> None:
+    def arrays(self, arrays: list[jax.Array]) -> None:
         self._arrays = arrays
         self._version = next(_clock)
 
-    def put(self, arrays: Mapping[int, Any]) -> None:
+    def put(self, arrays: Mapping[int, jax.Array]) -> None:
         """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
         if arrays:
             self.arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
@@ -194,15 +195,15 @@ class StateCell:
         """The array of a variable; it lives until the next step."""
         return self.leaves()[self.index(path)]
 
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[jax.Array]:
         """The arrays of all variables; they live until the next step."""
         return self.graph.flatten(self.state.trainable, self.state.rest)
 
-    def write(self, path: str, value: Any) -> None:
+    def write(self, path: str, value: ArrayLike) -> None:
         """Put a copy of `value` in the place of a variable."""
         self.write_all({self.index(path): value})
 
-    def write_all(self, values: dict[int, Any]) -> None:
+    def write_all(self, values: dict[int, ArrayLike]) -> None:
         """Put copies in the places of several variables, by index."""
         shardings = jax.tree.leaves(self.plan.shardings)
         with self.lock:
@@ -224,7 +225,7 @@ class StateCell:
         self.state = TrainState(trainable, rest, {}, self.state.step)
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
-        """Give birth to the slots of these optimizers, in place of those before, and start counting steps anew."""
+        """Create the slots of these optimizers, in place of the previous ones, and count steps from 0."""
         plans, slots = {}, {}
         for name, optimizer in optimizers.items():
             params = optimizer.select(self.state.trainable)

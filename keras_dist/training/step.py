@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import _paths
+from keras_dist._types import PyTree
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
@@ -50,7 +51,7 @@ class Forward:
         seed: fixes the random numbers of every step; programs that were traced with another one keep that.
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
-        remat: what the way back computes again in training; None for nothing.
+        remat: what the backward pass computes again in training; None for nothing.
     """
 
     graph: ModuleGraph
@@ -69,7 +70,7 @@ class Forward:
 
     def measure(
         self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, training: bool
-    ) -> tuple[dict[str, jax.Array], Any, Any, Any]:
+    ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
         """The losses of a batch, the output, its mask, and `rest` afterwards."""
         module = self.module(trainable, state.rest)
         if training and self.remat is not None:
@@ -84,21 +85,21 @@ class Forward:
                 losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
         return losses, y_pred, mask, self.graph.split(module)[1]
 
-    def module(self, trainable: Any, rest: Any) -> Any:
+    def module(self, trainable: PyTree, rest: PyTree) -> Any:
         """The module with these values; its submodules constrain what they return, as the layout rules say."""
         module = self.graph.merge(trainable, rest)
         constrain_outputs(module, self.distribution)
         return module
 
-    def _run(self, module: Any, step: Any, x: Any, training: bool) -> Any:
+    def _run(self, module: Any, step: jax.Array, x: PyTree, training: bool) -> PyTree:
         return self.call(module, constrain_inputs(x, self.distribution), training, self.rngs(step))
 
-    def rngs(self, step: Any) -> nnx.Rngs:
+    def rngs(self, step: jax.Array) -> nnx.Rngs:
         """Random streams of one step."""
         return nnx.Rngs(jax.random.fold_in(jax.random.key(self.seed), step))
 
 
-def default_call(module: Any, x: Any, training: bool, rngs: nnx.Rngs) -> Any:
+def default_call(module: Any, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
     """`module(x)` in training or evaluation mode."""
     del rngs  # an NNX module carries its own streams
     if training:
@@ -115,7 +116,7 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
     def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
         del rngs  # drawn inside, where the gradient is traced
 
-        def loss_of(trainable: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+        def loss_of(trainable: PyTree) -> tuple[jax.Array, tuple[PyTree, ...]]:
             losses, *others = forward.measure(objective, state, trainable, batch, True)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others)
 
@@ -147,10 +148,10 @@ def make_test_step(
     return test_step
 
 
-def make_predict_step(forward: Forward) -> Callable[[TrainState, Any], tuple[TrainState, Any]]:
+def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree], tuple[TrainState, PyTree]]:
     """The output for a batch of inputs, and the state afterwards."""
 
-    def predict_step(state: TrainState, x: Any) -> tuple[TrainState, Any]:
+    def predict_step(state: TrainState, x: PyTree) -> tuple[TrainState, PyTree]:
         outputs, rest = forward(state.trainable, state.rest, state.step, x, False)
         return state.replace(rest=rest), outputs
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
+
+from keras_dist._types import Device, PyTree
 
 GOAL_SECONDS = 0.1
 """An execution should take about as long: hundreds of times its dispatch, and not long to wait for after Ctrl-C."""
@@ -17,7 +18,7 @@ GROWTH = 8
 
 
 class FixedSteps:
-    """So many steps as the user says, and one by one what is left over.
+    """A fixed number of steps per execution, as the user says; the rest of an epoch one by one.
 
     Example:
         >>> tuner = FixedSteps(4)
@@ -31,11 +32,11 @@ class FixedSteps:
         self._steps = steps
 
     def steps(self, left: int) -> int:
-        """For the next execution, with so many steps left."""
+        """Return the number of steps of the next execution, with `left` steps left."""
         return self._steps if self._steps <= left else 1
 
     def measured(self, seconds: float, steps: int) -> None:
-        """Learn nothing from an execution of so many steps that took so long."""
+        """Learn nothing from the duration of an execution."""
 
 
 class StepsTuner:
@@ -59,11 +60,11 @@ class StepsTuner:
         self._steps = 1
 
     def steps(self, left: int) -> int:
-        """For the next execution, with so many steps left."""
+        """Return the number of steps of the next execution, with `left` steps left."""
         return min(self._steps, left)
 
     def measured(self, seconds: float, steps: int) -> None:
-        """An execution of so many steps took so long."""
+        """Learn from the duration of an execution."""
         possible = GOAL_SECONDS * steps / seconds if seconds > 0 else float("inf")
         self._steps = max(1, round(min(possible, GROWTH * self._steps)))
 
@@ -109,7 +110,7 @@ class StepTimer:
         self._rows = self._compilations = 0
         self._wall = self._idle = self._compiling = 0.0
         self._began = self._busy_until = self._finished = 0.0
-        self._newest: Any = None
+        self._newest: PyTree = None
 
     def begin(self) -> None:
         """The first batch is about to be made."""
@@ -123,7 +124,7 @@ class StepTimer:
             self._busy_until = now
         return now
 
-    def dispatched(self, began: float, signal: Any, rows: int, compiled: int) -> float:
+    def dispatched(self, began: float, signal: PyTree, rows: int, compiled: int) -> float:
         """A dispatch is over.
 
         Args:
@@ -158,7 +159,7 @@ class StepTimer:
         """All executions were waited for."""
         self._wall += time.perf_counter() - self._began
 
-    def timing(self, devices: Iterable[Any]) -> Timing:
+    def timing(self, devices: Iterable[Device]) -> Timing:
         """What was measured since the timer was made."""
         times, counts = np.array(self._step_seconds or [(np.nan, 1)]).T
         median, p95 = np.quantile(np.repeat(times, counts.astype(int)), (0.5, 0.95))

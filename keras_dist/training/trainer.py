@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
@@ -42,7 +43,7 @@ class LoggedStep:
         zeros: their states before the first batch; steps do not consume them, so one copy will do.
     """
 
-    step: Callable[..., Any]
+    step: Callable[..., PyTree]
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
@@ -71,7 +72,7 @@ class Trainer:
         self._placement = Placement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, choices)
         self._logged_steps: dict[Mode, LoggedStep] = {}
-        self._predict_steps: dict[ModuleCall | None, Callable[..., Any]] = {}
+        self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
         self._run: Run | None = None
         self.stops: set[Mode] = set()
 
@@ -237,15 +238,15 @@ class Trainer:
 
         return evaluate
 
-    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> Any:
+    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
         """The outputs for the examples, in order, on the host.
 
         Args:
             examples: in batches.
             hooks: the callbacks.
-            call: how the module is called; by default as ever.
+            call: how the module is called; by default as in training.
         """
-        outputs: list[Any] = []
+        outputs: list[PyTree] = []
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
@@ -284,13 +285,13 @@ class Trainer:
         states, _ = self._test_dispatch(program)(Single(batch))
         return dict(self._watched(program, batch.rows, states))
 
-    def predict_batch(self, source: ArraySource) -> Any:
+    def predict_batch(self, source: ArraySource) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host."""
         batch = self._placement.whole(source)
         outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch))
         return real_outputs(batch.rows, outputs, self._placement.own_rows(source)(batch.rows))
 
-    def lower_train(self, source: ArraySource) -> Any:
+    def lower_train(self, source: ArraySource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
@@ -319,7 +320,7 @@ class Trainer:
             self._logged_steps[mode] = logged
         return self._logged_steps[mode]
 
-    def _predict_step(self, call: ModuleCall | None) -> Callable[..., Any]:
+    def _predict_step(self, call: ModuleCall | None) -> Callable[..., PyTree]:
         if call not in self._predict_steps:
             forward = self._forward
             forward = forward if call is None else dataclasses.replace(forward, call=call, compute_loss=None)
@@ -365,7 +366,7 @@ class Trainer:
 
         return dispatch
 
-    def _predict_dispatch(self, step: Callable[..., Any], execution: Execution) -> tuple[Any, int]:
+    def _predict_dispatch(self, step: Callable[..., PyTree], execution: Execution) -> tuple[PyTree, int]:
         known = self._compiled.count
         with self._cell.lock:
             streams, outputs = self._compiled.predict(step, self._cell.arrays, execution)
@@ -394,9 +395,9 @@ class Trainer:
             self._choices.metrics.hold(program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[..., Any]]:
+def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[..., PyTree]]:
     """The train and test steps, as far as `compile` chose them."""
-    found: dict[Mode, Callable[..., Any]] = {}
+    found: dict[Mode, Callable[..., PyTree]] = {}
     if choices is not None and choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
     if choices is not None and choices.train_step is not None:

@@ -1,4 +1,4 @@
-"""Pictures of trainings. They need matplotlib: `pip install 'keras_dist[plot]'`."""
+"""Plots of training histories. They need matplotlib: `pip install 'keras_dist[plot]'`."""
 
 from typing import TYPE_CHECKING
 

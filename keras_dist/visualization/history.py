@@ -16,19 +16,19 @@ _PANELS_IN_A_ROW = 3
 
 
 def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw loss and metrics over the epochs, a panel for each, training and validation in it.
+    """Plot loss and metrics over the epochs, each in a panel with its training and validation values.
 
     Args:
-        history: what `fit` returned, or a dict from names to values by epoch.
-        path: where the picture is saved, in the format of its ending (`.png`, `.pdf`, `.svg`); None to save none.
+        history: the `History` that `fit` returned, or a dict from names to values by epoch.
+        path: file to save the plot to, in the format of its suffix (`.png`, `.pdf`, `.svg`); None to save none.
 
     Returns:
         The `matplotlib.figure.Figure`.
 
     Raises:
-        ModelError: there is nothing to draw, or it is no history.
+        ModelError: there is nothing to plot, or `history` is not a history.
         MissingExtraError: matplotlib is not installed.
-        OSError: the picture cannot be saved.
+        OSError: the plot cannot be saved.
 
     Example:
         >>> from keras_dist.visualization import plot_history

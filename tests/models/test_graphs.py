@@ -204,7 +204,7 @@ class TestGraphs:
 
         model = kd.Sequential([kd.Input((2,))])
         few = calls_of_add(model, 4)
-        assert calls_of_add(model, 60) < 2 * few  # was 6 times as many
+        assert calls_of_add(model, 60) < 2 * few
 
     def test_one_layer_may_give_two_outputs(self):
         a, b = kd.Input((4,)), kd.Input((4,))
