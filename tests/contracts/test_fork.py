@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.contracts.processes import run_python
+from tests.processes import environment
 
 PROGRAM = """
 import os, signal, warnings
@@ -16,8 +17,12 @@ warnings.simplefilter("ignore")  # JAX and Python warn of forks
 X, Y = np.ones((8, 3), "f4"), np.ones((8, 1), "f4")
 
 
+def network():
+    return kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+
+
 def train():
-    model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+    model = network()
     model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
     return model
@@ -37,7 +42,7 @@ def in_child(*actions):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-in_child(train)
+in_child(lambda: network()(X))
 model = train()
 kernel = model.weights[0]
 in_child(
@@ -52,6 +57,6 @@ model.fit(X, Y, verbose=0)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_child_of_a_process_in_which_jax_has_started_is_refused():
-    first, *others = run_python(PROGRAM).splitlines()
+    first, *others = run_python(PROGRAM, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines()
     assert first == "ran"
     assert others == ["this process was forked from one in which JAX had started, and JAX cannot run in it"] * 8

@@ -44,16 +44,6 @@ def assert_digits_load(data_dir: Path | str | None = None) -> None:
     assert (len(x_train), len(x_test)) == (1437, 360)
 
 
-def start(script: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", script],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_shapes_and_ranges():
     (x_train, y_train), (x_test, y_test) = digits.load_data()
     assert x_train.shape == (1437, 8, 8) and y_train.shape == (1437,)
@@ -87,20 +77,6 @@ def test_the_builder_gives_rows_by_index():
     assert source[7]["label"] == y_test[7]
 
 
-def test_without_tensorflow_and_silent(tmp_path: Path):
-    (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
-    script = """if True:
-        import sys
-        from keras_dist.datasets import digits
-        digits.load_data()
-        assert not {"tensorflow", "torch", "keras"} & set(sys.modules), sorted(sys.modules)
-    """
-    process = start(script, TFDS_DATA_DIR=str(tmp_path / "data"), PYTHONPATH=str(tmp_path))
-    assert process.communicate() == ("", "")
-    assert process.returncode == 0
-    assert_digits_load(tmp_path / "data")
-
-
 def test_nothing_else_is_disturbed(tmp_path: Path):
     random.seed(1337)
     expected = random.random()
@@ -110,27 +86,56 @@ def test_nothing_else_is_disturbed(tmp_path: Path):
     assert tqdm_utils._active
 
 
-@pytest.mark.multiprocess
-def test_two_processes_prepare_at_once(tmp_path: Path):
-    script = "from keras_dist.datasets import digits; print(len(digits.load_data()[0][0]))"
-    processes = [start(script, TFDS_DATA_DIR=str(tmp_path)) for _ in range(2)]
-    assert [process.communicate() for process in processes] == [("1437\n", "")] * 2
-    assert_digits_load(tmp_path)
+PROGRAM = """
+import os, pathlib, signal, sys, warnings
+import sklearn.datasets  # once, in the process that is forked
+from keras_dist.datasets import digits
+
+
+def start(run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX and Python warn of forks
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def killed():
+    digits.tfds.core.DatasetInfo.write_to_directory = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+    digits.builder()
+
+
+def loads():
+    assert len(digits.load_data()[0][0]) == 1437
+    assert not {"tensorflow", "torch", "keras"} & set(sys.modules), sorted(sys.modules)
+
+
+assert os.waitpid(start(killed), 0)[1] == signal.SIGKILL
+assert not pathlib.Path(os.environ["TFDS_DATA_DIR"], "sklearn_digits", "1.0.0").exists()
+for pid in [start(loads) for _ in range(2)]:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
 
 
 @pytest.mark.multiprocess
-def test_a_killed_preparation_leaves_nothing_in_the_way(tmp_path: Path):
-    script = """if True:
-        import os, signal
-        from keras_dist.datasets import digits
-        digits.tfds.core.DatasetInfo.write_to_directory = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
-        digits.builder()
-    """
-    process = start(script, TFDS_DATA_DIR=str(tmp_path))
-    process.communicate()
-    assert process.returncode == -9
-    assert not (tmp_path / "sklearn_digits" / "1.0.0").exists()
-    assert_digits_load(tmp_path)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_after_one_was_killed_two_processes_prepare_at_once_without_tensorflow_and_silent(tmp_path: Path):
+    (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env=os.environ | {"TFDS_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert_digits_load(tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "features.json"])  # reading does without that one
