@@ -12,6 +12,7 @@ import keras_dist as kd
 from keras_dist import layers, models, saving
 from keras_dist.errors import ConfigError, ModelError
 from tests import layouts
+from tests.soak import ROUNDS
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Z = np.random.default_rng(1).normal(size=(4, 8)).astype("float32")
@@ -171,7 +172,8 @@ def assert_same(model, again, x):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("where", ["one device", "data=2,model=4"])
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["data=2,model=4", "one device"] if ROUNDS else ["data=2,model=4"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_a_model_comes_back_from_json(form, where):
     with layouts.on(where, {".*d1/kernel": (None, "model")} if where != "one device" else {}).scope():

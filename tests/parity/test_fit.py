@@ -8,6 +8,7 @@ import pytest
 
 import keras_dist as kd
 from tests.layouts import on
+from tests.soak import ROUNDS
 
 ROWS, CLASSES = 22, 3
 
@@ -87,7 +88,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Callable[[Any], Any]]] = 
 }
 
 
-@pytest.mark.parametrize("mesh", ["one device", "data=2,model=4"])
+@pytest.mark.soak
+@pytest.mark.parametrize("mesh", ["data=2,model=4", "one device"] if ROUNDS else ["data=2,model=4"])
 @pytest.mark.parametrize("case", CASES)
 def test_training_gives_what_keras_gives(keras, case, mesh):
     make, x, y, optimizer = CASES[case]
