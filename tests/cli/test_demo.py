@@ -9,7 +9,7 @@ import pytest
 from tests.processes import environment
 from tests.soak import ROUNDS
 
-MESHES = ["data=2,model=4", *(["data=8,model=1", "data=4,model=2", "data=1,model=8"] if ROUNDS else [])]
+MESHES = ["data=2,model=4", "data=8,model=1", *(["data=4,model=2", "data=1,model=8"] if ROUNDS else [])]
 pytestmark = pytest.mark.soak
 
 
