@@ -1,5 +1,6 @@
 """One layer of Keras and one of ours, with the same weights on the same inputs."""
 
+import functools
 import inspect
 import os
 import types
@@ -11,7 +12,10 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
+
+from keras_dist import layers
 
 TOLERANCE = 1e-5
 
@@ -40,12 +44,32 @@ def assert_close(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max(initial=0))))
 
 
+def zeros(shape: tuple[int, ...], dtype: Any = None, **_: Any) -> np.ndarray:
+    """Return zeros that NumPy makes: jax compiles a program for each shape that it draws."""
+    return np.zeros(shape, dtype)
+
+
+def build(keras: types.ModuleType, theirs: Any, ours: Any, *shapes: Any) -> None:
+    """Build both layers for inputs of these shapes, with zeros for weights, if they are not built yet."""
+    for layer, cls in ((theirs, keras.layers.Layer), (ours, layers.Layer)):
+
+        def add_zeros(self: Any, shape: Any = (), initializer: Any = None, *args: Any, add: Any, **kwargs: Any) -> Any:
+            return add(self, shape, zeros, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cls, "add_weight", functools.partialmethod(add_zeros, add=cls.add_weight))
+            if not layer.built:
+                layer.build(*shapes)
+
+
 def compare_layers(
     keras: types.ModuleType,
     theirs: Any,
     ours: Any,
     inputs: Any,
     *,
+    apart: bool = False,
+    weights_from: float = 0.1,
     weights_seed: int = 0,
     training: bool = False,
     gradients: bool = True,
@@ -58,40 +82,60 @@ def compare_layers(
         theirs: a layer of Keras.
         ours: the same of keras_dist.
         inputs: arrays, float ones are differentiated.
+        apart: whether `inputs` are several arguments of the call.
+        weights_from: the least weight; they are positive by default, so that they serve as variances, too.
         weights_seed: random weights of this seed are given to both.
         training: whether both are called in training.
         gradients: whether gradients are compared.
         **call: further arguments of the call.
     """
-    inputs = jax.tree.map(jnp.asarray, inputs)
-    theirs(inputs, **call)
-    ours(inputs, **call)
+    arguments = tuple(inputs) if apart else (inputs,)
+    build(keras, theirs, ours, *(jax.tree.map(np.shape, argument) for argument in arguments))
     assert [w.name for w in ours.weights] == [w.name for w in theirs.weights]
     assert [w.trainable for w in ours.weights] == [w.trainable for w in theirs.weights]
     random = np.random.default_rng(weights_seed)
-    # positive, so that they serve as variances, too
-    values = [random.uniform(0.1, 0.9, weight.shape).astype(weight.dtype) for weight in theirs.weights]
+    values = [random.uniform(weights_from, 0.9, weight.shape).astype(weight.dtype) for weight in theirs.weights]
     theirs.set_weights(values)
     ours.set_weights(values)
 
     extra = {"training": training} if _takes_training(theirs) else {}
     trained = [variable.value for variable in theirs.trainable_variables]
     fixed = [variable.value for variable in theirs.non_trainable_variables]
-
-    def keras_loss(trained: Any, inputs: Any) -> Any:
-        outputs, fixed_after = theirs.stateless_call(trained, fixed, inputs, **extra, **call)
-        return _probe(outputs), (outputs, fixed_after)
-
     graph, params, rest = nnx.split(ours, nnx.Param, ...)
+    leaves, treedef = jax.tree.flatten(arguments)
+    floats = [index for index, leaf in enumerate(leaves) if gradients and np.issubdtype(leaf.dtype, np.floating)]
 
-    def our_loss(params: Any, inputs: Any) -> Any:
+    def keras_call(trained: Any, arguments: Any) -> Any:
+        return theirs.stateless_call(trained, fixed, *arguments, **extra, **call)
+
+    def our_call(params: Any, arguments: Any) -> Any:
         layer = nnx.merge(graph, params, rest, copy=True)
-        outputs = layer(inputs, **extra, **call)
+        outputs = layer(*arguments, **extra, **call)
         after = {weight.path: weight.value for weight in layer.weights}  # merged, it has forgotten their order
-        return _probe(outputs), (outputs, [after[weight.path] for weight in ours.non_trainable_weights])
+        return outputs, [after[weight.path] for weight in ours.non_trainable_weights]
 
-    (_, (their_outputs, fixed_after)), their_gradients = _value_and_grad(keras_loss, gradients)(trained, inputs)
-    (_, (our_outputs, statistics)), our_gradients = _value_and_grad(our_loss, gradients)(params, inputs)
+    def outcome(layer: Any, weights: Any, leaves: Any) -> Any:
+        """What a layer gives, and its gradients."""
+
+        def loss(weights: Any, chosen: Any) -> Any:
+            given = dict(enumerate(leaves)) | dict(zip(floats, chosen, strict=True))
+            outputs = layer(weights, treedef.unflatten(given.values()))
+            return _probe(outputs[0]), outputs
+
+        chosen = [leaves[index] for index in floats]
+        if not gradients:
+            return loss(weights, chosen)[1], None
+        found, outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, chosen)
+        return outputs, found
+
+    # one program: compiling every operation for every shape would take ten times as long
+    @jax.jit
+    def both(trained: Any, params: Any, leaves: Any) -> Any:
+        return outcome(keras_call, trained, leaves), outcome(our_call, params, leaves)
+
+    theirs_found, ours_found = both(trained, params, leaves)
+    (their_outputs, fixed_after), their_gradients = theirs_found
+    (our_outputs, statistics), our_gradients = ours_found
     assert_close(our_outputs, their_outputs)
     known = [
         value
@@ -107,26 +151,6 @@ def compare_layers(
             ordered[by_path[path]] = gradient[...]
         assert_close(ordered, their_gradients[0])
         assert_close(our_gradients[1], their_gradients[1])
-
-
-def _value_and_grad(loss: Any, gradients: bool) -> Any:
-    def both(weights: Any, inputs: Any) -> Any:
-        if not gradients:
-            return jax.jit(loss)(weights, inputs), None
-        leaves, treedef = jax.tree.flatten(inputs)
-        floats = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-        def of(weights: Any, chosen: list[Any]) -> Any:
-            filled = list(leaves)
-            for index, leaf in zip(floats, chosen, strict=True):
-                filled[index] = leaf
-            return loss(weights, treedef.unflatten(filled))
-
-        # one program each: compiling every operation for every shape would take ten times as long
-        step = jax.jit(jax.value_and_grad(of, argnums=(0, 1), has_aux=True))
-        return step(weights, [leaves[index] for index in floats])
-
-    return both
 
 
 def _probe(outputs: Any) -> Any:
