@@ -4,8 +4,8 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import hypothesis
 import hypothesis.strategies as st
@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 
 from keras_dist import layers
 
 TOLERANCE = 1e-5
+
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 
 few_examples = hypothesis.settings(max_examples=15 if os.environ.get("CI") else 5, deadline=None)
 """Each example of a layer compiles two programs: fewer than the profile's."""
@@ -42,6 +45,37 @@ def assert_close(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max(initial=0))))
+
+
+def values_and_gradients(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function gives, and the gradients of a number made of it for the floats among its arguments."""
+    leaves, treedef = jax.tree.flatten(arguments)
+    floats = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+    def probed(chosen: list[Any]) -> Any:
+        given = dict(enumerate(leaves)) | dict(zip(floats, chosen, strict=True))
+        outputs = function(*treedef.unflatten(given.values()))
+        return _probe(outputs), outputs
+
+    gradients, outputs = jax.grad(probed, has_aux=True)([leaves[index] for index in floats])
+    found = dict(zip(floats, gradients, strict=True))
+    return outputs, treedef.unflatten([found.get(index) for index in range(len(leaves))])
+
+
+def compare_functions(ours: Functions, theirs: Functions, *arguments: Any, tolerance: float = TOLERANCE) -> None:
+    """Functions of the same names give the same values and gradients: all of them in one program."""
+    assert ours.keys() == theirs.keys()
+
+    @jax.jit
+    def both(*arguments: Any) -> Any:
+        return [{name: values_and_gradients(of[name], *arguments) for name in of} for of in (ours, theirs)]
+
+    assert_close(*both(*arguments), tolerance)
+
+
+def calls_of(make: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function that makes a layer without weights, and calls it."""
+    return lambda *inputs: make(**options)(*inputs)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any = None, **_: Any) -> np.ndarray:
@@ -102,47 +136,28 @@ def compare_layers(
     trained = [variable.value for variable in theirs.trainable_variables]
     fixed = [variable.value for variable in theirs.non_trainable_variables]
     graph, params, rest = nnx.split(ours, nnx.Param, ...)
-    leaves, treedef = jax.tree.flatten(arguments)
-    floats = [index for index, leaf in enumerate(leaves) if gradients and np.issubdtype(leaf.dtype, np.floating)]
 
     def keras_call(trained: Any, arguments: Any) -> Any:
-        return theirs.stateless_call(trained, fixed, *arguments, **extra, **call)
+        outputs, after = theirs.stateless_call(trained, fixed, *arguments, **extra, **call)
+        named = zip(theirs.non_trainable_variables, after, strict=True)
+        return outputs, [
+            lax.stop_gradient(value) for variable, value in named if variable.name != "seed_generator_state"
+        ]
 
     def our_call(params: Any, arguments: Any) -> Any:
         layer = nnx.merge(graph, params, rest, copy=True)
         outputs = layer(*arguments, **extra, **call)
         after = {weight.path: weight.value for weight in layer.weights}  # merged, it has forgotten their order
-        return outputs, [after[weight.path] for weight in ours.non_trainable_weights]
-
-    def outcome(layer: Any, weights: Any, leaves: Any) -> Any:
-        """What a layer gives, and its gradients."""
-
-        def loss(weights: Any, chosen: Any) -> Any:
-            given = dict(enumerate(leaves)) | dict(zip(floats, chosen, strict=True))
-            outputs = layer(weights, treedef.unflatten(given.values()))
-            return _probe(outputs[0]), outputs
-
-        chosen = [leaves[index] for index in floats]
-        if not gradients:
-            return loss(weights, chosen)[1], None
-        found, outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, chosen)
-        return outputs, found
+        return outputs, lax.stop_gradient([after[weight.path] for weight in ours.non_trainable_weights])
 
     # one program: compiling every operation for every shape would take ten times as long
     @jax.jit
-    def both(trained: Any, params: Any, leaves: Any) -> Any:
-        return outcome(keras_call, trained, leaves), outcome(our_call, params, leaves)
+    def both(trained: Any, params: Any, arguments: Any) -> Any:
+        find = values_and_gradients if gradients else lambda function, *given: (function(*given), None)
+        return find(keras_call, trained, arguments), find(our_call, params, arguments)
 
-    theirs_found, ours_found = both(trained, params, leaves)
-    (their_outputs, fixed_after), their_gradients = theirs_found
-    (our_outputs, statistics), our_gradients = ours_found
-    assert_close(our_outputs, their_outputs)
-    known = [
-        value
-        for variable, value in zip(theirs.non_trainable_variables, fixed_after, strict=True)
-        if variable.name != "seed_generator_state"
-    ]
-    assert_close(statistics, known)
+    (expected, their_gradients), (found, our_gradients) = both(trained, params, arguments)
+    assert_close(found, expected)
     if gradients:
         by_path = {weight.path: index for index, weight in enumerate(ours.trainable_weights)}
         ordered: list[Any] = [None] * len(by_path)
