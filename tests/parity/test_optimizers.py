@@ -108,7 +108,7 @@ def weights_and_gradients(tree: Any, seed: int) -> tuple[Any, list[Any]]:
 
 
 def check(keras: Any, mine: Any, kerass: Any, weights: Any, gradients: list[Any], rates: Any = None) -> None:
-    """After each step the weights are the same, as they are and after `finalize`. Both libraries step in one program."""
+    """After each step the weights are the same, as they are and finalized. Both libraries step in one program."""
     variables = [
         keras.Variable(value, name="_".join(key.key for key in path))
         for path, value in jax.tree_util.tree_leaves_with_path(weights)
