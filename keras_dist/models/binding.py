@@ -57,11 +57,7 @@ class ModelBinding:
         return [regularizer(weight.value) for regularizer, weight in found if regularizer is not None]
 
     def attribute(self, name: str) -> Any:
-        """What building the layer has added to it under this name: a weight, a sublayer, or a plain value.
-
-        Raises:
-            AttributeError: nothing.
-        """
+        """What building the layer has added to it under this name: a weight, a sublayer, or a plain value."""
         path = _joined(self.prefix, name)
         value = vars(self._node).get(name, _MISSING)
         if value is _MISSING:
@@ -102,11 +98,7 @@ class ModelBinding:
         return outputs
 
     def check_inputs(self, args: tuple[Any, ...]) -> None:
-        """Check that symbolic inputs are what the layer was built for.
-
-        Raises:
-            ModelError: they are not.
-        """
+        """Check that symbolic inputs are what the layer was built for."""
         if args:
             check_inputs(vars(self._node).get("input_spec"), args[0], self._node.name)
 

@@ -65,11 +65,7 @@ def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
 
 
 def check_described(model: Saveable) -> None:
-    """Check that a model is made of layers, which a config describes.
-
-    Raises:
-        ConfigError: it is made of a module.
-    """
+    """Check that a model is made of layers, which a config describes."""
     if not model._may_add_losses:
         raise ConfigError(
             "a model of a flax.nnx module cannot be written down in a config",
@@ -85,9 +81,6 @@ def graph_config(model: Saveable) -> dict[str, Any]:
     Returns:
         The arguments of its constructor but inputs and outputs; and `layers`, `input_layers` and `output_layers`: each
         layer or operation with its config and calls, and where the inputs and outputs come from.
-
-    Raises:
-        ConfigError: a layer, or an argument of a call, cannot be written down.
     """
     graph: Any = model._graph
 
@@ -104,11 +97,7 @@ def graph_config(model: Saveable) -> dict[str, Any]:
 
 
 def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with symbolic inputs and outputs in the place of a graph that is written down in it.
-
-    Raises:
-        ConfigError: the graph cannot be read.
-    """
+    """A config with symbolic inputs and outputs in the place of a graph that is written down in it."""
     if not (takes_graph(cls) and {*config} >= _GRAPH):
         return dict(config)
     inputs, outputs = _read_graph(config)
@@ -139,11 +128,7 @@ def build_from_config(model: Saveable, config: Mapping[str, Any]) -> None:
 
 
 def compile_config(choices: Choices) -> dict[str, Any]:
-    """The arguments of `compile` as plain values, which are known to be readable.
-
-    Raises:
-        ConfigError: one of them is no name, no object of keras_dist, and not registered.
-    """
+    """The arguments of `compile` as plain values, which are known to be readable."""
     return {name: _written_argument(name, value) for name, value in choices.arguments.items()}
 
 
@@ -163,11 +148,7 @@ def _written_argument(name: str, value: Any) -> Any:
 
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
-    """A layer as plain values, under the name that it has in a model.
-
-    Raises:
-        ConfigError: it cannot be written down.
-    """
+    """A layer as plain values, under the name that it has in a model."""
     written = {**serialize_keras_object(layer), "name": name}
     if "name" in written["config"]:
         written["config"]["name"] = name
@@ -182,11 +163,7 @@ def write_layer(layer: Layer, name: str) -> dict[str, Any]:
 
 
 def read_layer(config: Any) -> Layer:
-    """The layer that `write_layer` has written down.
-
-    Raises:
-        ConfigError: its class is not known, or is none of a layer.
-    """
+    """The layer that `write_layer` has written down."""
     number = config.get("shared_object_id") if isinstance(config, Mapping) else None
     shared = _shared.get()
     if shared is not None and number in shared.read:
@@ -211,11 +188,7 @@ def named(layer: Layer, name: str) -> Layer:
 
 
 def _read_graph(config: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew."""
     tensors = _Tensors()
     waiting = [_read_step(entry, tensors) for entry in config["layers"]]
     while waiting := [step for step in waiting if step.calls]:

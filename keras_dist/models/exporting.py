@@ -74,11 +74,7 @@ def export(
 
 
 def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
-    """The structure of the inputs, and shape and dtype of each.
-
-    Raises:
-        ModelError: that is not known, or what was given is none.
-    """
+    """The structure of the inputs, and shape and dtype of each."""
     known = model.input if model._graph is not None else model._outside.born_for
     if given is None and known is None:
         raise ModelError(
@@ -100,11 +96,7 @@ def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Di
 
 
 def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
-    """Shape and dtype of an input.
-
-    Raises:
-        ModelError: they are not told.
-    """
+    """Shape and dtype of an input."""
     shape = getattr(spec, "shape", None)
     if shape is None:
         raise _no_signature(spec, "an InputSpec with a shape, or anything else with `shape` and `dtype`")

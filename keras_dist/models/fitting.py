@@ -205,12 +205,7 @@ def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
 def batching(
     source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
 ) -> Batching | Streaming:
-    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all.
-
-    Raises:
-        DataError: the batch size is not a positive integer, or the source has batches already, or they never end.
-        ModelError: the number of steps is neither one nor None.
-    """
+    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all."""
     if steps is not None:
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
@@ -232,11 +227,7 @@ def training_sources(
     validation_split: float,
     validation_data: Any,
 ) -> tuple[Source, Source | None]:
-    """The examples to train on, and those to validate with.
-
-    Raises:
-        DataError: an argument cannot be used.
-    """
+    """The examples to train on, and those to validate with."""
     wrong = "is not a part of the examples"
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     source, validation = source_of(*arrays), None
@@ -248,11 +239,7 @@ def training_sources(
 
 
 def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Source:
-    """The source with the weights of classes as weights of examples; itself without any.
-
-    Raises:
-        DataError: examples have weights already, or there is not one class for each.
-    """
+    """The source with the weights of classes as weights of examples; itself without any."""
     if isinstance(source, ArraySource) or class_weight is None:
         return weighted_arrays(source, class_weight) if isinstance(source, ArraySource) else source
     if not isinstance(source, StreamSource):
@@ -261,11 +248,7 @@ def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) 
 
 
 def weighted_arrays(source: ArraySource, class_weight: Mapping[int, float] | None) -> ArraySource:
-    """The examples with the weights of classes as weights of examples; themselves without any.
-
-    Raises:
-        DataError: examples have weights already, or there is not one class for each.
-    """
+    """The examples with the weights of classes as weights of examples; themselves without any."""
     if class_weight is None:
         return source
     x, y, sample_weight = source.arrays
@@ -280,11 +263,7 @@ def weighted_arrays(source: ArraySource, class_weight: Mapping[int, float] | Non
 
 
 def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:
-    """The first rows, and the last ones, which are that part of all.
-
-    Raises:
-        DataError: one of them would be empty, or the rows are not in memory.
-    """
+    """The first rows, and the last ones, which are that part of all."""
     if not isinstance(source, ArraySource):
         raise _not_in_memory("validation_split", source)
     at = math.floor(source.length * (1.0 - validation_split))
@@ -299,12 +278,7 @@ def split_source(source: Source, validation_split: float) -> tuple[ArraySource, 
 
 
 def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
-    """What is evaluated after which epochs, in batches of `fit_size` unless told otherwise; None without examples.
-
-    Raises:
-        DataError: the batch size cannot be used.
-        ModelError: the number of steps or the frequency cannot.
-    """
+    """What is evaluated after which epochs, in batches of `fit_size` unless told otherwise; None without examples."""
     freq = check_freq(freq)
     if source is None:
         return None
@@ -314,11 +288,7 @@ def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any
 
 
 def check_freq(validation_freq: Any) -> int | list[int]:
-    """`validation_freq`, if it is a number of epochs or a list of epochs.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """`validation_freq`, if it is a number of epochs or a list of epochs."""
     epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
     if epochs and all(is_int(epoch, 1) for epoch in epochs):
         return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
@@ -331,11 +301,7 @@ def check_freq(validation_freq: Any) -> int | list[int]:
 
 
 def validation_source(validation_data: Any) -> Source:
-    """The examples of `validation_data`.
-
-    Raises:
-        DataError: it is neither `(x, y)` or `(x, y, sample_weight)`, nor a data set.
-    """
+    """The examples of `validation_data`."""
     if is_data_set(validation_data):
         return source_of(validation_data, name="validation ")
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
@@ -362,11 +328,7 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
 def step_options(
     run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
 ) -> StepOptions:
-    """How the steps run.
-
-    Raises:
-        ModelError: an argument is none of its options.
-    """
+    """How the steps run."""
     for name, value in (("run_eagerly", run_eagerly), ("donate", donate), ("check", check)):
         check_option(name, value, _BOOLS)
     check_option("jit_compile", jit_compile, (True, False, "auto"))
@@ -379,19 +341,11 @@ def step_options(
 
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
-    """`value`, the value of `argument`, if it is a number of steps.
-
-    Raises:
-        ModelError: it is not an integer of at least 1.
-    """
+    """`value`, the value of `argument`, if it is a number of steps."""
     return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    """The numbers of the epochs from `initial_epoch` to `epochs`.
-
-    Raises:
-        ModelError: one of them is not an integer of at least 0.
-    """
+    """The numbers of the epochs from `initial_epoch` to `epochs`."""
     first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
     return range(first, check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3))

@@ -177,11 +177,7 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
 
 
 def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
-    """Check that there is no file.
-
-    Raises:
-        ModelError: one is.
-    """
+    """Check that there is no file."""
     if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
         return
     is_of_keras = str(os.fspath(filepath)).endswith(KERAS_FILES)

@@ -105,11 +105,7 @@ class Session:
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
-        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
-
-        Raises:
-            ModelError: the optimizers do not fit the variables, or are in use elsewhere, or `remat` names no layer.
-        """
+        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before."""
         check_not_forked()
         if self.trainability is not None:
             self.release_optimizers()
@@ -328,9 +324,6 @@ class Session:
             values: for each of them.
             args: as of `stateless_call`.
             kwargs: as of `stateless_call`.
-
-        Raises:
-            ModelError: there are more or fewer values than variables.
         """
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
@@ -349,11 +342,7 @@ class Session:
         return outputs, [after[self.cell.index(handle.path)] for handle in others], losses
 
     def take_values(self, module: Any) -> None:
-        """Set all variables to those of a module, from the next step on.
-
-        Raises:
-            ModelError: it is no module, or a shape differs.
-        """
+        """Set all variables to those of a module, from the next step on."""
         if not isinstance(module, nnx.Module):
             raise ModelError(
                 "`model.module` is not a flax.nnx.Module",
@@ -366,21 +355,13 @@ class Session:
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
     def compiled(self, method: str) -> Choices:
-        """What `compile` was given.
-
-        Raises:
-            ModelError: it was not called.
-        """
+        """What `compile` was given."""
         if self.choices is None:
             raise not_compiled(method)
         return self.choices
 
     def objective(self, method: str) -> Objective:
-        """The loss and metrics that `compile` chose.
-
-        Raises:
-            ModelError: it was not called, or chose none.
-        """
+        """The loss and metrics that `compile` chose."""
         objective = self.compiled(method).objective
         if objective is None:
             raise ModelError(
@@ -392,11 +373,7 @@ class Session:
         return objective
 
     def check_idle(self, method: str) -> None:
-        """Check that the model is not training.
-
-        Raises:
-            ModelError: fit is running.
-        """
+        """Check that the model is not training."""
         if self.cell.is_training:
             raise ModelError(
                 f"{method}: fit is running",
@@ -419,11 +396,7 @@ class Session:
             )
 
     def check_current_distribution(self, method: str) -> None:
-        """Check that the current distribution, if there is one, is that of the model.
-
-        Raises:
-            DistributionError: it is another.
-        """
+        """Check that the current distribution, if there is one, is that of the model."""
         current = current_distribution()
         if current is not None and current != self.distribution:
             raise DistributionError(

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
-    """The table of a model; of one of `from_nnx` its variables alone.
-
-    Raises:
-        ModelError: `layer_range` matches no layer.
-    """
+    """The table of a model; of one of `from_nnx` its variables alone."""
     session = model._born() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan)
@@ -71,9 +67,6 @@ def layer_table(
         expand_nested: whether the layers of models among the layers have lines of their own.
         show_trainable: whether a column tells what is trained.
         layer_range: regular expressions for the names of the first and last layer to be shown; by default all are.
-
-    Raises:
-        ModelError: `layer_range` matches no layer.
     """
     entries = list(_entries(model))
     arrays = _Arrays(model, session, expand_nested)

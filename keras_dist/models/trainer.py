@@ -549,20 +549,12 @@ class Trainer(Layer):
             self._session.compile(choices)
 
     def _check_compiled(self, method: str) -> None:
-        """Check that the model is compiled.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """Check that the model is compiled."""
         if self._choices is None:
             raise not_compiled(method)
 
     def _compiled(self, method: str, x: Any = None) -> Session:
-        """The session of the model, which is compiled.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """The session of the model, which is compiled."""
         self._check_compiled(method)
         return self._born(x)
 

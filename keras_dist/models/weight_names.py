@@ -81,9 +81,6 @@ class Origin:
             reader: has the arrays.
             path: of the weight.
             shape: that it has in the model.
-
-        Raises:
-            ModelError: the transform gives no numbers.
         """
         arrays = [self._transformed(reader.view(name), name, path) for name in self.names]
         return Parts(arrays, shape if self.is_joined else arrays[0].shape)
@@ -112,9 +109,6 @@ class WeightNames:
     Args:
         name_map: see `NameMap`; None for the paths themselves.
         transform: see `Transforms`; None to take arrays as they are.
-
-    Raises:
-        ModelError: one of them cannot be used.
     """
 
     def __init__(self, name_map: NameMap | None, transform: Transforms | None) -> None:
@@ -127,11 +121,7 @@ class WeightNames:
         return bool(self._names or self._transforms)
 
     def origins(self, paths: Iterable[str]) -> tuple[dict[str, Origin], tuple[str, ...]]:
-        """Of what each weight is made, and what matched none: rules as `name_map['...']`.
-
-        Raises:
-            ModelError: a path matches several rules, or a name asks for a group that its rule does not have.
-        """
+        """Of what each weight is made, and what matched none: rules as `name_map['...']`."""
         unused = {("name_map", rule) for rule in self._names} | {("transform", rule) for rule in self._transforms}
         found: dict[str, Origin] = {}
         for path in paths:
@@ -174,11 +164,7 @@ def _are_names(value: Any) -> bool:
 
 
 def _rule_for(argument: str, rules: Mapping[str, Any], path: str) -> str | None:
-    """The rule for a path: the path itself, else the regular expression that matches it.
-
-    Raises:
-        ModelError: several match.
-    """
+    """The rule for a path: the path itself, else the regular expression that matches it."""
     if path in rules:
         return path
     found = [rule for rule in rules if compile_rule(rule, argument).fullmatch(path)]

@@ -188,11 +188,7 @@ def _compared(
     reader: TensorReader | _Folder,
     strict: bool,
 ) -> LoadReport:
-    """What can be loaded.
-
-    Raises:
-        ModelError: not all, and `strict`; all that is wrong is told.
-    """
+    """What can be loaded."""
     used = set(_names_in(origins, origins))
     extra = tuple(name for name in reader.shapes if name not in used)
     missing: dict[str, str] = {}
@@ -234,11 +230,7 @@ def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
 
 
 def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
-    """The path of weights, whose suffix tells in which form they are.
-
-    Raises:
-        ModelError: it ends in none of the suffixes.
-    """
+    """The path of weights, whose suffix tells in which form they are."""
     if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
         return pathlib.Path(filepath)
     is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
@@ -252,11 +244,7 @@ def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequen
 
 
 def _checked_size(max_shard_size: float | None) -> float | None:
-    """The size in bytes, from one in GB.
-
-    Raises:
-        ModelError: it is none.
-    """
+    """The size in bytes, from one in GB."""
     if max_shard_size is None:
         return None
     if not is_number(max_shard_size) or not 0 < max_shard_size < _MOST_GB:
@@ -294,9 +282,6 @@ class _Folder:
     Attributes:
         path: the folder.
         shapes: of the weights, by their paths; of the model's random streams none.
-
-    Raises:
-        CheckpointError: it is damaged, or no checkpoint.
     """
 
     def __init__(self, path: pathlib.Path, session: Session) -> None:
@@ -317,11 +302,7 @@ class _Folder:
         return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Weights by their paths, where those of the model are.
-
-        Raises:
-            CheckpointError: they cannot be read.
-        """
+        """Weights by their paths, where those of the model are."""
         for name in names:
             if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
                 raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
@@ -339,12 +320,7 @@ class _Folder:
 
 
 def _write_folder(path: pathlib.Path, names: Sequence[str], session: Session) -> None:
-    """Write weights to a folder, which is there whole or not at all.
-
-    Raises:
-        CheckpointError: the path cannot hold it.
-        OSError: it cannot be written.
-    """
+    """Write weights to a folder, which is there whole or not at all."""
     cell = session.cell
     with cell.lock:
         arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}

@@ -122,11 +122,7 @@ class MetricAccumulator:
 
 
 def accumulator_of(name: str, found: Any) -> Accumulator:
-    """The accumulator of what a step found under this name (traced).
-
-    Raises:
-        ModelError: a metric keeps state that is in none of its variables.
-    """
+    """The accumulator of what a step found under this name (traced)."""
     if not isinstance(found, Observation):
         return MeanAccumulator(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))

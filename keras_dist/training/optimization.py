@@ -61,9 +61,6 @@ def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
             variables below the attribute of its name, or, given as `(optimizer, rule)`, those whose whole path the
             regular expression `rule` matches.
         trainable: the trained variables, as nested dicts.
-
-    Raises:
-        ModelError: an entry updates no variable, or two update the same.
     """
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
@@ -101,9 +98,6 @@ def apply_gradients(
         value: the loss before, for optimizers that search along a line (lbfgs).
         value_fn: the loss as a function of all trained variables, for the same.
         batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
-
-    Raises:
-        ModelError: there is no such optimizer, or gradients are missing.
     """
     if name is not None and name not in named:
         raise ModelError(
@@ -145,11 +139,7 @@ def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[s
 
 
 def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
-    """Check that one loss is scaled once, for all optimizers alike.
-
-    Raises:
-        ModelError: the optimizers do not agree on the scale, or one of several finds its own out.
-    """
+    """Check that one loss is scaled once, for all optimizers alike."""
     dynamic = [name for name, one in named.items() if isinstance(one.transformation, optimizers.LossScaleOptimizer)]
     if dynamic and len(named) > 1:
         raise ModelError(

@@ -44,11 +44,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
-        """The progress whose fields were written down, with arrays in them.
-
-        Raises:
-            DataError: these are none.
-        """
+        """The progress whose fields were written down, with arrays in them."""
         names = [field.name for field in dataclasses.fields(cls)]
         if (
             not isinstance(state, Mapping)
@@ -233,11 +229,7 @@ def nothing_to_continue() -> ModelError:
 
 
 def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
-    """Check that the states are those of the loss and metrics that are here.
-
-    Raises:
-        ModelError: they are of others.
-    """
+    """Check that the states are those of the loss and metrics that are here."""
     given, wanted = _forms(tallies), _forms(like)
     if given != wanted:
         raise ModelError(

@@ -137,11 +137,7 @@ class Trainer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far the training has come that is running now; None if there is none.
-
-        Raises:
-            ModelError: it runs in another thread.
-        """
+        """How far the training has come that is running now; None if there is none."""
         return None if self._run is None else self._run.noted(is_stopping="train" in self.stops)
 
     def use_seed(self, seed: int) -> None:
@@ -151,19 +147,11 @@ class Trainer:
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that `continue_from` may be called.
-
-        Raises:
-            ModelError: there is no training that is about to begin, or it has other batches, loss or metrics.
-        """
+        """Check that `continue_from` may be called."""
         self._awaited_run(progress)
 
     def continue_from(self, progress: Progress) -> None:
-        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`.
-
-        Raises:
-            ModelError: see `check_continues`.
-        """
+        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`."""
         self._awaited_run(progress).progress = progress
 
     def _awaited_run(self, progress: Progress) -> Run:
