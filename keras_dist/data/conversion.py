@@ -76,12 +76,12 @@ def describe(arrays: Arrays, name: str = "", shape_of: Callable[[Any], Any] = np
 
 
 @contextlib.contextmanager
-def noting(place: str) -> Iterator[None]:
-    """Add a note to errors that says where in the data they were raised."""
+def noting(place: str | Callable[[], str]) -> Iterator[None]:
+    """Add a note to errors that says where they were raised; a function of the text is called for errors alone."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {place}")
+        error.add_note(f"in {place if isinstance(place, str) else place()}")
         raise
 
 
@@ -187,6 +187,11 @@ def to_host(leaf: Any) -> Any:
     if hasattr(leaf, "to_numpy"):
         return leaf.to_numpy()
     return np.asarray(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+
+
+def dense(array: np.ndarray | SparseRows) -> np.ndarray:
+    """Return all rows of an array, those of a sparse one in a copy."""
+    return array.copy() if isinstance(array, SparseRows) else array
 
 
 class SparseRows:

@@ -117,12 +117,9 @@ class DataParallel(Distribution):
         layout = self.get_variable_layout(variable)
         if not self._shard_optimizer:
             return layout
-        sharded = layout.shard_largest_dim(variable.shape, self._batch_axes())
+        sharded = layout.shard_largest_dim(variable.shape, self.batch_dim_name or self.device_mesh.axis_names[0])
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Return None: XLA chooses the layouts of activations."""
         return None
-
-    def _batch_axes(self) -> str | tuple[str, ...]:
-        return self.batch_dim_name or self.device_mesh.axis_names[0]

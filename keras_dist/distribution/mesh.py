@@ -233,23 +233,16 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
     known = math.prod(size for size in sizes if size != -1)
     unknown = sizes.count(-1)
     if unknown > 1 or (unknown == 1 and device_count % known) or (unknown == 0 and known != device_count):
+        product = " x ".join(map(str, sizes)) + ("" if unknown else f" = {known}")
+        some = f"or use some devices only: devices=list_devices()[:{known}]"
+        more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
         raise MeshError(
             "Shape does not match the number of devices",
-            given=f"shape={sizes} ({_product(sizes)}) on {device_count} device(s)",
+            given=f"shape={sizes} ({product}) on {device_count} device(s)",
             expected=f"sizes whose product is {device_count}" + (", with at most one -1" if unknown > 1 else ""),
-            fix=_fix_for_sizes(known, unknown, device_count),
+            fix=f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}",
         )
     return tuple(device_count // known if size == -1 else size for size in sizes)
-
-
-def _product(sizes: tuple[int, ...]) -> str:
-    return " x ".join(str(size) for size in sizes) + (f" = {math.prod(sizes)}" if -1 not in sizes else "")
-
-
-def _fix_for_sizes(known: int, unknown: int, device_count: int) -> str:
-    if unknown == 0 and known < device_count:
-        return f"change a size, write -1 for one of them, or use some devices only: devices=list_devices()[:{known}]"
-    return "change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)"
 
 
 def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:

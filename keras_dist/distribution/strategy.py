@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
@@ -219,7 +220,9 @@ class Distribution:
         if type(self) is not type(other):
             return False
         mine, theirs = vars(self), vars(other)
-        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+        return mine.keys() == theirs.keys() and all(
+            mine[name] is theirs[name] or bool(np.all(mine[name] == theirs[name])) for name in mine
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), self._device_mesh))
@@ -337,15 +340,16 @@ def set_distribution(value: Distribution | None) -> None:
 
     Source: `keras.distribution.set_distribution`.
     """
-    if value is not None and not isinstance(value, Distribution):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DistributionError(
-            "set_distribution: `value` is not a Distribution",
-            given=f"{shorten(value)} of type {type_name(value)}",
-            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
-            fix="for example set_distribution(keras_dist.DataParallel())",
-        )
     global _default
-    _default = value
+    _default = None if value is None else check_distribution("value", value)
+
+
+def check_distribution(argument: str, value: Any) -> Distribution:
+    """Return `value`, if it is a distribution."""
+    if isinstance(value, Distribution):
+        return value
+    expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
+    raise argument_error(argument, value, expected, wrong="is not a Distribution", error=DistributionError)
 
 
 @contextlib.contextmanager
@@ -356,11 +360,6 @@ def override(value: Distribution) -> Generator[None]:
         yield
     finally:
         _override.reset(token)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two attributes are equal; arrays are when all their elements are."""
-    return a is b or bool(np.all(a == b))
 
 
 def check_mesh(device_mesh: Any) -> DeviceMesh:

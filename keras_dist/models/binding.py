@@ -134,7 +134,9 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
         layer.live_in_model(session.variable(_joined(prefix, "seed_generator_state")))
         return
     for name, child in children_of(layer):
-        if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
+        items = child if isinstance(child, nnx.List) else [child]
+        was_filled = isinstance(child, nnx.List | nnx.Dict) and not len(child) and len(_item(node, name)) > 0
+        if isinstance(layer, Layer) and (was_filled or any(isinstance(item, nnx.Variable) for item in items)):
             for parts, variable in own_variables(layer):
                 if parts[0] == name and isinstance(variable, Variable):
                     variable.live_in_model(session.variable(_joined(prefix, _paths.join(parts))))
@@ -143,16 +145,6 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
         elif isinstance(child, nnx.Module):
             inner = prefix if name == _paths.MEMBERS else _joined(prefix, name)
             bind(child, _item(node, name), session, inner, instead_of)
-
-
-def _holds_variables(child: Any) -> bool:
-    items = child if isinstance(child, nnx.List) else [child]
-    return any(isinstance(item, nnx.Variable) for item in items)
-
-
-def _was_filled(child: Any, built: Any) -> bool:
-    """Whether building has filled a list or dict that was empty."""
-    return isinstance(child, nnx.List | nnx.Dict) and not len(child) and len(built) > 0
 
 
 def _item(node: Any, name: str | int) -> Any:

@@ -228,7 +228,7 @@ class _Tensors:
             return tuple(self.arranged(item) for item in places["config"]["value"])
         if isinstance(places, Mapping):
             return {name: self.arranged(item) for name, item in places.items()}
-        if not _is_place(places):
+        if not isinstance(places, list) or [type(item) for item in places] != [str, int, int]:
             return [self.arranged(item) for item in places]
         if tuple(places) not in self._found:
             raise ConfigError(
@@ -292,21 +292,18 @@ def _write_call(node: Node, graph: Graph) -> dict[str, Any]:
 
 def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
     calls = entry.get("inbound_nodes") if isinstance(entry, Mapping) else None
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+    is_read = isinstance(calls, list)
+    if not is_read or not all(isinstance(call, Mapping) and {"args", "kwargs"} <= {*call} for call in calls):
         raise ConfigError(
             "a layer in the config of a functional model cannot be read",
             given=shorten(entry),
             expected='"class_name", "config", "name", and "inbound_nodes": [{"args": ..., "kwargs": ...}]',
             fix="write it again with model.get_config()",
         )
-    operation = _read_operation(entry) if _is_operation(entry) else read_layer(entry)
+    operation = _read_operation(entry) if {**entry, **_OPERATION} == entry else read_layer(entry)
     if isinstance(operation, InputLayer):
         tensors.add(entry["name"], 0, operation.output)
     return _ReadStep(entry["name"], operation, calls)
-
-
-def _is_operation(entry: Mapping[str, Any]) -> bool:
-    return all(entry.get(key) == value for key, value in _OPERATION.items())
 
 
 def _read_operation(entry: Mapping[str, Any]) -> Operation:
@@ -319,11 +316,3 @@ def _read_operation(entry: Mapping[str, Any]) -> Operation:
             fix="write it again with model.get_config()",
         )
     return Operation(name)
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"args", "kwargs"} <= {*value}
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]

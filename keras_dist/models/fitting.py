@@ -38,8 +38,21 @@ Examples = Batching | Streaming
 
 def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
-    model._check_idle("compile")
-    model._choose(_choices(model, arguments))
+    check_idle(model, "compile")
+    model._outside.choices = choices = _choices(model, arguments)
+    if model._session is not None:
+        model._session.compile(choices)
+
+
+def check_idle(model: Trainer, method: str) -> None:
+    """Check that the model is not training."""
+    if model._session is not None and model._session.cell.is_training:
+        raise ModelError(
+            f"{method}: fit is running",
+            given=f"{method} in a callback, or in another thread, while the model trains",
+            expected="a model that is not training",
+            fix=f"end the training with model.stop_training = True, and call {method} after it",
+        )
 
 
 def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
@@ -147,7 +160,7 @@ def train_on_batch(
 ) -> Any:
     """One step of training on these rows; see `Model.train_on_batch`."""
     session = _ready_to_train(model, "train_on_batch", arrays[0])
-    source = weighted_arrays(ArraySource(*arrays), class_weight)
+    source = weighted_by_class(ArraySource(*arrays), class_weight)
     with session.cell.training():
         return _keras_result(session.trainer.train_batch(source), return_dict)
 
@@ -238,28 +251,16 @@ def training_sources(
     return weighted_by_class(source, class_weight), validation
 
 
-def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Source:
-    """The source with the weights of classes as weights of examples; itself without any."""
-    if isinstance(source, ArraySource) or class_weight is None:
-        return weighted_arrays(source, class_weight) if isinstance(source, ArraySource) else source
-    if not isinstance(source, StreamSource):
-        raise _not_in_memory("class_weight", source)
-    return source.weighted(lambda y: weights_of_classes(y, class_weight))
-
-
-def weighted_arrays(source: ArraySource, class_weight: Mapping[int, float] | None) -> ArraySource:
-    """The examples with the weights of classes as weights of examples; themselves without any."""
+def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
+    """The source, of the same class, with the weights of classes as weights of examples; itself without any."""
     if class_weight is None:
         return source
+    if isinstance(source, StreamSource):
+        return source.weighted(class_weight)
+    if not isinstance(source, ArraySource):
+        raise _not_in_memory("class_weight", source)
     x, y, sample_weight = source.arrays
-    if sample_weight is not None:
-        raise DataError(
-            "`class_weight` and `sample_weight` cannot be given at the same time",
-            given=f"class_weight={shorten(class_weight)}, and a sample_weight",
-            expected="one of them",
-            fix="multiply sample_weight by the weight of each example's class",
-        )
-    return ArraySource(x, y, weights_of_classes(y, class_weight), source.name)
+    return ArraySource(x, y, weights_of_classes(y, class_weight, sample_weight), source.name)
 
 
 def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:

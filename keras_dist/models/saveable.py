@@ -23,7 +23,7 @@ from keras_dist.models.config import (
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
 from keras_dist.models.trainer import Trainer
-from keras_dist.models.weight_names import NameMap, Transforms, WeightNames
+from keras_dist.models.weight_names import NameMap, Transforms
 from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 
@@ -158,8 +158,7 @@ class Saveable(Trainer):
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        names = WeightNames(name_map, transform)
-        return load_weights(self.name, self._born(), self.weights, filepath, strict, names)
+        return load_weights(self.name, self._born(), self.weights, filepath, strict, name_map, transform)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.

@@ -182,7 +182,8 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
+        is_numeric = isinstance(value, np.ndarray) and value.dtype.names is None and value.dtype.kind not in "OSUMm"
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and is_numeric):
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -200,10 +201,6 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
 
 
 _ARRAY = "__array__"
-
-
-def _has_numbers(dtype: np.dtype[Any]) -> bool:
-    return dtype.names is None and dtype.kind not in "OSUMm"
 
 
 def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:

@@ -116,7 +116,7 @@ class Session:
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         self.release_optimizers()
-        if self.choices is None or not _are_same(self.choices.optimizers, optimizers):
+        if self.choices is None or not _are_same(self.optimizers, optimizers):
             self.cell.add_slots(optimizers)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
@@ -130,9 +130,14 @@ class Session:
             self.cell.use(self.cell.graph.edited(trainability.tell, flags))
             self.stated = stated
 
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers that `compile` chose, by name; none before it."""
+        return {} if self.choices is None else self.choices.optimizers
+
     def release_optimizers(self) -> None:
         """Let the optimizers go, before they are others or their state is dropped."""
-        for optimizer in self.choices.optimizers.values() if self.choices is not None else ():
+        for optimizer in self.optimizers.values():
             optimizer.transformation.detach()
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -140,7 +145,9 @@ class Session:
         self._optimizer_states.clear()
         rows, state = self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
-        handles = jax.tree.map(lambda index: ModelVariable(rows[index], self.cell, _never, index=index), numbers)
+        handles = jax.tree.map(
+            lambda index: ModelVariable(rows[index], self.cell, is_trainable=lambda path: False, index=index), numbers
+        )
         for name, optimizer in optimizers.items():
             updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
             optimizer.transformation.know_variables(updated)
@@ -161,7 +168,7 @@ class Session:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
         distribution = distribution.snapshot()
-        self.cell.move(distribution, self.choices.optimizers if self.choices is not None else {})
+        self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
@@ -354,15 +361,9 @@ class Session:
         values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
-    def compiled(self, method: str) -> Choices:
-        """What `compile` was given."""
-        if self.choices is None:
-            raise not_compiled(method)
-        return self.choices
-
     def objective(self, method: str) -> Objective:
         """The loss and metrics that `compile` chose."""
-        objective = self.compiled(method).objective
+        objective = None if self.choices is None else self.choices.objective
         if objective is None:
             raise ModelError(
                 f"{method} needs a loss",
@@ -371,16 +372,6 @@ class Session:
                 fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
             )
         return objective
-
-    def check_idle(self, method: str) -> None:
-        """Check that the model is not training."""
-        if self.cell.is_training:
-            raise ModelError(
-                f"{method}: fit is running",
-                given=f"{method} in a callback, or in another thread, while the model trains",
-                expected="a model that is not training",
-                fix=f"end the training with model.stop_training = True, and call {method} after it",
-            )
 
     def next_shuffle_key(self) -> tuple[int, ...]:
         """What fixes the order of rows of the next `fit` without a seed."""
@@ -442,11 +433,6 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
                 "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
             )
         raise
-
-
-def _never(path: str) -> bool:
-    """Whether gradients train an optimizer's own arrays."""
-    return False
 
 
 def _as_key(value: Any) -> tuple[type, Any]:

@@ -28,7 +28,10 @@ def batch_first(
 
     Source: XLA, `xla/service/cpu/conv_canonicalization.cc`, which looks at the entry computation alone.
     """
-    dims, moved = dimension_numbers, _moved(lhs.ndim)
+    dims, ndim = dimension_numbers, lhs.ndim
+    # (batch, *space, channels) by (*space, channels in, channels out)
+    data, kernel = (0, ndim - 1, *range(1, ndim - 1)), (ndim - 1, ndim - 2, *range(ndim - 2))
+    moved = lax.ConvDimensionNumbers(data, kernel, data)
     result = lax.conv_general_dilated_p.bind(
         lax.transpose(lhs, _from_to(dims.lhs_spec, moved.lhs_spec)),
         lax.transpose(rhs, _from_to(dims.rhs_spec, moved.rhs_spec)),
@@ -36,12 +39,6 @@ def batch_first(
         **params,
     )
     return lax.transpose(result, _from_to(moved.out_spec, dims.out_spec))
-
-
-def _moved(ndim: int) -> lax.ConvDimensionNumbers:
-    """(batch, *space, channels) by (*space, channels in, channels out)."""
-    data, kernel = (0, ndim - 1, *range(1, ndim - 1)), (ndim - 1, ndim - 2, *range(ndim - 2))
-    return lax.ConvDimensionNumbers(data, kernel, data)
 
 
 def _from_to(given: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:

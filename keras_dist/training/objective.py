@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
-from keras_dist._arguments import is_number
+from keras_dist._arguments import check_number
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -280,14 +280,7 @@ def _is_by_output(given: PyTree) -> bool:
 
 
 def _number(weight: Any) -> float:
-    if not is_number(weight):
-        raise ModelError(
-            "`loss_weights` holds something that is no number",
-            given=f"{shorten(weight)} of type {type(weight).__name__}",
-            expected="a finite number for each loss",
-            fix="for example loss_weights=[1.0, 0.5]",
-        )
-    return float(weight)
+    return check_number("loss_weights", weight, wrong="holds something that is no number", example=[1.0, 0.5])
 
 
 def _resolved_metrics(given: PyTree) -> PyTree:

@@ -119,16 +119,14 @@ def _is_form(value: Any) -> bool:
     )
 
 
-def _is_tallies(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(value))
-
-
 _IS_FIELD: dict[str, Callable[[Any], bool]] = {
     "first_epoch": _is_count,
     "shuffle_key": lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))),
     "form": _is_form,
     "is_stopping": lambda value: isinstance(value, bool),
-    "tallies": _is_tallies,
+    "tallies": lambda value: (
+        isinstance(value, dict) and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(value))
+    ),
     "callbacks": lambda value: (
         isinstance(value, list)
         and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in value)
