@@ -361,13 +361,7 @@ threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 
 
 class _Writer:
-    """One save, which ends in a thread of its own.
-
-    Args:
-        snapshot: what is written.
-        path: where to.
-        then: called when it is there.
-    """
+    """One save, which ends in a thread of its own."""
 
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, then: Callable[[], None]) -> None:
         self._path = path

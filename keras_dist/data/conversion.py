@@ -199,13 +199,6 @@ class SparseRows:
 
     Args:
         matrix: a scipy matrix in CSR format.
-
-    Attributes:
-        shape: (rows, columns).
-        dtype: of the elements.
-        ndim: 2.
-        size: number of elements, zeros included.
-        nbytes: bytes of the matrix as a dense array.
     """
 
     ndim = 2

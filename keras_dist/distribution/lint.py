@@ -55,16 +55,7 @@ def check_layout(
     *,
     is_own: bool = False,
 ) -> list[Problem]:
-    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
-
-    Args:
-        path: of the array.
-        shape: its dims.
-        layout: the layout to check, with its reason.
-        mesh: the devices.
-        what: what the layout comes from.
-        is_own: whether the model itself says it.
-    """
+    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`."""
     given = f"shape {tuple(shape)}, layout {layout.axes}, {what} {layout.reason!r}, mesh {mesh.describe()}"
     if layout.device_mesh is not None and layout.device_mesh != mesh:
         return [

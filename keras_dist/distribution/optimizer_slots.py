@@ -38,10 +38,6 @@ def owners(planned: Mapping[_paths.Parts, Row], tree: PyTree) -> list[Claim]:
     branches may be missing, and the types of containers are ignored. The topmost such subtree decides, so a module
     called `mu` cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's
     tuple of two states), the one whose shapes agree better counts.
-
-    Args:
-        planned: the parameters by the names that lead to them.
-        tree: any pytree: an optimizer state, gradients, an average of the parameters.
     """
     by_names = {tuple(map(str, parts)): parameter for parts, parameter in planned.items()}
 

@@ -78,10 +78,6 @@ class Graph:
     def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
         """The outputs for the inputs.
 
-        Args:
-            members: the layers by name.
-            inputs: arrays in the structure of the model's inputs, or a list, or a dict by the names of the inputs.
-
         Returns:
             Arrays in the structure of the model's outputs; of a list or tuple of one output this one.
         """

@@ -323,15 +323,7 @@ class Session:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
-        """As `stateless_call`, for lists of values.
-
-        Args:
-            name: of the model.
-            handles: on the variables that are trained, and on the others.
-            values: for each of them.
-            args: as of `stateless_call`.
-            kwargs: as of `stateless_call`.
-        """
+        """As `stateless_call`, for lists of values."""
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
             raise ModelError(

@@ -14,12 +14,7 @@ from keras_dist.models.naming import is_below, layers_below
 
 
 class Trainability:
-    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
-
-    Args:
-        model: made of layers.
-        specs: its variables.
-    """
+    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once."""
 
     def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model

@@ -76,13 +76,7 @@ class Origin:
     transform: Callable[[np.ndarray], np.ndarray] | None = None
 
     def of(self, reader: TensorReader, path: str, shape: tuple[int, ...]) -> Parts:
-        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements.
-
-        Args:
-            reader: has the arrays.
-            path: of the weight.
-            shape: that it has in the model.
-        """
+        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements."""
         arrays = [self._transformed(reader.view(name), name, path) for name in self.names]
         return Parts(arrays, shape if self.is_joined else arrays[0].shape)
 

@@ -255,10 +255,6 @@ def _listed(names: Sequence[str]) -> str:
 class _Folder:
     """The weights in a folder: of `save_weights`, of a model, or of a state of a training.
 
-    Args:
-        path: the folder.
-        session: of the model whose layouts they are read in.
-
     Attributes:
         path: the folder.
         shapes: of the weights, by their paths; of the model's random streams none.

@@ -62,12 +62,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own.
-
-    Args:
-        sizes: bytes of each array.
-        max_bytes: None for one group.
-    """
+    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -328,9 +323,6 @@ def write_file(
         arrays: by name, with their elements in C order.
         place: name of the file in error messages.
         metadata: what else is noted in it.
-
-    Returns:
-        The checksums by name.
     """
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode

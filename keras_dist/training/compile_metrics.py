@@ -14,9 +14,6 @@ from keras_dist.training.accumulators import Accumulator, MetricAccumulator, by_
 class CompileMetrics(Metric):
     """What `compile(metrics=..., weighted_metrics=...)` chose, as one metric.
 
-    Args:
-        metrics: in the order of outputs.
-
     Attributes:
         metrics: in the order of outputs.
         logged: the metrics by the names that they are logged under; None before the first targets.
@@ -58,9 +55,6 @@ class ModelMetrics:
 
     While a model is trained or evaluated, the states of metrics travel through the compiled steps. Afterwards `hold`
     gives them to these objects as they are, on the device: they are fetched when somebody reads them.
-
-    Args:
-        metrics: those of `compile`; None when it was given none.
     """
 
     def __init__(self, metrics: Sequence[Metric] | None) -> None:

@@ -17,15 +17,6 @@ def batch_first(
     XLA moves them there by itself, but not in the body of a loop: there the gradient of a kernel takes twice as long
     or more, and is another in its last bits.
 
-    Args:
-        lhs: of any layout.
-        rhs: of any layout.
-        dimension_numbers: which dim is which.
-        params: the others of the primitive.
-
-    Returns:
-        The convolution, with its dims where `dimension_numbers` says.
-
     Source: XLA, `xla/service/cpu/conv_canonicalization.cc`, which looks at the entry computation alone.
     """
     dims, ndim = dimension_numbers, lhs.ndim

@@ -214,9 +214,6 @@ class StreamFeed:
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
         share: what this process gathers of each batch; None where the mesh is its own.
-
-    Attributes:
-        tuner: None: how long its executions are does not depend on how fast they go.
     """
 
     def __init__(

@@ -208,12 +208,7 @@ def split_module(module: nnx.Module, trainable: Trainable) -> tuple[ModuleGraph,
 
 
 def compile_rule(rule: str, argument: str) -> Pattern:
-    """`rule` as a regular expression for whole paths.
-
-    Args:
-        rule: what the user gave.
-        argument: how errors call it.
-    """
+    """`rule` as a regular expression for whole paths."""
     try:
         return pattern(rule)
     except re.error as error:

@@ -41,12 +41,7 @@ class Optimizer:
 
 
 def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
-    """What `compile` was given as an optimizer, with the variables of one.
-
-    Args:
-        given: what `optimizers.get` takes.
-        name: among the model's optimizers.
-    """
+    """What `compile` was given as an optimizer, with the variables of one."""
     if isinstance(given, optimizers.OptaxOptimizer):
         return given
     found = optimizers.get(given)
@@ -126,13 +121,7 @@ def apply_gradients(
 
 
 def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[str, PyTree]) -> Any:
-    """The loss that gradients are to be taken of, so that they do not vanish in half precision.
-
-    Args:
-        named: the model's optimizers, which agree on the scale.
-        loss: of the batch.
-        slots: the optimizers' states, by their names.
-    """
+    """The loss that gradients are to be taken of, so that they do not vanish in half precision."""
     name, optimizer = next(iter(named.items()))
     scaling = optimizer.transformation
     return scaling.scale_loss(loss, slots[name]) if isinstance(scaling, optimizers.Optimizer) else loss

@@ -136,12 +136,7 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
 
 
 def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """The states of tallies that another process has had, on the devices of this one.
-
-    Args:
-        tallies: by name nested lists of arrays of the host.
-        like: the states as they are here; see `Progress.check_continues`.
-    """
+    """The states of tallies that another process has had, on the devices of this one."""
     leaves, treedef = jax.tree.flatten({name: like[name] for name in tallies})
     values = jax.tree.leaves(dict(tallies))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])

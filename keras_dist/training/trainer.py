@@ -89,16 +89,7 @@ class Trainer:
         validation: Validation | None,
         hooks: Hooks,
     ) -> Timing:
-        """Train for the epochs, and tell how fast it went.
-
-        Args:
-            examples: in batches.
-            epochs: their numbers.
-            shuffle_key: with the number of an epoch fixes the order of the rows from there on, until all had their
-                turn; None for their own order.
-            validation: what is evaluated after which epochs.
-            hooks: the callbacks.
-        """
+        """Train for the epochs, and tell how fast it went."""
         self._check_targets(examples.source)
         self._compiled.forget_shapes("train")
         feed = self._placement.feed("train", examples, len(epochs), shuffle_key, hooks.sees_every_batch("train"))
@@ -232,13 +223,7 @@ class Trainer:
         return evaluate
 
     def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
-        """The outputs for the examples, in order, on the host.
-
-        Args:
-            examples: in batches.
-            hooks: the callbacks.
-            call: how the module is called; by default as in training.
-        """
+        """The outputs for the examples, in order, on the host."""
         outputs: list[PyTree] = []
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
