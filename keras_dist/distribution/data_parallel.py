@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from keras_dist._types import Device
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.strategy import Distribution, check_mesh, register_strategy
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.errors import ConfigError, DistributionError, LayoutWarning
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class DataParallel(Distribution):
         if device_mesh is None:
             chosen = devices_module.list_devices() if devices is None else devices
             device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], chosen)
-        batch_dim_name = check_mesh(device_mesh).axis_names[0]
+        batch_dim_name = check_mesh(device_mesh, DistributionError).axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self._shard_optimizer = shard_optimizer
         if device_mesh.devices.ndim != 1:

@@ -10,10 +10,10 @@ from keras_dist import _jax
 from keras_dist._arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
-from keras_dist.distribution.strategy import BatchDimName, check_mesh, register_strategy, resolve_axes
+from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
 from keras_dist.errors import DistributionError, type_name
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FullySharded(RuleBased):
         strict: bool = False,
         axis_names: AxisNames | None = None,
     ) -> None:
-        first = check_mesh(device_mesh).axis_names[0]
+        first = check_mesh(device_mesh, DistributionError).axis_names[0]
         self._axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         self._min_size_bytes = check_int(
             "min_size_bytes",

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._arguments import is_int
+from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
-from keras_dist.errors import MeshError, did_you_mean, shorten
+from keras_dist.errors import KerasDistError, MeshError, did_you_mean, shorten
 
 
 class DeviceMesh:
@@ -126,6 +126,14 @@ class DeviceMesh:
     def describe(self) -> str:
         """Return the short form in tables and errors: `{data: 2, model: 4}`."""
         return "{" + ", ".join(f"{name}: {size}" for name, size in self.axis_sizes.items()) + "}"
+
+
+def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
+    """Return `device_mesh`, if it is a mesh."""
+    if isinstance(device_mesh, DeviceMesh):
+        return device_mesh
+    expected = 'a keras_dist.DeviceMesh, such as DeviceMesh((2, 4), ("data", "model"))'
+    raise argument_error("device_mesh", device_mesh, expected, wrong="is not a DeviceMesh", error=error)
 
 
 def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:

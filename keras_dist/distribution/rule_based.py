@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
+from keras_dist._arguments import argument_error
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -115,12 +116,10 @@ class RuleBased(Distribution):
 
 def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:
     if axis_names is not None and not isinstance(axis_names, Mapping):
-        raise DistributionError(
-            "`axis_names` is not a dict",
-            given=f"axis_names={axis_names!r}",
-            expected="for each name that the model has for dims an axis of the mesh, a tuple of axes, or None",
-            fix=f'for example axis_names={{"embed": {mesh.axis_names[0]!r}, "layers": None}}',
-        )
+        expected = "for each name that the model has for dims an axis of the mesh, a tuple of axes, or None"
+        example = {"embed": mesh.axis_names[0], "layers": None}
+        wrong, error = "is not a dict", DistributionError
+        raise argument_error("axis_names", axis_names, expected, wrong=wrong, example=example, error=error)
     return {
         name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
         for name, axes in cast("Mapping[str, Any]", axis_names or {}).items()

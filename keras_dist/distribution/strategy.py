@@ -20,7 +20,7 @@ from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
@@ -50,7 +50,7 @@ class Distribution:
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
     ) -> None:
-        self._device_mesh = check_mesh(device_mesh)
+        self._device_mesh = check_mesh(device_mesh, DistributionError)
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
@@ -360,18 +360,6 @@ def override(value: Distribution) -> Generator[None]:
         yield
     finally:
         _override.reset(token)
-
-
-def check_mesh(device_mesh: Any) -> DeviceMesh:
-    """Return `device_mesh`, if it is a mesh."""
-    if not isinstance(device_mesh, DeviceMesh):
-        raise DistributionError(
-            "Expect `mesh` to be an instance of `DeviceMesh`",
-            given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
-            expected="a keras_dist.DeviceMesh",
-            fix='for example DeviceMesh((2, 4), ("data", "model"))',
-        )
-    return device_mesh
 
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from keras_dist import optimizers, random
 from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
@@ -126,7 +124,7 @@ def fit(
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
         validation.check_passes(epochs)
-    session = _ready_to_train(model, "fit", examples.source.x)
+    session = ready_to_train(model, "fit", examples.source.x)
     if validation is not None:
         session.objective("fit with validation")
     shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
@@ -144,7 +142,7 @@ def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: 
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     session.objective("evaluate")
-    return _keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
+    return keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
 
 
 def predict(
@@ -155,34 +153,7 @@ def predict(
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 
-def train_on_batch(
-    model: Trainer, arrays: tuple[Any, PyTree, PyTree], class_weight: Mapping[int, float] | None, return_dict: bool
-) -> Any:
-    """One step of training on these rows; see `Model.train_on_batch`."""
-    session = _ready_to_train(model, "train_on_batch", arrays[0])
-    source = weighted_by_class(ArraySource(*arrays), class_weight)
-    with session.cell.training():
-        return _keras_result(session.trainer.train_batch(source), return_dict)
-
-
-def test_on_batch(model: Trainer, arrays: tuple[Any, PyTree, PyTree], return_dict: bool) -> Any:
-    """Loss and metrics of these rows; see `Model.test_on_batch`."""
-    session = model._compiled("test_on_batch", arrays[0])
-    session.objective("test_on_batch")
-    return _keras_result(session.trainer.test_batch(ArraySource(*arrays)), return_dict)
-
-
-def predict_on_batch(model: Trainer, x: Any) -> PyTree:
-    """The outputs for these rows; see `Model.predict_on_batch`."""
-    return model._born(x).trainer.predict_batch(ArraySource(x))
-
-
-def lower_train_step(model: Trainer, arrays: tuple[Any, PyTree, PyTree]) -> jax.stages.Lowered:
-    """The train step for these rows, lowered; see `Model.lower_train_step`."""
-    return model._compiled("lower_train_step", arrays[0]).trainer.lower_train(ArraySource(*arrays))
-
-
-def _ready_to_train(model: Trainer, method: str, x: Any) -> Session:
+def ready_to_train(model: Trainer, method: str, x: Any) -> Session:
     """The session of a compiled model, on the current distribution."""
     session = model._compiled(method, x)
     session.check_current_distribution(method)
@@ -209,7 +180,8 @@ def _hooks(
     return callbacks
 
 
-def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
+def keras_result(values: dict[str, float], return_dict: bool) -> Any:
+    """What Keras returns for logs: the dict, the only value, or a list."""
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())

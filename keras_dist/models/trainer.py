@@ -10,6 +10,7 @@ import jax
 from keras_dist._arguments import check_callable
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
+from keras_dist.data.arrays import ArraySource
 from keras_dist.data.recognition import source_of
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
@@ -386,15 +387,20 @@ class Trainer(Layer):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
-        return fitting.train_on_batch(self, (x, y, sample_weight), class_weight, return_dict)
+        session = fitting.ready_to_train(self, "train_on_batch", x)
+        source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
+        with session.cell.training():
+            return fitting.keras_result(session.trainer.train_batch(source), return_dict)
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
-        return fitting.test_on_batch(self, (x, y, sample_weight), return_dict)
+        session = self._compiled("test_on_batch", x)
+        session.objective("test_on_batch")
+        return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
 
     def predict_on_batch(self, x: Any) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
-        return fitting.predict_on_batch(self, x)
+        return self._born(x).trainer.predict_batch(ArraySource(x))
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
@@ -402,7 +408,7 @@ class Trainer(Layer):
         Raises:
             ModelError: the model is not compiled.
         """
-        return fitting.lower_train_step(self, (x, y, sample_weight))
+        return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property
     def optimizers(self) -> dict[str, Any]:
