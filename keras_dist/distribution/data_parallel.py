@@ -61,7 +61,7 @@ class DataParallel(Distribution):
             device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], chosen)
         batch_dim_name = check_mesh(device_mesh, DistributionError).axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
-        self._shard_optimizer = shard_optimizer
+        self.shard_optimizer = shard_optimizer
         if device_mesh.devices.ndim != 1:
             warnings.warn(
                 f"Expect the input mesh to be 1D, but received mesh.devices.ndim={device_mesh.devices.ndim}. "
@@ -89,11 +89,6 @@ class DataParallel(Distribution):
         return cls(mesh, shard_optimizer=config.shard_optimizer)
 
     @property
-    def shard_optimizer(self) -> bool:
-        """Whether the optimizer's slots are sharded over the batch axis."""
-        return self._shard_optimizer
-
-    @property
     def num_model_replicas(self) -> int:
         """Number of devices: each holds the whole model."""
         return self.device_mesh.size
@@ -115,7 +110,7 @@ class DataParallel(Distribution):
     def get_slot_layout(self, variable: Any) -> TensorLayout:
         """Return the layout of the variable; with `shard_optimizer` also sharded over the batch axis."""
         layout = self.get_variable_layout(variable)
-        if not self._shard_optimizer:
+        if not self.shard_optimizer:
             return layout
         sharded = layout.shard_largest_dim(variable.shape, self.batch_dim_name or self.device_mesh.axis_names[0])
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")

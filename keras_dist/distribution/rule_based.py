@@ -31,6 +31,8 @@ class RuleBased(Distribution):
             divided among the replicas.
     """
 
+    layout_map: LayoutMap
+
     def __init__(
         self,
         device_mesh: DeviceMesh,
@@ -41,9 +43,9 @@ class RuleBased(Distribution):
         axis_names: AxisNames | None,
     ) -> None:
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
-        self._layout_map = layout_map
-        self._axis_names = _check_axis_names(axis_names, device_mesh)
-        self._strict = strict
+        self.layout_map = layout_map  # pyright: ignore[reportIncompatibleVariableOverride]: here there is always one
+        self.axis_names = _check_axis_names(axis_names, device_mesh)
+        self.strict = strict
         replicas = self.num_model_replicas
         if self._is_multi_process and self.num_processes > replicas and self.num_processes % replicas != 0:
             raise DistributionError(
@@ -53,21 +55,6 @@ class RuleBased(Distribution):
                 expected="a multiple of the number of model replicas",
                 fix=f"start the job with a multiple of {replicas} processes, or change the mesh",
             )
-
-    @property
-    def layout_map(self) -> LayoutMap:
-        """The layout rules."""
-        return self._layout_map
-
-    @property
-    def axis_names(self) -> AxisNames:
-        """Mesh axes for the names that models give to dims."""
-        return self._axis_names
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return self._strict
 
     @property
     def num_model_replicas(self) -> int:
@@ -84,12 +71,12 @@ class RuleBased(Distribution):
         Raises:
             LayoutError: several rules match.
         """
-        return self._layout_map[path]
+        return self.layout_map[path]
 
     def snapshot(self) -> Self:
         """Return a copy of this distribution that is not affected by rules added later."""
         same = copy.copy(self)
-        same._layout_map = self._layout_map.copy()
+        same.layout_map = self.layout_map.copy()
         return same
 
     def _decided(self, variable: Any) -> TensorLayout | None:
@@ -101,12 +88,12 @@ class RuleBased(Distribution):
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
             return assigned.because("assigned to the variable")
-        rule = self._layout_map.match(variable.path, getattr(variable, "aliases", ()))
+        rule = self.layout_map.match(variable.path, getattr(variable, "aliases", ()))
         if rule is not None:
-            return self._layout_map.rule_layout(rule).because(rule)
+            return self.layout_map.rule_layout(rule).because(rule)
         own = getattr(variable, "own", None)
         if own is not None:
-            return own.resolve(self.device_mesh, self._axis_names)
+            return own.resolve(self.device_mesh, self.axis_names)
         for parameter in getattr(variable, "beside", ()):
             layout = self._decided(parameter)
             if layout is not None:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -44,8 +45,19 @@ class Distribution:
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
 
+    Attributes:
+        auto_shard_dataset: whether all processes of the job pass the same data, of which each reads its share.
+        layout_map: the layout rules; None for a strategy without rules.
+        axis_names: mesh axes for the names that models give to dims; empty for a strategy without rules.
+        strict: whether a layout rule without effect is an error.
+
     Source: `keras.distribution.Distribution`.
     """
+
+    auto_shard_dataset: bool = True
+    layout_map: LayoutMap | None = None
+    axis_names: AxisNames = MappingProxyType({})
+    strict: bool = False
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
@@ -54,7 +66,7 @@ class Distribution:
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
-        self._auto_shard_dataset = auto_shard_dataset
+        self.auto_shard_dataset = auto_shard_dataset
         self._num_processes = cluster.num_processes()
         self._process_id = cluster.process_id()
         self._is_multi_process = self._num_processes > 1
@@ -81,20 +93,6 @@ class Distribution:
     def batch_dim_name(self) -> str | tuple[str, ...] | None:
         """The mesh axis, or axes, over which the batch dim of data is sharded."""
         return self._batch_dim_name
-
-    @property
-    def auto_shard_dataset(self) -> bool:
-        """Whether all processes of the job pass the same data, of which each reads its share."""
-        return self._auto_shard_dataset
-
-    @auto_shard_dataset.setter
-    def auto_shard_dataset(self, auto_shard_dataset: bool) -> None:
-        self._auto_shard_dataset = auto_shard_dataset
-
-    @property
-    def layout_map(self) -> LayoutMap | None:
-        """The layout rules; None for a strategy without rules."""
-        return None
 
     @property
     def num_processes(self) -> int:
@@ -199,16 +197,6 @@ class Distribution:
         lint.report(errors, without_effect, self.device_mesh, strict=self.strict)
         snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
         return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot)
-
-    @property
-    def axis_names(self) -> AxisNames:
-        """Mesh axes for the names that models give to dims; empty for a strategy without rules."""
-        return {}
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return False
 
     def snapshot(self) -> Self:
         """Return a copy of this distribution that later changes do not affect."""

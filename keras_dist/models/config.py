@@ -17,7 +17,6 @@ from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
 from keras_dist.models.functional import Graph, Step
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.training.choices import Choices
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
@@ -105,34 +104,8 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "inputs": inputs, "outputs": outputs}
 
 
-def build_config(model: Saveable) -> dict[str, Any] | None:
-    """Return what `build_from_config` needs to create the weights; None when there are none, or nothing is needed."""
-    shapes = model._outside.born_for
-    if shapes is None or model._graph is not None:
-        return None
-    return {
-        "input_shape": jax.tree.map(lambda leaf: list(leaf.shape), shapes),
-        "input_dtype": jax.tree.map(lambda leaf: leaf.dtype, shapes),
-    }
-
-
-def build_from_config(model: Saveable, config: Mapping[str, Any]) -> None:
-    """Create the weights, for inputs as `build_config` has described them."""
-    if "input_dtype" not in config:
-        model.build(config["input_shape"])
-        return
-    dtypes, structure = jax.tree.flatten(config["input_dtype"])
-    shapes = structure.flatten_up_to(config["input_shape"])
-    tensors = [KerasTensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    model._build_for(structure.unflatten(tensors))
-
-
-def compile_config(choices: Choices) -> dict[str, Any]:
-    """The arguments of `compile` as plain values, which are known to be readable."""
-    return {name: _written_argument(name, value) for name, value in choices.arguments.items()}
-
-
-def _written_argument(name: str, value: Any) -> Any:
+def written_argument(name: str, value: Any) -> Any:
+    """An argument of `compile` as plain values, which are known to be readable."""
     try:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
