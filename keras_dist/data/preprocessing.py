@@ -96,8 +96,8 @@ def pad_sequences(
 
     Source: `keras.utils.pad_sequences`.
     """
-    for argument, side in (("padding", padding), ("truncating", truncating)):
-        check_option(argument, side, ("pre", "post"), error=DataError)
+    padding = check_option("padding", padding, ("pre", "post"), error=DataError)
+    truncating = check_option("truncating", truncating, ("pre", "post"), error=DataError)
     if isinstance(value, str) and np.dtype(dtype).kind not in "OSU":
         raise argument_error("dtype", dtype, f"one that holds value={value!r}", example="object", error=DataError)
     for index, sequence in enumerate(sequences):

@@ -182,8 +182,8 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        is_numeric = isinstance(value, np.ndarray) and value.dtype.names is None and value.dtype.kind not in "OSUMm"
-        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and is_numeric):
+        is_odd = isinstance(value, np.ndarray) and (value.dtype.names is not None or value.dtype.kind in "OSUMm")
+        if isinstance(value, jax.Array | np.ndarray) and not is_odd:
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):

@@ -68,8 +68,7 @@ def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
             fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
         )
     named = {name: _named(name, entry, parts) for name, entry in given.items()}
-    _check_different(named)
-    _check_disjoint(named)
+    _check_pairs(named)
     return named
 
 
@@ -181,18 +180,8 @@ def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
     return optimizer.select(grads)
 
 
-def _check_disjoint(named: Mapping[str, Optimizer]) -> None:
-    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
-        for parts in sorted(first.parts & second.parts, key=_paths.join):
-            raise ModelError(
-                f"optimizers {one!r} and {other!r} both update {_paths.join(parts)!r}",
-                given=f"rules that meet in {len(first.parts & second.parts)} variable(s)",
-                expected="one optimizer for each variable",
-                fix=f"narrow the rule of {one!r} or of {other!r}",
-            )
-
-
-def _check_different(named: Mapping[str, Optimizer]) -> None:
+def _check_pairs(named: Mapping[str, Optimizer]) -> None:
+    """Check that no two optimizers are one object, or update the same variable."""
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         if first.transformation is second.transformation:
             raise ModelError(
@@ -200,6 +189,13 @@ def _check_different(named: Mapping[str, Optimizer]) -> None:
                 given=f"{first.transformation!r} twice",
                 expected="an object for each: it holds the state of one",
                 fix="make another: type(optimizer).from_config(optimizer.get_config())",
+            )
+        if both := first.parts & second.parts:
+            raise ModelError(
+                f"optimizers {one!r} and {other!r} both update {min(map(_paths.join, both))!r}",
+                given=f"rules that meet in {len(both)} variable(s)",
+                expected="one optimizer for each variable",
+                fix=f"narrow the rule of {one!r} or of {other!r}",
             )
 
 
