@@ -156,50 +156,33 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
             )
         shape, axis_names = list(shape.values()), list(shape)
     given = f"shape={shorten(shape)}, axis_names={shorten(axis_names)}"
+    example = 'for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")'
+
+    def wrong(summary: str, expected: str, fix: str = example) -> MeshError:
+        return MeshError(summary, given=given, expected=expected, fix=fix)
+
     for argument, value in (("shape", shape), ("axis_names", axis_names)):
         if value is not None and (isinstance(value, Set) or not hasattr(value, "__len__")):
-            raise MeshError(
-                f"DeviceMesh: `{argument}` is not a sequence",
-                given=given,
-                expected="a size and a name for each axis, in order",
-                fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
-            )
+            raise wrong(f"DeviceMesh: `{argument}` is not a sequence", "a size and a name for each axis, in order")
     if shape is None or axis_names is None or not len(shape) or not len(axis_names):
-        raise MeshError(
-            "Shape and axis_names cannot be empty",
-            given=given,
-            expected="at least one axis",
-            fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
-        )
+        raise wrong("Shape and axis_names cannot be empty", "at least one axis")
     if isinstance(axis_names, str):
-        raise MeshError(
-            "DeviceMesh: `axis_names` is one string",
-            given=given,
-            expected="a sequence of names",
-            fix=f"axis_names=({axis_names!r},)",
-        )
+        raise wrong("DeviceMesh: `axis_names` is one string", "a sequence of names", f"axis_names=({axis_names!r},)")
     if len(shape) != len(axis_names):
-        raise MeshError(
-            "Shape and axis_names should have same size",
-            given=given,
-            expected="one name for each size",
-            fix="add the missing name or size",
-        )
+        raise wrong("Shape and axis_names should have same size", "one name for each size")
     for size in shape:
         if not is_int(size, -1) or size == 0:
-            raise MeshError(
+            raise wrong(
                 f"DeviceMesh: {shorten(size)} is not the size of an axis",
-                given=given,
-                expected="integers of at least 1, or one -1",
-                fix="give each axis the number of devices along it",
+                "integers of at least 1, or one -1",
+                "give each axis the number of devices along it",
             )
     for name in axis_names:
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            raise MeshError(
+            raise wrong(
                 f"DeviceMesh: {shorten(name)} is not the name of an axis",
-                given=given,
-                expected="strings of printable characters, without blanks around them",
-                fix='name the axes for what they do, such as "data" and "model"',
+                "strings of printable characters, without blanks around them",
+                'name the axes for what they do, such as "data" and "model"',
             )
     _refuse_duplicates(axis_names, "axis name", "axis_names")
     plain = [str(name) for name in axis_names]
