@@ -134,7 +134,8 @@ class StateCell:
         """Copy the shared variables that another model has written since they were last copied."""
         links, self._links = self._links, []  # a cell that is being read does not ask who asks
         try:
-            with self.lock:
+            # a first read inside of a user's trace would otherwise leave tracers in the cell
+            with self.lock, jax.ensure_compile_time_eval():
                 for reference, indices in links:
                     other = reference()
                     if other is None:

@@ -303,11 +303,11 @@ class TestSequentialWithoutInput:
     def test_it_may_have_more_layers_than_python_has_stack(self, request):
         limit = sys.getrecursionlimit()
         request.addfinalizer(lambda: sys.setrecursionlimit(limit))
-        sys.setrecursionlimit(len(inspect.stack(0)) + 350)
+        sys.setrecursionlimit(len(inspect.stack(0)) + 180)
         model = kd.Sequential(
-            [kd.Input((2,)), *(layers.Identity() if n % 20 else layers.Dense(2, use_bias=False) for n in range(400))]
+            [kd.Input((2,)), *(layers.Identity() if n % 20 else layers.Dense(2, use_bias=False) for n in range(200))]
         )
-        assert (len(model.layers), len(model.weights)) == (400, 20)
+        assert (len(model.layers), len(model.weights)) == (200, 10)
         assert not np.array_equal(*model.get_weights()[:2])
 
 
