@@ -137,7 +137,7 @@ def test_no_step_comes_between_the_files(model, path, monkeypatch):
 def test_what_is_no_size(model, path, size):
     with pytest.raises(ModelError, match="max_shard_size") as error:
         model.save_weights(path, max_shard_size=size)
-    assert repr(size) in error.value.given and "GB" in error.value.expected
+    assert repr(size) in error.value.given and "GB" in error.value.summary
 
 
 def without_a_file(path):
