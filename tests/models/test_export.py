@@ -130,9 +130,8 @@ def test_another_process_without_layers_and_models_predicts_the_same(tmp_path):
 
 def scramble(model):
     """Other values than those that every layer is born with."""
-    for weight in model.weights:
-        if jnp.issubdtype(weight.dtype, jnp.floating):
-            weight.assign(weight.numpy() + 0.1 + 0.01 * np.arange(weight.numpy().size).reshape(weight.shape) % 0.5)
+    added = (0.1 + 0.01 * np.arange(value.size).reshape(value.shape) % 0.5 for value in model.get_weights())
+    model.set_weights([value + more for value, more in zip(model.get_weights(), added, strict=True)])
 
 
 def manifest_of(path):
