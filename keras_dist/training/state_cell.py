@@ -160,11 +160,7 @@ class StateCell:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread.
-
-        Raises:
-            ModelError: another thread is training.
-        """
+        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
                 raise ModelError(

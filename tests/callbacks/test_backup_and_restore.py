@@ -222,5 +222,5 @@ def test_arguments_that_cannot_be_used(arguments):
 
 @pytest.mark.parametrize("keep", [0, "all", True])
 def test_numbers_of_states_that_cannot_be(keep, tmp_path):
-    with pytest.raises(CheckpointError, match="BackupAndRestore: `keep` cannot be used"):
+    with pytest.raises(CheckpointError, match="`keep` is not a number of states"):
         BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)

@@ -25,7 +25,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.ones((8, 2), np.float32)
 
 ODD = [None, True, -1, 2**80, 1.5, float("nan"), "", "odd", "\ud800", [], [None], [[3]], {}, {"odd": 1}]
-CASES = 25 if ROUNDS else 6
+CASES = 25 if ROUNDS else 3
 """Of each document, drawn by a fixed seed."""
 
 

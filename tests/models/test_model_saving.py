@@ -108,7 +108,7 @@ def scaled_loss():
 
 KERNELS = {"d1/kernel": (None, "model"), "d2/kernel": ("model", None)}
 FORMS = [
-    (functional, "data=8,model=1", {}),
+    (functional, "one device", {}),
     (sequential, "one device", {}),
     (subclassed, "data=2,model=4", KERNELS),
     (mixed, "fully data=2,model=4", KERNELS),

@@ -8,7 +8,6 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import CheckpointError, ModelError
-from tests import layouts
 from tests.networks import CLASSES, FEATURES, HIDDEN
 
 
@@ -35,8 +34,7 @@ def other():
 def saved(tmp_path_factory):
     """A folder, and what is in it."""
     path = tmp_path_factory.mktemp("weights") / "model.orbax"
-    with layouts.on("data=2,model=4").scope():
-        model = network()
+    model = network()
     model.save_weights(path)
     return path, model.get_weights()
 
