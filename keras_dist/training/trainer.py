@@ -68,7 +68,7 @@ class Trainer:
     def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices
         self._options = choices.options if choices is not None else StepOptions()
-        self._compiled = CompiledSteps(cell.state_plan, forward, forward.distribution, self._options)
+        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, choices)
         self._logged_steps: dict[Mode, LoggedStep] = {}
@@ -401,7 +401,7 @@ def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[...
     if choices is not None and choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
     if choices is not None and choices.train_step is not None:
-        found["train"] = choices.train_step
+        found["train"] = steps.own_train_step(forward, choices.train_step)
     elif choices is not None and choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     return found
