@@ -16,44 +16,6 @@ from keras_dist.errors import ModelError
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
-__all__ = [
-    "celu",
-    "deserialize",
-    "elu",
-    "exponential",
-    "gelu",
-    "get",
-    "glu",
-    "hard_shrink",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_swish",
-    "hard_tanh",
-    "leaky_relu",
-    "linear",
-    "log_sigmoid",
-    "log_softmax",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "serialize",
-    "sigmoid",
-    "silu",
-    "soft_shrink",
-    "softmax",
-    "softplus",
-    "softsign",
-    "sparse_plus",
-    "sparse_sigmoid",
-    "sparsemax",
-    "squareplus",
-    "swish",
-    "tanh",
-    "tanh_shrink",
-    "threshold",
-]
-
 
 def relu(
     x: ArrayLike, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0
@@ -404,3 +366,6 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     Source: `keras.activations.deserialize`.
     """
     return linear if config is None else _ACTIVATIONS.deserialize(config, custom_objects)
+
+
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -16,21 +16,6 @@ from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
-__all__ = [
-    "Constraint",
-    "MaxNorm",
-    "MinMaxNorm",
-    "NonNeg",
-    "UnitNorm",
-    "deserialize",
-    "get",
-    "max_norm",
-    "min_max_norm",
-    "non_neg",
-    "serialize",
-    "unit_norm",
-]
-
 _EPSILON = 1e-7  # keeps weights of norm 0 as they are
 
 
@@ -207,3 +192,6 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     Source: `keras.constraints.deserialize`.
     """
     return _CONSTRAINTS.deserialize(config, custom_objects)
+
+
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]

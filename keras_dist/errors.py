@@ -46,16 +46,8 @@ class KerasDistError(Exception):
 class _ErrorOfProblems(KerasDistError):
     """An error that lists single problems in ``problems``."""
 
-    def __init__(
-        self,
-        summary: str,
-        *,
-        given: str = "",
-        expected: str = "",
-        fix: str = "",
-        problems: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(summary, given=given, expected=expected, fix=fix)
+    def __init__(self, summary: str, *, problems: tuple[Any, ...] = (), **parts: str) -> None:
+        super().__init__(summary, **parts)
         self.problems = problems
 
 

@@ -17,21 +17,6 @@ from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
-__all__ = [
-    "L1",
-    "L1L2",
-    "L2",
-    "OrthogonalRegularizer",
-    "Regularizer",
-    "deserialize",
-    "get",
-    "l1",
-    "l1_l2",
-    "l2",
-    "orthogonal_regularizer",
-    "serialize",
-]
-
 _EPSILON = 1e-7  # rows shorter than this are not stretched to length 1
 
 
@@ -228,3 +213,6 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     Source: `keras.regularizers.deserialize`.
     """
     return _REGULARIZERS.deserialize(config, custom_objects)
+
+
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -46,7 +46,7 @@ def train(
         return optax.apply_updates(values, updates), rest, slots, value
 
     values = nnx.to_pure_dict(params)
-    slots = transformation.init(values)
+    slots = jax.jit(transformation.init)(values)
     losses = []
     for x, y, *weight in batches:
         values, rest, slots, value = step(values, rest, slots, x, y, weight[0] if weight else 1.0)
@@ -54,3 +54,10 @@ def train(
     nnx.replace_by_pure_dict(params, values)
     nnx.update(module, params, rest)
     return losses
+
+
+def predict(module: nnx.Module, x: Any) -> Any:
+    """What the module gives in evaluation, compiled as one program."""
+    module.eval()
+    graphdef, state = nnx.split(module)
+    return jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)

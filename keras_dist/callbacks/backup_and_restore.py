@@ -77,7 +77,7 @@ class BackupAndRestore(Callback):
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        check_number_kept("BackupAndRestore: `keep`", keep)
+        check_number_kept("keep", keep)
         self.keep = max(keep, 2) if double_checkpoint and keep is not None else keep
         self.asynchronous = asynchronous
         self._manager: CheckpointManager | None = None

@@ -93,7 +93,8 @@ class CallbackList(Callback):
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Whether one of the callbacks must see each single batch."""
-        return any(_sees_every_batch(callback, mode) for callback in self.callbacks)
+        # callbacks of other libraries cannot be asked, and do
+        return any(getattr(one, "sees_every_batch", lambda mode: True)(mode) for one in self.callbacks)
 
     # What the loop calls, by mode
 
@@ -202,9 +203,3 @@ for _hook in vars(Callback):
 
 def _comes_last(callback: Callback) -> bool:
     return getattr(callback, "comes_last", False)
-
-
-def _sees_every_batch(callback: Callback, mode: Mode) -> bool:
-    """Whether it must see each single batch; callbacks of other libraries cannot be asked, and do."""
-    ask = getattr(callback, "sees_every_batch", None)
-    return True if ask is None else ask(mode)

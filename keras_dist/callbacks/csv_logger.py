@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_path
+from keras_dist._arguments import argument_error, check_path
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.distribution.cluster import is_first_process
 from keras_dist.errors import ModelError, shorten
@@ -52,12 +52,7 @@ class CSVLogger(Callback):
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
         super().__init__()
         if not isinstance(separator, str) or len(separator) != 1:
-            raise ModelError(
-                "CSVLogger: `separator` is not one character",
-                given=f"separator={shorten(separator)}",
-                expected="a string of length 1",
-                fix='for example separator=";"',
-            )
+            raise argument_error("separator", separator, "a string of length 1", example=";")
         self.filename = check_path("filename", filename, "log.csv")
         self.separator = separator
         self.append = append

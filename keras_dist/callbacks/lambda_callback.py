@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from keras_dist._arguments import argument_error
 from keras_dist.callbacks.callback import Callback
 from keras_dist.errors import ModelError, did_you_mean, shorten
 
@@ -44,16 +45,8 @@ class LambdaCallback(Callback):
         on_train_batch_end: Callable[..., object] | None = None,
         **kwargs: Callable[..., object] | None,
     ) -> None:
+        hooks = {name: given for name, given in locals().items() if name in _HOOKS} | kwargs
         super().__init__()
-        hooks = {
-            "on_epoch_begin": on_epoch_begin,
-            "on_epoch_end": on_epoch_end,
-            "on_train_begin": on_train_begin,
-            "on_train_end": on_train_end,
-            "on_train_batch_begin": on_train_batch_begin,
-            "on_train_batch_end": on_train_batch_end,
-            **kwargs,
-        }
         for name, function in hooks.items():
             if name not in _HOOKS:
                 raise ModelError(
@@ -62,13 +55,7 @@ class LambdaCallback(Callback):
                     expected=f"one of {', '.join(_HOOKS)}",
                     fix="correct the name, or derive a class from Callback",
                 )
-            if function is None:
-                continue
-            if not callable(function):
-                raise ModelError(
-                    f"LambdaCallback: `{name}` cannot be called",
-                    given=f"{name}={shorten(function)}",
-                    expected="a function",
-                    fix=f"for example {name}=lambda *arguments: ...",
-                )
-            setattr(self, name, function)
+            if function is not None:
+                if not callable(function):
+                    raise argument_error(name, function, "a function", wrong="cannot be called")
+                setattr(self, name, function)

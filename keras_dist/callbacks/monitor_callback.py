@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_number
+from keras_dist._arguments import check_number, check_option
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, did_you_mean
 from keras_dist.metrics import Metric
 from keras_dist.training.compile_metrics import CompileMetrics
-
-_MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
@@ -34,16 +32,9 @@ class MonitorCallback(Callback):
 
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
         super().__init__()
-        if mode not in _MODES:
-            raise ModelError(
-                f"{type(self).__name__}: there is no mode {mode!r}{did_you_mean(str(mode), _MODES)}",
-                given=f"mode={shorten(mode)}",
-                expected=f"one of {', '.join(map(repr, _MODES))}",
-                fix="correct `mode`, or leave it out",
-            )
         check_number("min_delta", min_delta)
         self.monitor = monitor
-        self.mode = mode
+        self.mode = check_option("mode", mode, ("auto", "min", "max"))
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self._sign = 1

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_int, check_path
+from keras_dist._arguments import argument_error, check_int, check_path
 from keras_dist._extras import import_extra
 from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.cluster import is_first_process
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError
 
 _TRAIN, _VALIDATION = "train", "validation"
 
@@ -192,12 +192,10 @@ class TensorBoard(Callback):
 def _refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value:
-            raise ModelError(
-                f"TensorBoard: `{name}` is refused",
-                given=f"{name}={shorten(value)}",
-                expected=f"no `{name}`: neither images nor embeddings are written",
-                fix=f"leave out `{name}`; histogram_freq=1 writes the weights as histograms",
+            expected = (
+                "nothing: neither images nor embeddings are written; histogram_freq=1 writes histograms of weights"
             )
+            raise argument_error(name, value, expected, wrong="is refused")
 
 
 def _checked_frequency(update_freq: int | str) -> int:
@@ -217,10 +215,6 @@ def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]
         numbers = [int(number) for number in numbers]
     are_numbers = len(numbers) in (1, 2) and all(type(number) is int for number in numbers)
     if not are_numbers or not (numbers in ([0], [0, 0]) or 0 < numbers[0] <= numbers[-1]):
-        raise ModelError(
-            "TensorBoard: `profile_batch` cannot be used",
-            given=f"profile_batch={shorten(profile_batch)}",
-            expected="0, the number of a step, or the numbers of the first and the last step, counted from 1",
-            fix="for example profile_batch=(10, 20)",
-        )
+        expected = "0, the number of a step, or the numbers of the first and the last step, counted from 1"
+        raise argument_error("profile_batch", profile_batch, expected, wrong="cannot be used", example=(10, 20))
     return numbers[0], numbers[-1]

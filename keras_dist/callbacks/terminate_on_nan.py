@@ -124,9 +124,6 @@ class _FiniteFlags:
 
     Each device looks at its own part, in one pass over the variables: no collective, and nobody waits.
 
-    Args:
-        cell: owns the variables.
-
     Attributes:
         paths: of the variables that are looked at: those that could hold NaN.
     """

@@ -13,27 +13,23 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self
 
-from keras_dist._arguments import check_path, is_int
+from keras_dist._arguments import check_int, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
 
 _STEP = re.compile(r"step_(\d{8,})")
 
 
-def check_number_kept(what: str, number: object) -> None:
+def check_number_kept(argument: str, number: object) -> None:
     """Check that `number` is a number of states, or None."""
-    if number is not None and not is_int(number, 1):
-        raise CheckpointError(
-            f"{what} cannot be used",
-            given=f"{shorten(number)} of type {type(number).__name__}",
-            expected="a number of states >= 1, or None for all",
-            fix="for example 2",
-        )
+    if number is not None:
+        wrong, others = "is not a number of states", "None for all"
+        check_int(argument, number, 1, wrong=wrong, alternative=others, example=2, error=CheckpointError)
 
 
 class Checkpointable(Protocol):
@@ -97,7 +93,7 @@ class CheckpointManager:
         *,
         asynchronous: bool = False,
     ) -> None:
-        check_number_kept("CheckpointManager: `max_to_keep`", max_to_keep)
+        check_number_kept("max_to_keep", max_to_keep)
         directory = check_path("directory", directory, "states", CheckpointError)
         self._model = model
         self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
@@ -365,13 +361,7 @@ threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 
 
 class _Writer:
-    """One save, which ends in a thread of its own.
-
-    Args:
-        snapshot: what is written.
-        path: where to.
-        then: called when it is there.
-    """
+    """One save, which ends in a thread of its own."""
 
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, then: Callable[[], None]) -> None:
         self._path = path

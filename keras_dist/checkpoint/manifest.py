@@ -32,7 +32,8 @@ _CHUNK_BYTES = 2**20
 def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     """Write the manifest of all files below `folder`. Files that are added later are not part of the checkpoint."""
     job = job or Rendezvous()
-    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in _files_below(folder)], list)
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in paths], list)
     mine = names[job.process :: job.processes]
     parts = job.each(lambda: _noted(folder, mine), dict)
     files = {name: noted for part in parts for name, noted in part.items()}
@@ -75,10 +76,6 @@ def damage_of(folder: pathlib.Path) -> list[str]:
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
     """Return the names of the files of a checkpoint; other files in its folder are not part of it."""
     return frozenset(_files_of(read_regular(folder / NAME)) or ())
-
-
-def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _irregular_below(folder: pathlib.Path) -> list[str]:

@@ -17,11 +17,7 @@ from keras_dist.errors import ConfigError, did_you_mean, nearest
 
 
 def read_table(file: Path) -> dict[Any, Any]:
-    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table.
-
-    Returns:
-        What the file holds.
-    """
+    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table."""
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         raise ConfigError(
             f"{file}: not a config file by its name",

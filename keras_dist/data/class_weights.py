@@ -7,23 +7,31 @@ from collections.abc import Mapping
 import numpy as np
 
 from keras_dist._types import PyTree
-from keras_dist.data.conversion import SparseRows
+from keras_dist.data.conversion import dense
 from keras_dist.errors import DataError, shorten
 
 
-def weights_of_classes(y: PyTree, class_weight: Mapping[int, float]) -> np.ndarray:
+def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weight: PyTree = None) -> np.ndarray:
     """Return the weight of the class of each example.
 
     Args:
         y: class indices (examples,) or (examples, 1), or a score for each class (examples, classes), the largest of
             which counts.
         class_weight: weights by class index; classes that are not in it weigh 1.
+        sample_weight: the weights that the examples have already, of which there must be none.
 
     Returns:
         Weights (examples,), float32.
 
     Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
     """
+    if sample_weight is not None:
+        raise DataError(
+            "`class_weight` and `sample_weight` cannot be given at the same time",
+            given=f"class_weight={shorten(class_weight)}, and examples with a sample_weight",
+            expected="one of them",
+            fix="multiply sample_weight by the weight of each example's class",
+        )
     _check_weights(class_weight)
     if not hasattr(y, "shape") or len(y.shape) not in (1, 2):
         raise DataError(
@@ -32,7 +40,7 @@ def weights_of_classes(y: PyTree, class_weight: Mapping[int, float]) -> np.ndarr
             expected="one output, with y of shape (examples,), (examples, 1) or (examples, classes)",
             fix="pass weights for each output by sample_weight",
         )
-    y = y.copy() if isinstance(y, SparseRows) else np.asarray(y)
+    y = np.asarray(dense(y))
     if y.ndim == 2:
         y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]
     classes, places = np.unique(np.round(y).astype(np.int32), return_inverse=True)

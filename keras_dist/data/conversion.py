@@ -76,12 +76,12 @@ def describe(arrays: Arrays, name: str = "", shape_of: Callable[[Any], Any] = np
 
 
 @contextlib.contextmanager
-def noting(place: str) -> Iterator[None]:
-    """Add a note to errors that says where in the data they were raised."""
+def noting(place: str | Callable[[], str]) -> Iterator[None]:
+    """Add a note to errors that says where they were raised; a function of the text is called for errors alone."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {place}")
+        error.add_note(f"in {place if isinstance(place, str) else place()}")
         raise
 
 
@@ -189,18 +189,16 @@ def to_host(leaf: Any) -> Any:
     return np.asarray(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
 
 
+def dense(array: np.ndarray | SparseRows) -> np.ndarray:
+    """Return all rows of an array, those of a sparse one in a copy."""
+    return array.copy() if isinstance(array, SparseRows) else array
+
+
 class SparseRows:
     """A sparse matrix whose rows become dense when they are read.
 
     Args:
         matrix: a scipy matrix in CSR format.
-
-    Attributes:
-        shape: (rows, columns).
-        dtype: of the elements.
-        ndim: 2.
-        size: number of elements, zeros included.
-        nbytes: bytes of the matrix as a dense array.
     """
 
     ndim = 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch, stacked, unpack
-from keras_dist.data.conversion import Arrays, SparseRows, as_arrays, describe, is_plain, noting, to_host
+from keras_dist.data.conversion import Arrays, as_arrays, dense, describe, is_plain, noting, to_host
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
 from keras_dist.distribution.process_rows import Share
@@ -161,6 +161,5 @@ def _as_array(item: PyTree, name: str) -> PyTree:
 
 def _lifted(leaf: PyTree) -> PyTree:
     """Add a dim of size 1 before those of a number or an array; return anything else unchanged."""
-    host = np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf)
-    host = host.copy() if isinstance(host, SparseRows) else host
+    host = dense(np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf))
     return host[None] if isinstance(host, np.ndarray) else leaf

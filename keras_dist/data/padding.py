@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist._arguments import argument_error, check_int, check_option
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
-from keras_dist.data.conversion import SparseRows, as_arrays, common_length, named_leaves
+from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
 from keras_dist.errors import DataError, shorten
 from keras_dist.losses.reduction import REDUCTIONS
 
@@ -64,7 +64,7 @@ def pad_batch(
         (3, 128)
     """
     given = zip(unpack(batch, "pad_batch: batch"), ("x", "y", "sample_weight"), strict=True)
-    x, y, weights = arrays = tuple(jax.tree.map(_dense, as_arrays(tree, name)) for tree, name in given)
+    x, y, weights = arrays = tuple(jax.tree.map(dense, as_arrays(tree, name)) for tree, name in given)
     rows = common_length(arrays, "", what="batch")
     divides_by_all = check_option("reduction", reduction, REDUCTIONS) in ("sum_over_batch_size", "mean")
     check_int("dim", dim, 0, error=DataError)
@@ -152,7 +152,3 @@ def _padded(leaf: np.ndarray, dim: int, length: int, value: float) -> np.ndarray
             raise argument_error("value", value, f"a number that {leaf.dtype} holds", example=0, error=DataError)
     widths = [(0, length - size if axis == dim else 0) for axis, size in enumerate(leaf.shape)]
     return np.pad(leaf, widths, constant_values=value)
-
-
-def _dense(leaf: np.ndarray | SparseRows) -> np.ndarray:
-    return leaf.take(np.arange(len(leaf))) if isinstance(leaf, SparseRows) else leaf

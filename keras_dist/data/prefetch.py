@@ -9,7 +9,7 @@ import jax
 
 from keras_dist._arguments import check_int
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.data.conversion import SparseRows, as_array
+from keras_dist.data.conversion import SparseRows, as_array, dense
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.strategy import Distribution
@@ -50,8 +50,7 @@ def _prefetched(batches: Iterator[PyTree], distribution: Distribution, size: int
 
 def _placed(batch: PyTree, number: int, distribution: Distribution) -> PyTree:
     def place(leaf: ArrayLike | SparseRows) -> jax.Array:
-        host = as_array(leaf, f"a leaf of batch {number}")
-        array = host.copy() if isinstance(host, SparseRows) else host
+        array = dense(as_array(leaf, f"a leaf of batch {number}"))
         layout = distribution.get_data_layout(array.shape)
         mesh = distribution.device_mesh
         if len(array) % mesh.axis_size(layout.axes[0]):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import argument_error, check_option
 from keras_dist._ranges import check_indices
 from keras_dist._types import DTypeLike, PyTree
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError
 
 
 def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.ndarray:
@@ -95,14 +96,13 @@ def pad_sequences(
 
     Source: `keras.utils.pad_sequences`.
     """
-    for argument, side in (("padding", padding), ("truncating", truncating)):
-        if side not in ("pre", "post"):
-            raise _unusable(argument, side, '"pre" or "post"')
+    padding = check_option("padding", padding, ("pre", "post"), error=DataError)
+    truncating = check_option("truncating", truncating, ("pre", "post"), error=DataError)
     if isinstance(value, str) and np.dtype(dtype).kind not in "OSU":
-        raise _unusable("dtype", dtype, f"one that holds value={value!r}", "dtype=object")
+        raise argument_error("dtype", dtype, f"one that holds value={value!r}", example="object", error=DataError)
     for index, sequence in enumerate(sequences):
         if not hasattr(sequence, "__len__"):
-            raise _unusable(f"sequences[{index}]", sequence, "a sequence", "sequences=[[1, 2], [3]]")
+            raise argument_error(f"sequences[{index}]", sequence, "a sequence", example=[1, 2], error=DataError)
     length = max(map(len, sequences), default=0) if maxlen is None else maxlen
     shape = next((np.shape(sequence)[1:] for sequence in sequences if len(sequence)), ())
     padded = np.full((len(sequences), length, *shape), value, dtype)
@@ -111,15 +111,7 @@ def pad_sequences(
         if not len(kept):
             continue
         if kept.shape[1:] != shape:
-            raise _unusable(f"sequences[{index}]", kept, f"elements of shape {shape}, as those before")
+            expected = f"a sequence of elements of shape {shape}, as those before"
+            raise argument_error(f"sequences[{index}]", kept, expected, error=DataError)
         padded[index, slice(len(kept)) if padding == "post" else slice(length - len(kept), None)] = kept
     return padded
-
-
-def _unusable(argument: str, value: object, expected: str, fix: str = "") -> DataError:
-    return DataError(
-        f"pad_sequences: `{argument}` cannot be used",
-        given=f"{argument}={shorten(value)}",
-        expected=expected,
-        fix=fix or f"give {expected}",
-    )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import check_batch_size
@@ -233,12 +234,8 @@ def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
 def _in_order(files: Any) -> list[Any]:
     if isinstance(files, Iterable) and not isinstance(files, str | bytes | os.PathLike | Set):
         return list(files)
-    raise DataError(
-        "`files` is not a list of files",
-        given=f"files={shorten(files)} of type {type(files).__name__}",
-        expected="names or paths, in an order that is the same in all processes",
-        fix="files=sorted(...)",
-    )
+    expected = "names or paths, in an order that is the same in all processes: files=sorted(...)"
+    raise argument_error("files", files, expected, wrong="is not a list of files", error=DataError)
 
 
 def _reader(num_groups: int | None, group_index: int | None, group: ReplicaGroup | None) -> ReplicaGroup:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Self, SupportsInt
 
 import jax
@@ -17,12 +17,13 @@ from rich.progress import track
 
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch, unpack
+from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import (
     Arrays,
-    SparseRows,
     all_as_arrays,
     as_arrays,
     common_length,
+    dense,
     describe,
     is_plain,
     noting,
@@ -59,7 +60,7 @@ class StreamSource(DataSource):
     def __init__(self, dataset: Any, name: str = "") -> None:
         self.name, self._dataset = name, dataset
         self.title = f"{name}{shorten(dataset)}"
-        self._weigh: Callable[[PyTree], PyTree] | None = None
+        self._class_weight: Mapping[int, float] | None = None
 
     def first(self) -> PyTree:
         """Return the first batch, which `open` yields again."""
@@ -95,11 +96,11 @@ class StreamSource(DataSource):
         with noting(self._place(0)):
             return self._arrays(self.first())
 
-    def weighted(self, weigh: Callable[[PyTree], PyTree]) -> Self:
-        """Return the same batches, weighted by their targets."""
+    def weighted(self, class_weight: Mapping[int, float]) -> Self:
+        """Return the same batches with the weights of their classes as sample weights."""
         same = copy.copy(self)
         same.__dict__.pop("like", None)
-        same._weigh = weigh
+        same._class_weight = class_weight
         return same
 
     def example(self, multiple_of: int, share: Share | None = None) -> Batch:
@@ -139,17 +140,10 @@ class StreamSource(DataSource):
     def _arrays(self, element: PyTree) -> Arrays:
         """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
         x, y, sample_weight = unpack(element, "the batch")
-        if self._weigh is not None:
-            if sample_weight is not None:
-                raise DataError(
-                    "`class_weight` and `sample_weight` cannot be given at the same time",
-                    given="class_weight, and a batch with sample_weight",
-                    expected="one of them",
-                    fix="multiply the weights in the source by the weight of each example's class",
-                )
-            sample_weight = self._weigh(as_arrays(y, f"{self.name}y"))
+        if self._class_weight is not None:
+            sample_weight = weights_of_classes(as_arrays(y, f"{self.name}y"), self._class_weight, sample_weight)
         arrays = all_as_arrays((x, y, sample_weight), self.name)
-        arrays = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, SparseRows) else leaf, arrays)
+        arrays = jax.tree.map(dense, arrays)
         common_length(arrays, self.name, "batch")
         return arrays
 

@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from keras_dist import _jax, random
-from keras_dist._arguments import is_int
+from keras_dist._arguments import check_int
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
@@ -172,14 +172,9 @@ def _integer_variable(name: str) -> int | None:
 
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
-    for name, value in (("num_processes", num_processes), ("process_id", process_id)):
-        if value is not None and not (is_int(value, 1) if name == "num_processes" else is_int(value)):
-            raise ClusterError(
-                f"initialize: `{name}` cannot be used",
-                given=f"{name}={value!r}",
-                expected="an integer; num_processes is at least 1",
-                fix="num_processes is the size of the job, process_id counts from 0",
-            )
+    for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
+        if value is not None:
+            check_int(name, value, low, error=ClusterError)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ClusterError(
             "process_id is out of range",

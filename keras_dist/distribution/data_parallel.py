@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from keras_dist._types import Device
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.strategy import Distribution, check_mesh, register_strategy
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.errors import ConfigError, DistributionError, LayoutWarning
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class DataParallel(Distribution):
         if device_mesh is None:
             chosen = devices_module.list_devices() if devices is None else devices
             device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], chosen)
-        batch_dim_name = check_mesh(device_mesh).axis_names[0]
+        batch_dim_name = check_mesh(device_mesh, DistributionError).axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
-        self._shard_optimizer = shard_optimizer
+        self.shard_optimizer = shard_optimizer
         if device_mesh.devices.ndim != 1:
             warnings.warn(
                 f"Expect the input mesh to be 1D, but received mesh.devices.ndim={device_mesh.devices.ndim}. "
@@ -89,11 +89,6 @@ class DataParallel(Distribution):
         return cls(mesh, shard_optimizer=config.shard_optimizer)
 
     @property
-    def shard_optimizer(self) -> bool:
-        """Whether the optimizer's slots are sharded over the batch axis."""
-        return self._shard_optimizer
-
-    @property
     def num_model_replicas(self) -> int:
         """Number of devices: each holds the whole model."""
         return self.device_mesh.size
@@ -115,14 +110,11 @@ class DataParallel(Distribution):
     def get_slot_layout(self, variable: Any) -> TensorLayout:
         """Return the layout of the variable; with `shard_optimizer` also sharded over the batch axis."""
         layout = self.get_variable_layout(variable)
-        if not self._shard_optimizer:
+        if not self.shard_optimizer:
             return layout
-        sharded = layout.shard_largest_dim(variable.shape, self._batch_axes())
+        sharded = layout.shard_largest_dim(variable.shape, self.batch_dim_name or self.device_mesh.axis_names[0])
         return layout if sharded is None else sharded.because(f"sharded over {self.batch_dim_name!r}")
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Return None: XLA chooses the layouts of activations."""
         return None
-
-    def _batch_axes(self) -> str | tuple[str, ...]:
-        return self.batch_dim_name or self.device_mesh.axis_names[0]

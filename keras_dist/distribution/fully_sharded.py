@@ -10,10 +10,10 @@ from keras_dist import _jax
 from keras_dist._arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
-from keras_dist.distribution.strategy import BatchDimName, check_mesh, register_strategy, resolve_axes
+from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
 from keras_dist.errors import DistributionError, type_name
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class FullySharded(RuleBased):
         strict: bool = False,
         axis_names: AxisNames | None = None,
     ) -> None:
-        first = check_mesh(device_mesh).axis_names[0]
-        self._axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
+        first = check_mesh(device_mesh, DistributionError).axis_names[0]
+        self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         self._min_size_bytes = check_int(
             "min_size_bytes",
             min_size_bytes,
@@ -74,7 +74,7 @@ class FullySharded(RuleBased):
             error=DistributionError,
         )
         rules = _check_same_mesh(layout_map, device_mesh)
-        super().__init__(device_mesh, rules, batch_dim_name or self._axis, auto_shard_dataset, strict, axis_names)
+        super().__init__(device_mesh, rules, batch_dim_name or self.axis, auto_shard_dataset, strict, axis_names)
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: FullyShardedConfig) -> Self:
@@ -84,11 +84,6 @@ class FullySharded(RuleBased):
             rules[rule] = axes
         least = config.min_size_bytes or 0
         return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=least, strict=config.strict)
-
-    @property
-    def axis(self) -> str | tuple[str, ...]:
-        """The mesh axis, or axes, that variables are sharded over."""
-        return self._axis
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
         """Return the layout by the rules, with the largest unsharded dim that divides sharded over `axis`.
@@ -102,10 +97,10 @@ class FullySharded(RuleBased):
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
         if _nbytes(variable) < self._min_size_bytes:
             return base
-        sharded = base.shard_largest_dim(variable.shape, self._axis)
+        sharded = base.shard_largest_dim(variable.shape, self.axis)
         if sharded is None:
             return base
-        own = f"sharded over {self._axis!r}"
+        own = f"sharded over {self.axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
 
     def _is_for_another_mesh(self, variable: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import jax
 
-from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
 
 Axis = str | tuple[str, ...] | None
@@ -149,13 +149,7 @@ class TensorLayout:
             )
         if self._device_mesh is None:
             return
-        if not isinstance(self._device_mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LayoutError(
-                "TensorLayout: `device_mesh` is not a DeviceMesh",
-                given=f"{shorten(self._device_mesh)} of type {type_name(self._device_mesh)}",
-                expected="a keras_dist.DeviceMesh, or None",
-                fix='for example DeviceMesh((2, 4), ("data", "model"))',
-            )
+        check_mesh(self._device_mesh, LayoutError)
         valid = list(self._device_mesh.axis_names)
         unknown = [name for name in names if name not in valid]
         if unknown:

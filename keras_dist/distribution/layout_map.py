@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
+from keras_dist._arguments import argument_error
 from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import Axis, TensorLayout
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.errors import LayoutError, shorten, type_name
 
 
@@ -40,13 +41,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     """
 
     def __init__(self, device_mesh: DeviceMesh | None) -> None:
-        if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LayoutError(
-                "LayoutMap: `device_mesh` is not a DeviceMesh",
-                given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
-                expected="a keras_dist.DeviceMesh",
-                fix='LayoutMap(DeviceMesh((2, 4), ("data", "model")))',
-            )
+        if device_mesh is not None:
+            check_mesh(device_mesh, LayoutError)
         self._layout_map: dict[str, TensorLayout] = {}
         self._device_mesh = device_mesh
 
@@ -146,12 +142,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             LayoutError: `path` is not a string.
         """
         if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LayoutError(
-                "LayoutMap: a path is not a string",
-                given=f"{shorten(path)} of type {type(path).__name__}",
-                expected="a path such as 'd1/kernel'",
-                fix="look up the variable's path",
-            )
+            raise argument_error("path", path, "a path such as 'd1/kernel'", wrong="is not a string", error=LayoutError)
         if path in self._layout_map:
             return [path]
         return [rule for rule in self._layout_map if pattern(rule).fullmatch(path)]
@@ -185,12 +176,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     def _check_key(self, key: Any) -> None:
         if not isinstance(key, str):
-            raise LayoutError(
-                "LayoutMap: a rule is not a string",
-                given=f"{shorten(key)} of type {type(key).__name__}",
-                expected="a path such as 'd1/kernel', or a regular expression for whole paths",
-                fix="use the path printed by the layout table",
-            )
+            expected = "a path such as 'd1/kernel', or a regular expression for whole paths"
+            raise argument_error("rule", key, expected, wrong="is not a string", error=LayoutError)
         if key in self._layout_map:
             raise LayoutError(
                 f"{key} already exist in the LayoutMap with value {self._layout_map[key]}",

@@ -13,7 +13,7 @@ from typing import Literal
 from flax import nnx
 
 from keras_dist._patterns import pattern
-from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
@@ -55,51 +55,48 @@ def check_layout(
     *,
     is_own: bool = False,
 ) -> list[Problem]:
-    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
-
-    Args:
-        path: of the array.
-        shape: its dims.
-        layout: the layout to check, with its reason.
-        mesh: the devices.
-        what: what the layout comes from.
-        is_own: whether the model itself says it.
-    """
+    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`."""
     given = f"shape {tuple(shape)}, layout {layout.axes}, {what} {layout.reason!r}, mesh {mesh.describe()}"
+    problems: list[Problem] = []
+
+    def found(kind: Kind, summary: str, expected: str, fix: str, given: str = given) -> None:
+        problems.append(Problem(kind, path, summary, given, expected, fix))
+
     if layout.device_mesh is not None and layout.device_mesh != mesh:
-        return [
-            Problem(
-                "mesh",
-                path,
-                f"the layout of {path!r} belongs to a different mesh",
-                f"{given}; the layout's mesh is {layout.device_mesh.describe()}",
-                f"a layout on mesh {mesh.describe()}",
-                f"give the axes without a mesh: {layout.axes}",
-            )
-        ]
+        found(
+            "mesh",
+            f"the layout of {path!r} belongs to a different mesh",
+            f"a layout on mesh {mesh.describe()}",
+            f"give the axes without a mesh: {layout.axes}",
+            f"{given}; the layout's mesh is {layout.device_mesh.describe()}",
+        )
+        return problems
     if len(layout.axes) != len(shape):
-        return [
-            Problem(
-                "rank",
-                path,
-                f"the layout of {path!r} has the wrong rank",
-                given,
-                f"{len(shape)} entries, one for each dim",
-                f"write a rule with {len(shape)} entries for this path, "
-                + (
-                    "which overrides it, or name each dim (nnx.vmap and nnx.scan name the one that they add by "
-                    "transform_metadata={nnx.PARTITION_NAME: ...})"
-                    if is_own
-                    else "or narrow the rule so that it misses it"
-                ),
+        way = "or narrow the rule so that it misses it"
+        if is_own:
+            way = (
+                "which overrides it, or name each dim (nnx.vmap and nnx.scan name the one that they add by "
+                "transform_metadata={nnx.PARTITION_NAME: ...})"
             )
-        ]
-    return [
-        problem
-        for dim, axis in enumerate(layout.axes)
-        if axis is not None
-        for problem in _check_dim(path, shape, dim, axis, layout, mesh, given)
-    ]
+        expected = f"{len(shape)} entries, one for each dim"
+        fix = f"write a rule with {len(shape)} entries for this path, {way}"
+        found("rank", f"the layout of {path!r} has the wrong rank", expected, fix)
+        return problems
+    valid = mesh.axis_sizes
+    for dim, (size, axis) in enumerate(zip(shape, layout.axes, strict=True)):
+        if unknown := [name for name in axis_tuple(axis) if name not in valid]:
+            names = ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown)
+            summary = f"the layout of {path!r} names an axis that the mesh does not have: {names}"
+            found("axis", summary, f"axes of mesh {mesh.describe()}, or None", "correct the name, or write None")
+        elif size % (shards := mesh.axis_size(axis)):
+            without = tuple(None if d == dim else entry for d, entry in enumerate(layout.axes))
+            found(
+                "indivisible",
+                f"cannot shard dim {dim} of {path!r}",
+                f"dim {dim} = {size} divisible by axis {axis!r} = {shards}",
+                f"make the dim {-(-size // shards) * shards}, or map this path to {without}",
+            )
+    return problems
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
@@ -176,45 +173,6 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
             LayoutWarning,
             stacklevel=frames_inside(),
         )
-
-
-def _check_dim(
-    path: str,
-    shape: Sequence[int],
-    dim: int,
-    axis: Axis,
-    layout: TensorLayout,
-    mesh: DeviceMesh,
-    given: str,
-) -> list[Problem]:
-    valid = mesh.axis_sizes
-    unknown = [name for name in axis_tuple(axis) if name not in valid]
-    if unknown:
-        return [
-            Problem(
-                "axis",
-                path,
-                f"the layout of {path!r} names an axis that the mesh does not have: "
-                + ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown),
-                given,
-                f"axes of mesh {mesh.describe()}, or None",
-                "correct the name, or write None",
-            )
-        ]
-    shards = mesh.axis_size(axis)
-    if shape[dim] % shards == 0:
-        return []
-    without = tuple(None if d == dim else entry for d, entry in enumerate(layout.axes))
-    return [
-        Problem(
-            "indivisible",
-            path,
-            f"cannot shard dim {dim} of {path!r}",
-            given,
-            f"dim {dim} = {shape[dim]} divisible by axis {axis!r} = {shards}",
-            f"make the dim {-(-shape[dim] // shards) * shards}, or map this path to {without}",
-        )
-    ]
 
 
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:

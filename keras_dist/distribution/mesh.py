@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._arguments import is_int
+from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import devices as devices_module
-from keras_dist.errors import MeshError, did_you_mean, shorten
+from keras_dist.errors import KerasDistError, MeshError, did_you_mean, shorten
 
 
 class DeviceMesh:
@@ -128,6 +128,14 @@ class DeviceMesh:
         return "{" + ", ".join(f"{name}: {size}" for name, size in self.axis_sizes.items()) + "}"
 
 
+def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
+    """Return `device_mesh`, if it is a mesh."""
+    if isinstance(device_mesh, DeviceMesh):
+        return device_mesh
+    expected = 'a keras_dist.DeviceMesh, such as DeviceMesh((2, 4), ("data", "model"))'
+    raise argument_error("device_mesh", device_mesh, expected, wrong="is not a DeviceMesh", error=error)
+
+
 def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:
     """Return the mesh axes in one entry of a layout: `None` -> `()`, `"data"` -> `("data",)`, tuples as they are."""
     if axes is None:
@@ -148,50 +156,33 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
             )
         shape, axis_names = list(shape.values()), list(shape)
     given = f"shape={shorten(shape)}, axis_names={shorten(axis_names)}"
+    example = 'for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")'
+
+    def wrong(summary: str, expected: str, fix: str = example) -> MeshError:
+        return MeshError(summary, given=given, expected=expected, fix=fix)
+
     for argument, value in (("shape", shape), ("axis_names", axis_names)):
         if value is not None and (isinstance(value, Set) or not hasattr(value, "__len__")):
-            raise MeshError(
-                f"DeviceMesh: `{argument}` is not a sequence",
-                given=given,
-                expected="a size and a name for each axis, in order",
-                fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
-            )
+            raise wrong(f"DeviceMesh: `{argument}` is not a sequence", "a size and a name for each axis, in order")
     if shape is None or axis_names is None or not len(shape) or not len(axis_names):
-        raise MeshError(
-            "Shape and axis_names cannot be empty",
-            given=given,
-            expected="at least one axis",
-            fix='for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")',
-        )
+        raise wrong("Shape and axis_names cannot be empty", "at least one axis")
     if isinstance(axis_names, str):
-        raise MeshError(
-            "DeviceMesh: `axis_names` is one string",
-            given=given,
-            expected="a sequence of names",
-            fix=f"axis_names=({axis_names!r},)",
-        )
+        raise wrong("DeviceMesh: `axis_names` is one string", "a sequence of names", f"axis_names=({axis_names!r},)")
     if len(shape) != len(axis_names):
-        raise MeshError(
-            "Shape and axis_names should have same size",
-            given=given,
-            expected="one name for each size",
-            fix="add the missing name or size",
-        )
+        raise wrong("Shape and axis_names should have same size", "one name for each size")
     for size in shape:
         if not is_int(size, -1) or size == 0:
-            raise MeshError(
+            raise wrong(
                 f"DeviceMesh: {shorten(size)} is not the size of an axis",
-                given=given,
-                expected="integers of at least 1, or one -1",
-                fix="give each axis the number of devices along it",
+                "integers of at least 1, or one -1",
+                "give each axis the number of devices along it",
             )
     for name in axis_names:
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            raise MeshError(
+            raise wrong(
                 f"DeviceMesh: {shorten(name)} is not the name of an axis",
-                given=given,
-                expected="strings of printable characters, without blanks around them",
-                fix='name the axes for what they do, such as "data" and "model"',
+                "strings of printable characters, without blanks around them",
+                'name the axes for what they do, such as "data" and "model"',
             )
     _refuse_duplicates(axis_names, "axis name", "axis_names")
     plain = [str(name) for name in axis_names]
@@ -233,23 +224,16 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
     known = math.prod(size for size in sizes if size != -1)
     unknown = sizes.count(-1)
     if unknown > 1 or (unknown == 1 and device_count % known) or (unknown == 0 and known != device_count):
+        product = " x ".join(map(str, sizes)) + ("" if unknown else f" = {known}")
+        some = f"or use some devices only: devices=list_devices()[:{known}]"
+        more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
         raise MeshError(
             "Shape does not match the number of devices",
-            given=f"shape={sizes} ({_product(sizes)}) on {device_count} device(s)",
+            given=f"shape={sizes} ({product}) on {device_count} device(s)",
             expected=f"sizes whose product is {device_count}" + (", with at most one -1" if unknown > 1 else ""),
-            fix=_fix_for_sizes(known, unknown, device_count),
+            fix=f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}",
         )
     return tuple(device_count // known if size == -1 else size for size in sizes)
-
-
-def _product(sizes: tuple[int, ...]) -> str:
-    return " x ".join(str(size) for size in sizes) + (f" = {math.prod(sizes)}" if -1 not in sizes else "")
-
-
-def _fix_for_sizes(known: int, unknown: int, device_count: int) -> str:
-    if unknown == 0 and known < device_count:
-        return f"change a size, write -1 for one of them, or use some devices only: devices=list_devices()[:{known}]"
-    return "change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)"
 
 
 def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:

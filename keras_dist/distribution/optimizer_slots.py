@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,25 +13,11 @@ from keras_dist._types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.variables import leaf_parts
 
-
-class Parameter(Protocol):
-    """A parameter, as `owners` and `LayoutPlan.follow` see it."""
-
-    @property
-    def path(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its dims."""
-        ...
+if TYPE_CHECKING:
+    from keras_dist.distribution.plan import Row
 
 
-P = TypeVar("P", bound=Parameter)
-
-
-class Claim(NamedTuple, Generic[P]):
+class Claim(NamedTuple):
     """A leaf, and the parameter it belongs to.
 
     Attributes:
@@ -40,31 +26,25 @@ class Claim(NamedTuple, Generic[P]):
         is_whole: whether it was found in a subtree that has a branch for every parameter.
     """
 
-    parameter: P | None
+    parameter: Row | None
     leaf: Any
     is_whole: bool = False
 
 
-def owners(planned: Mapping[_paths.Parts, P], tree: PyTree) -> list[Claim[P]]:
+def owners(planned: Mapping[_paths.Parts, Row], tree: PyTree) -> list[Claim]:
     """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
     A subtree belongs to the parameters when the path of each of its leaves begins with the path of a parameter;
     branches may be missing, and the types of containers are ignored. The topmost such subtree decides, so a module
     called `mu` cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's
     tuple of two states), the one whose shapes agree better counts.
-
-    Args:
-        planned: the parameters by the names that lead to them.
-        tree: any pytree: an optimizer state, gradients, an average of the parameters.
     """
     by_names = {tuple(map(str, parts)): parameter for parts, parameter in planned.items()}
 
-    def explain(node: PyTree) -> list[Claim[P]]:
+    def explain(node: PyTree) -> list[Claim]:
         children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
         is_leaf = len(children) == 1 and children[0] is node
-        inside: list[Claim[P]] = (
-            [Claim(None, node)] if is_leaf else [claim for child in children for claim in explain(child)]
-        )
+        inside = [Claim(None, node)] if is_leaf else [claim for child in children for claim in explain(child)]
         here = _claim(by_names, node)
         if here is None:
             return inside
@@ -74,7 +54,7 @@ def owners(planned: Mapping[_paths.Parts, P], tree: PyTree) -> list[Claim[P]]:
     return explain(tree)
 
 
-def _claim(by_names: Mapping[tuple[str, ...], P], node: PyTree) -> list[Claim[P]] | None:
+def _claim(by_names: Mapping[tuple[str, ...], Row], node: PyTree) -> list[Claim] | None:
     """Return the leaves of `node`, each with its parameter; None where one of them has none."""
     ways: list[tuple[str, ...]] = []
     for parts in leaf_parts(node):
@@ -87,7 +67,7 @@ def _claim(by_names: Mapping[tuple[str, ...], P], node: PyTree) -> list[Claim[P]
     return [Claim(by_names[way], leaf, is_whole) for way, leaf in zip(ways, jax.tree.leaves(node), strict=True)]
 
 
-def _agreement(claims: list[Claim[Any]]) -> tuple[int, int, int]:
+def _agreement(claims: list[Claim]) -> tuple[int, int, int]:
     """Count the leaves with their parameter's shape, with one that follows from it, and the first in whole subtrees."""
     owned = [
         (np.shape(leaf), parameter.shape, is_whole) for parameter, leaf, is_whole in claims if parameter is not None

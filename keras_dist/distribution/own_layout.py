@@ -38,12 +38,7 @@ class OwnLayout:
         return [name for name in used if not set(axis_tuple(names.get(name, name))) <= set(mesh.axis_names)]
 
     def resolve(self, mesh: DeviceMesh, axis_names: AxisNames | None = None) -> TensorLayout:
-        """Return the layout; it has no mesh if it names axes that `mesh` does not have.
-
-        Args:
-            mesh: the devices.
-            axis_names: mesh axes for the names in sharding metadata; they precede those of the model itself.
-        """
+        """Return the layout; it has no mesh if it names axes that `mesh` does not have."""
         layout = self.layout
         if layout is None:
             names = {**self.axis_names, **(axis_names or {})}

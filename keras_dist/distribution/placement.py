@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._arguments import argument_error
 from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import LayoutError, type_name
+from keras_dist.errors import LayoutError
 
 
 def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
@@ -41,12 +42,8 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
             lint.report(lint.check_layout("tensor", np.shape(tensor), layout, mesh), [], mesh, strict=False)
         layout = sharding
     elif layout is None or isinstance(layout, tuple | list) or hasattr(layout, "device_mesh"):
-        raise LayoutError(
-            "distribute_tensor: `layout` is not a layout",
-            given=f"{layout!r} of type {type_name(layout)}",
-            expected="a TensorLayout with a mesh, or a jax.sharding.Sharding",
-            fix="TensorLayout(axes, mesh)",
-        )
+        expected = "a TensorLayout with a mesh, or a jax.sharding.Sharding"
+        raise argument_error("layout", layout, expected, wrong="is not a layout", error=LayoutError)
     if _jax.is_traced(tensor):
         return jax.lax.with_sharding_constraint(tensor, layout)
     if isinstance(tensor, jax.Array):

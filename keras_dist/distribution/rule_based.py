@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
+from keras_dist._arguments import argument_error
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -30,6 +31,8 @@ class RuleBased(Distribution):
             divided among the replicas.
     """
 
+    layout_map: LayoutMap
+
     def __init__(
         self,
         device_mesh: DeviceMesh,
@@ -40,9 +43,9 @@ class RuleBased(Distribution):
         axis_names: AxisNames | None,
     ) -> None:
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
-        self._layout_map = layout_map
-        self._axis_names = _check_axis_names(axis_names, device_mesh)
-        self._strict = strict
+        self.layout_map = layout_map  # pyright: ignore[reportIncompatibleVariableOverride]: here there is always one
+        self.axis_names = _check_axis_names(axis_names, device_mesh)
+        self.strict = strict
         replicas = self.num_model_replicas
         if self._is_multi_process and self.num_processes > replicas and self.num_processes % replicas != 0:
             raise DistributionError(
@@ -52,21 +55,6 @@ class RuleBased(Distribution):
                 expected="a multiple of the number of model replicas",
                 fix=f"start the job with a multiple of {replicas} processes, or change the mesh",
             )
-
-    @property
-    def layout_map(self) -> LayoutMap:
-        """The layout rules."""
-        return self._layout_map
-
-    @property
-    def axis_names(self) -> AxisNames:
-        """Mesh axes for the names that models give to dims."""
-        return self._axis_names
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return self._strict
 
     @property
     def num_model_replicas(self) -> int:
@@ -83,12 +71,12 @@ class RuleBased(Distribution):
         Raises:
             LayoutError: several rules match.
         """
-        return self._layout_map[path]
+        return self.layout_map[path]
 
     def snapshot(self) -> Self:
         """Return a copy of this distribution that is not affected by rules added later."""
         same = copy.copy(self)
-        same._layout_map = self._layout_map.copy()
+        same.layout_map = self.layout_map.copy()
         return same
 
     def _decided(self, variable: Any) -> TensorLayout | None:
@@ -100,12 +88,12 @@ class RuleBased(Distribution):
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
             return assigned.because("assigned to the variable")
-        rule = self._layout_map.match(variable.path, getattr(variable, "aliases", ()))
+        rule = self.layout_map.match(variable.path, getattr(variable, "aliases", ()))
         if rule is not None:
-            return self._layout_map.rule_layout(rule).because(rule)
+            return self.layout_map.rule_layout(rule).because(rule)
         own = getattr(variable, "own", None)
         if own is not None:
-            return own.resolve(self.device_mesh, self._axis_names)
+            return own.resolve(self.device_mesh, self.axis_names)
         for parameter in getattr(variable, "beside", ()):
             layout = self._decided(parameter)
             if layout is not None:
@@ -115,12 +103,10 @@ class RuleBased(Distribution):
 
 def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:
     if axis_names is not None and not isinstance(axis_names, Mapping):
-        raise DistributionError(
-            "`axis_names` is not a dict",
-            given=f"axis_names={axis_names!r}",
-            expected="for each name that the model has for dims an axis of the mesh, a tuple of axes, or None",
-            fix=f'for example axis_names={{"embed": {mesh.axis_names[0]!r}, "layers": None}}',
-        )
+        expected = "for each name that the model has for dims an axis of the mesh, a tuple of axes, or None"
+        example = {"embed": mesh.axis_names[0], "layers": None}
+        wrong, error = "is not a dict", DistributionError
+        raise argument_error("axis_names", axis_names, expected, wrong=wrong, example=example, error=error)
     return {
         name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
         for name, axes in cast("Mapping[str, Any]", axis_names or {}).items()

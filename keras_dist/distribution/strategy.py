@@ -10,16 +10,18 @@ import contextlib
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from keras_dist import _jax
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import cluster, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
@@ -43,17 +45,28 @@ class Distribution:
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
 
+    Attributes:
+        auto_shard_dataset: whether all processes of the job pass the same data, of which each reads its share.
+        layout_map: the layout rules; None for a strategy without rules.
+        axis_names: mesh axes for the names that models give to dims; empty for a strategy without rules.
+        strict: whether a layout rule without effect is an error.
+
     Source: `keras.distribution.Distribution`.
     """
+
+    auto_shard_dataset: bool = True
+    layout_map: LayoutMap | None = None
+    axis_names: AxisNames = MappingProxyType({})
+    strict: bool = False
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: BatchDimName | None = None, auto_shard_dataset: bool = True
     ) -> None:
-        self._device_mesh = check_mesh(device_mesh)
+        self._device_mesh = check_mesh(device_mesh, DistributionError)
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
-        self._auto_shard_dataset = auto_shard_dataset
+        self.auto_shard_dataset = auto_shard_dataset
         self._num_processes = cluster.num_processes()
         self._process_id = cluster.process_id()
         self._is_multi_process = self._num_processes > 1
@@ -80,20 +93,6 @@ class Distribution:
     def batch_dim_name(self) -> str | tuple[str, ...] | None:
         """The mesh axis, or axes, over which the batch dim of data is sharded."""
         return self._batch_dim_name
-
-    @property
-    def auto_shard_dataset(self) -> bool:
-        """Whether all processes of the job pass the same data, of which each reads its share."""
-        return self._auto_shard_dataset
-
-    @auto_shard_dataset.setter
-    def auto_shard_dataset(self, auto_shard_dataset: bool) -> None:
-        self._auto_shard_dataset = auto_shard_dataset
-
-    @property
-    def layout_map(self) -> LayoutMap | None:
-        """The layout rules; None for a strategy without rules."""
-        return None
 
     @property
     def num_processes(self) -> int:
@@ -199,16 +198,6 @@ class Distribution:
         snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
         return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot)
 
-    @property
-    def axis_names(self) -> AxisNames:
-        """Mesh axes for the names that models give to dims; empty for a strategy without rules."""
-        return {}
-
-    @property
-    def strict(self) -> bool:
-        """Whether a layout rule without effect is an error."""
-        return False
-
     def snapshot(self) -> Self:
         """Return a copy of this distribution that later changes do not affect."""
         return copy.copy(self)
@@ -219,7 +208,9 @@ class Distribution:
         if type(self) is not type(other):
             return False
         mine, theirs = vars(self), vars(other)
-        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+        return mine.keys() == theirs.keys() and all(
+            mine[name] is theirs[name] or bool(np.all(mine[name] == theirs[name])) for name in mine
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), self._device_mesh))
@@ -337,15 +328,16 @@ def set_distribution(value: Distribution | None) -> None:
 
     Source: `keras.distribution.set_distribution`.
     """
-    if value is not None and not isinstance(value, Distribution):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DistributionError(
-            "set_distribution: `value` is not a Distribution",
-            given=f"{shorten(value)} of type {type_name(value)}",
-            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist, or None",
-            fix="for example set_distribution(keras_dist.DataParallel())",
-        )
     global _default
-    _default = value
+    _default = None if value is None else check_distribution("value", value)
+
+
+def check_distribution(argument: str, value: Any) -> Distribution:
+    """Return `value`, if it is a distribution."""
+    if isinstance(value, Distribution):
+        return value
+    expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
+    raise argument_error(argument, value, expected, wrong="is not a Distribution", error=DistributionError)
 
 
 @contextlib.contextmanager
@@ -356,23 +348,6 @@ def override(value: Distribution) -> Generator[None]:
         yield
     finally:
         _override.reset(token)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two attributes are equal; arrays are when all their elements are."""
-    return a is b or bool(np.all(a == b))
-
-
-def check_mesh(device_mesh: Any) -> DeviceMesh:
-    """Return `device_mesh`, if it is a mesh."""
-    if not isinstance(device_mesh, DeviceMesh):
-        raise DistributionError(
-            "Expect `mesh` to be an instance of `DeviceMesh`",
-            given=f"{shorten(device_mesh)} of type {type_name(device_mesh)}",
-            expected="a keras_dist.DeviceMesh",
-            fix='for example DeviceMesh((2, 4), ("data", "model"))',
-        )
-    return device_mesh
 
 
 def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str, ...]:

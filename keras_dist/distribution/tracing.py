@@ -21,11 +21,6 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
 
     If the mesh does not divide the rows, none is set: modules that look for one leave such a batch unsharded, as rules
     for activations do, because XLA computes wrong gradients of rows that are split unevenly.
-
-    Args:
-        distribution: that of the model.
-        rows: of the batch; None where it is known to be even.
-        trace: calls the module.
     """
     mesh = distribution.device_mesh
     try:

@@ -121,7 +121,8 @@ def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) ->
 def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
     """Return shape and dtype of an array, a `jax.ShapeDtypeStruct` or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(int(size) for size in leaf.shape), _canonical_dtype(leaf.dtype)
+        dtype = leaf.dtype if _jax.is_key_dtype(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return tuple(int(size) for size in leaf.shape), dtype
     if isinstance(leaf, bool | int | float | complex):
         return (), jax.dtypes.result_type(leaf)
     raise LayoutError(
@@ -130,11 +131,6 @@ def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
         expected="arrays or jax.ShapeDtypeStruct leaves",
         fix="filter the tree first, for example with equinox.filter(tree, equinox.is_array)",
     )
-
-
-def _canonical_dtype(dtype: DTypeLike) -> Any:
-    """Return the dtype that JAX gives an array of `dtype`: float32 for float64, unless 64 bits are enabled."""
-    return dtype if _jax.is_key_dtype(dtype) else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:

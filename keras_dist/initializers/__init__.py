@@ -3,22 +3,28 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
-from keras_dist.initializers.constants import Constant, Identity, Ones, Zeros
-from keras_dist.initializers.identifiers import deserialize, get, serialize
-from keras_dist.initializers.initializer import FromArray, FromFunction, Initializer, RandomInitializer
-from keras_dist.initializers.random_values import (
-    GlorotNormal,
-    GlorotUniform,
-    HeNormal,
-    HeUniform,
-    LecunNormal,
-    LecunUniform,
-    Orthogonal,
-    RandomNormal,
-    RandomUniform,
-    TruncatedNormal,
-    VarianceScaling,
-)
+from keras_dist.initializers.constants import Constant as Constant
+from keras_dist.initializers.constants import Identity as Identity
+from keras_dist.initializers.constants import Ones as Ones
+from keras_dist.initializers.constants import Zeros as Zeros
+from keras_dist.initializers.identifiers import deserialize as deserialize
+from keras_dist.initializers.identifiers import get as get
+from keras_dist.initializers.identifiers import serialize as serialize
+from keras_dist.initializers.initializer import FromArray as FromArray
+from keras_dist.initializers.initializer import FromFunction as FromFunction
+from keras_dist.initializers.initializer import Initializer as Initializer
+from keras_dist.initializers.initializer import RandomInitializer as RandomInitializer
+from keras_dist.initializers.random_values import GlorotNormal as GlorotNormal
+from keras_dist.initializers.random_values import GlorotUniform as GlorotUniform
+from keras_dist.initializers.random_values import HeNormal as HeNormal
+from keras_dist.initializers.random_values import HeUniform as HeUniform
+from keras_dist.initializers.random_values import LecunNormal as LecunNormal
+from keras_dist.initializers.random_values import LecunUniform as LecunUniform
+from keras_dist.initializers.random_values import Orthogonal as Orthogonal
+from keras_dist.initializers.random_values import RandomNormal as RandomNormal
+from keras_dist.initializers.random_values import RandomUniform as RandomUniform
+from keras_dist.initializers.random_values import TruncatedNormal as TruncatedNormal
+from keras_dist.initializers.random_values import VarianceScaling as VarianceScaling
 
 # Keras knows the classes under these names, too
 IdentityInitializer = identity = Identity
@@ -37,47 +43,7 @@ truncated_normal = TruncatedNormal
 variance_scaling = VarianceScaling
 zeros = Zeros
 
-__all__ = [
-    "Constant",
-    "FromArray",
-    "FromFunction",
-    "GlorotNormal",
-    "GlorotUniform",
-    "HeNormal",
-    "HeUniform",
-    "Identity",
-    "IdentityInitializer",
-    "Initializer",
-    "LecunNormal",
-    "LecunUniform",
-    "Ones",
-    "Orthogonal",
-    "OrthogonalInitializer",
-    "RandomInitializer",
-    "RandomNormal",
-    "RandomUniform",
-    "TruncatedNormal",
-    "VarianceScaling",
-    "Zeros",
-    "constant",
-    "deserialize",
-    "get",
-    "glorot_normal",
-    "glorot_uniform",
-    "he_normal",
-    "he_uniform",
-    "identity",
-    "lecun_normal",
-    "lecun_uniform",
-    "ones",
-    "orthogonal",
-    "random_normal",
-    "random_uniform",
-    "serialize",
-    "truncated_normal",
-    "variance_scaling",
-    "zeros",
-]
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,24 @@ _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
 }
 
 
-class RandomNormal(RandomInitializer):
+class _Normal(RandomInitializer):
+    """Normal values of `jax.nn.initializers`, moved to their mean."""
+
+    _values: ClassVar[Callable[..., Any]]
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean = mean
+        self.stddev = stddev
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Return values of `shape` for the seed or `key`."""
+        dtype = dtype or "float32"
+        values = self._values(self.stddev)(self.choose_key(key), shape, dtype)
+        return values + jnp.asarray(self.mean, dtype)
+
+
+class RandomNormal(_Normal):
     """Draws normally distributed values.
 
     Args:
@@ -34,19 +51,10 @@ class RandomNormal(RandomInitializer):
     Source: `keras.initializers.RandomNormal`.
     """
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.mean = mean
-        self.stddev = stddev
-
-    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return values of `shape` for the seed or `key`."""
-        dtype = dtype or "float32"
-        values = jax.nn.initializers.normal(self.stddev)(self.choose_key(key), shape, dtype)
-        return values + jnp.asarray(self.mean, dtype)
+    _values = staticmethod(jax.nn.initializers.normal)
 
 
-class TruncatedNormal(RandomInitializer):
+class TruncatedNormal(_Normal):
     """Draws normally distributed values; those more than two standard deviations from the mean are drawn again.
 
     Args:
@@ -57,16 +65,7 @@ class TruncatedNormal(RandomInitializer):
     Source: `keras.initializers.TruncatedNormal`.
     """
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.mean = mean
-        self.stddev = stddev
-
-    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return values of `shape` for the seed or `key`."""
-        dtype = dtype or "float32"
-        values = jax.nn.initializers.truncated_normal(self.stddev)(self.choose_key(key), shape, dtype)
-        return values + jnp.asarray(self.mean, dtype)
+    _values = staticmethod(jax.nn.initializers.truncated_normal)
 
 
 class RandomUniform(RandomInitializer):

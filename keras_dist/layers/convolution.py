@@ -34,8 +34,7 @@ class BaseConvolution(SpatialLayer):
         strides: step of the window in each spatial dim; one integer stands for all of them.
         padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
             ceil(size / stride) steps.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.

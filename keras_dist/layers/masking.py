@@ -40,15 +40,10 @@ class Masking(Layer):
 class Identity(Layer):
     """Return the inputs.
 
-    Args:
-        **kwargs: as of `Layer`.
-
     Source: `keras.layers.Identity`.
     """
 
-    def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
-        super().__init__(**kwargs)
-        self.supports_masking = True
+    supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs."""

@@ -29,9 +29,7 @@ class Merge(Layer):
     Subclasses define `merge`; the arguments are those of `Layer`.
     """
 
-    def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
-        super().__init__(**kwargs)
-        self.supports_masking = True
+    supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array], mask: Sequence[jax.Array | None] | None = None) -> jax.Array:
         """Merge arrays of one batch size."""

@@ -60,9 +60,7 @@ class MultiHeadAttention(ProjectedAttention):
 class GroupedQueryAttention(ProjectedAttention):
     """Multi-head attention in which groups of heads share their key and value: https://arxiv.org/abs/2305.13245.
 
-    Its projections are called `query`, `key`, `value` and `attention_output`: paths are `query/kernel` and so on. To
-    shard the heads over an axis `model` of the mesh, without rules: `kernel_layout=(None, "model", None)`,
-    `bias_layout=("model", None)`, `output_kernel_layout=("model", None, None)`.
+    Paths and layouts of its weights are those of `MultiHeadAttention`.
 
     Args:
         head_dim: size of a head.

@@ -19,8 +19,7 @@ class ZeroPadding(SpatialLayer):
 
     Args:
         padding: number of zeros: an integer; one for each spatial dim; or for each a pair, before and after.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
 
     Attributes:
@@ -48,8 +47,7 @@ class Cropping(SpatialLayer):
 
     Args:
         cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
 
     Attributes:

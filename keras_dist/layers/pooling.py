@@ -24,8 +24,7 @@ class Pooling(SpatialLayer):
         strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
         padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
             the output has ceil(size / stride) steps.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         name: as of `Layer`.
         **kwargs: as of `Layer`.
 
@@ -108,8 +107,7 @@ class GlobalPooling(SpatialLayer):
     """The base of the layers that reduce each channel to one number.
 
     Args:
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         keepdims: whether the spatial dims stay, as 1.
         **kwargs: as of `Layer`.
     """
@@ -150,8 +148,7 @@ class AdaptivePooling(SpatialLayer):
 
     Args:
         output_size: number of windows in each spatial dim; one integer stands for all of them.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
     """
 
@@ -323,42 +320,25 @@ class GlobalAveragePooling3D(GlobalAveragePooling):
 
 
 class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
-    """The largest number of `output_size` windows of inputs (batch, steps, channels).
-
-    The arguments are those of `AdaptivePooling`.
-
-    Source: `keras.layers.AdaptiveMaxPooling1D`.
-    """
+    """The largest number of `output_size` windows of inputs (batch, steps, channels); see `AdaptivePooling`."""
 
     rank = 1
 
 
 class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, steps, channels).
-
-    The arguments are those of `AdaptivePooling`.
-
-    Source: `keras.layers.AdaptiveAveragePooling1D`.
-    """
+    """The mean of `output_size` windows of inputs (batch, steps, channels); see `AdaptivePooling`."""
 
     rank = 1
 
 
 class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
-    """The largest number of `output_size` windows of inputs (batch, height, width, channels).
-
-    The arguments are those of `AdaptivePooling`.
-
-    Source: `keras.layers.AdaptiveMaxPooling2D`.
-    """
+    """The largest number of `output_size` windows of inputs (batch, height, width, channels); see `AdaptivePooling`."""
 
     rank = 2
 
 
 class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, height, width, channels).
-
-    The arguments are those of `AdaptivePooling`.
+    """The mean of `output_size` windows of inputs (batch, height, width, channels); see `AdaptivePooling`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -375,21 +355,14 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
 class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
     """The largest number of `output_size` windows of inputs (batch, depth, height, width, channels).
 
-    The arguments are those of `AdaptivePooling`.
-
-    Source: `keras.layers.AdaptiveMaxPooling3D`.
+    See `AdaptivePooling`.
     """
 
     rank = 3
 
 
 class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, depth, height, width, channels).
-
-    The arguments are those of `AdaptivePooling`.
-
-    Source: `keras.layers.AdaptiveAveragePooling3D`.
-    """
+    """The mean of `output_size` windows of inputs (batch, depth, height, width, channels); see `AdaptivePooling`."""
 
     rank = 3
 

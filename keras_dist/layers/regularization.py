@@ -137,8 +137,7 @@ class SpatialDropout2D(_SpatialDropout):
 
     Args:
         rate: the fraction, from 0 to 1.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         seed: fixes the numbers; by default they follow from the model's seed.
         name: as of `Layer`.
         dtype: as of `Layer`.

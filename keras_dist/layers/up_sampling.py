@@ -20,8 +20,7 @@ class UpSampling(SpatialLayer):
 
     Args:
         size: number of repetitions in each spatial dim; one integer stands for all of them.
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
 
     Source: `keras.layers.UpSampling1D`, `UpSampling2D`, `UpSampling3D`.

@@ -57,11 +57,7 @@ class ModelBinding:
         return [regularizer(weight.value) for regularizer, weight in found if regularizer is not None]
 
     def attribute(self, name: str) -> Any:
-        """What building the layer has added to it under this name: a weight, a sublayer, or a plain value.
-
-        Raises:
-            AttributeError: nothing.
-        """
+        """What building the layer has added to it under this name: a weight, a sublayer, or a plain value."""
         path = _joined(self.prefix, name)
         value = vars(self._node).get(name, _MISSING)
         if value is _MISSING:
@@ -102,11 +98,7 @@ class ModelBinding:
         return outputs
 
     def check_inputs(self, args: tuple[Any, ...]) -> None:
-        """Check that symbolic inputs are what the layer was built for.
-
-        Raises:
-            ModelError: they are not.
-        """
+        """Check that symbolic inputs are what the layer was built for."""
         if args:
             check_inputs(vars(self._node).get("input_spec"), args[0], self._node.name)
 
@@ -142,7 +134,9 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
         layer.live_in_model(session.variable(_joined(prefix, "seed_generator_state")))
         return
     for name, child in children_of(layer):
-        if isinstance(layer, Layer) and (_holds_variables(child) or _was_filled(child, _item(node, name))):
+        items = child if isinstance(child, nnx.List) else [child]
+        was_filled = isinstance(child, nnx.List | nnx.Dict) and not len(child) and len(_item(node, name)) > 0
+        if isinstance(layer, Layer) and (was_filled or any(isinstance(item, nnx.Variable) for item in items)):
             for parts, variable in own_variables(layer):
                 if parts[0] == name and isinstance(variable, Variable):
                     variable.live_in_model(session.variable(_joined(prefix, _paths.join(parts))))
@@ -151,16 +145,6 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
         elif isinstance(child, nnx.Module):
             inner = prefix if name == _paths.MEMBERS else _joined(prefix, name)
             bind(child, _item(node, name), session, inner, instead_of)
-
-
-def _holds_variables(child: Any) -> bool:
-    items = child if isinstance(child, nnx.List) else [child]
-    return any(isinstance(item, nnx.Variable) for item in items)
-
-
-def _was_filled(child: Any, built: Any) -> bool:
-    """Whether building has filled a list or dict that was empty."""
-    return isinstance(child, nnx.List | nnx.Dict) and not len(child) and len(built) > 0
 
 
 def _item(node: Any, name: str | int) -> Any:

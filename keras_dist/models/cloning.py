@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
@@ -57,12 +58,8 @@ def clone_model(
     """
     if not isinstance(model, Model):
         check_is_ours("clone_model: `model`", model)
-        raise ModelError(
-            "clone_model: `model` is not a model",
-            given=f"{shorten(model)} of type {type(model).__name__}",
-            expected="a Model",
-            fix="for a layer: type(layer).from_config(layer.get_config())",
-        )
+        expected = "a Model; a layer is cloned by type(layer).from_config(layer.get_config())"
+        raise argument_error("model", model, expected, wrong="is not a model")
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
     if not _is_functional(model) and not _is_sequential(model):

@@ -17,7 +17,6 @@ from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import OPERATIONS, KerasTensor, Node, Operation
 from keras_dist.models.functional import Graph, Step
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
-from keras_dist.training.choices import Choices
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
@@ -65,11 +64,7 @@ def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
 
 
 def check_described(model: Saveable) -> None:
-    """Check that a model is made of layers, which a config describes.
-
-    Raises:
-        ConfigError: it is made of a module.
-    """
+    """Check that a model is made of layers, which a config describes."""
     if not model._may_add_losses:
         raise ConfigError(
             "a model of a flax.nnx module cannot be written down in a config",
@@ -85,9 +80,6 @@ def graph_config(model: Saveable) -> dict[str, Any]:
     Returns:
         The arguments of its constructor but inputs and outputs; and `layers`, `input_layers` and `output_layers`: each
         layer or operation with its config and calls, and where the inputs and outputs come from.
-
-    Raises:
-        ConfigError: a layer, or an argument of a call, cannot be written down.
     """
     graph: Any = model._graph
 
@@ -104,11 +96,7 @@ def graph_config(model: Saveable) -> dict[str, Any]:
 
 
 def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with symbolic inputs and outputs in the place of a graph that is written down in it.
-
-    Raises:
-        ConfigError: the graph cannot be read.
-    """
+    """A config with symbolic inputs and outputs in the place of a graph that is written down in it."""
     if not (takes_graph(cls) and {*config} >= _GRAPH):
         return dict(config)
     inputs, outputs = _read_graph(config)
@@ -116,38 +104,8 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "inputs": inputs, "outputs": outputs}
 
 
-def build_config(model: Saveable) -> dict[str, Any] | None:
-    """Return what `build_from_config` needs to create the weights; None when there are none, or nothing is needed."""
-    shapes = model._outside.born_for
-    if shapes is None or model._graph is not None:
-        return None
-    return {
-        "input_shape": jax.tree.map(lambda leaf: list(leaf.shape), shapes),
-        "input_dtype": jax.tree.map(lambda leaf: leaf.dtype, shapes),
-    }
-
-
-def build_from_config(model: Saveable, config: Mapping[str, Any]) -> None:
-    """Create the weights, for inputs as `build_config` has described them."""
-    if "input_dtype" not in config:
-        model.build(config["input_shape"])
-        return
-    dtypes, structure = jax.tree.flatten(config["input_dtype"])
-    shapes = structure.flatten_up_to(config["input_shape"])
-    tensors = [KerasTensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    model._build_for(structure.unflatten(tensors))
-
-
-def compile_config(choices: Choices) -> dict[str, Any]:
-    """The arguments of `compile` as plain values, which are known to be readable.
-
-    Raises:
-        ConfigError: one of them is no name, no object of keras_dist, and not registered.
-    """
-    return {name: _written_argument(name, value) for name, value in choices.arguments.items()}
-
-
-def _written_argument(name: str, value: Any) -> Any:
+def written_argument(name: str, value: Any) -> Any:
+    """An argument of `compile` as plain values, which are known to be readable."""
     try:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
@@ -163,11 +121,7 @@ def _written_argument(name: str, value: Any) -> Any:
 
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
-    """A layer as plain values, under the name that it has in a model.
-
-    Raises:
-        ConfigError: it cannot be written down.
-    """
+    """A layer as plain values, under the name that it has in a model."""
     written = {**serialize_keras_object(layer), "name": name}
     if "name" in written["config"]:
         written["config"]["name"] = name
@@ -182,11 +136,7 @@ def write_layer(layer: Layer, name: str) -> dict[str, Any]:
 
 
 def read_layer(config: Any) -> Layer:
-    """The layer that `write_layer` has written down.
-
-    Raises:
-        ConfigError: its class is not known, or is none of a layer.
-    """
+    """The layer that `write_layer` has written down."""
     number = config.get("shared_object_id") if isinstance(config, Mapping) else None
     shared = _shared.get()
     if shared is not None and number in shared.read:
@@ -211,11 +161,7 @@ def named(layer: Layer, name: str) -> Layer:
 
 
 def _read_graph(config: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew."""
     tensors = _Tensors()
     waiting = [_read_step(entry, tensors) for entry in config["layers"]]
     while waiting := [step for step in waiting if step.calls]:
@@ -255,7 +201,7 @@ class _Tensors:
             return tuple(self.arranged(item) for item in places["config"]["value"])
         if isinstance(places, Mapping):
             return {name: self.arranged(item) for name, item in places.items()}
-        if not _is_place(places):
+        if not isinstance(places, list) or [type(item) for item in places] != [str, int, int]:
             return [self.arranged(item) for item in places]
         if tuple(places) not in self._found:
             raise ConfigError(
@@ -319,21 +265,18 @@ def _write_call(node: Node, graph: Graph) -> dict[str, Any]:
 
 def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
     calls = entry.get("inbound_nodes") if isinstance(entry, Mapping) else None
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+    is_read = isinstance(calls, list)
+    if not is_read or not all(isinstance(call, Mapping) and {"args", "kwargs"} <= {*call} for call in calls):
         raise ConfigError(
             "a layer in the config of a functional model cannot be read",
             given=shorten(entry),
             expected='"class_name", "config", "name", and "inbound_nodes": [{"args": ..., "kwargs": ...}]',
             fix="write it again with model.get_config()",
         )
-    operation = _read_operation(entry) if _is_operation(entry) else read_layer(entry)
+    operation = _read_operation(entry) if {**entry, **_OPERATION} == entry else read_layer(entry)
     if isinstance(operation, InputLayer):
         tensors.add(entry["name"], 0, operation.output)
     return _ReadStep(entry["name"], operation, calls)
-
-
-def _is_operation(entry: Mapping[str, Any]) -> bool:
-    return all(entry.get(key) == value for key, value in _OPERATION.items())
 
 
 def _read_operation(entry: Mapping[str, Any]) -> Operation:
@@ -346,11 +289,3 @@ def _read_operation(entry: Mapping[str, Any]) -> Operation:
             fix="write it again with model.get_config()",
         )
     return Operation(name)
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"args", "kwargs"} <= {*value}
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import check_path
+from keras_dist._arguments import check_option, check_path
 from keras_dist._types import PyTree
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution.cluster import print_message
@@ -43,21 +43,16 @@ def export(
     platforms: str | Sequence[str] | None,
 ) -> None:
     """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
-    path, job = _checked_path(filepath), Rendezvous("an export")
+    path = pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
+    job = Rendezvous("an export")
     job.first(lambda: check_free("export", path, ModelError, "choose another path, or remove what is there"))
-    if format != FORMAT:
-        raise ModelError(
-            f"export: there is no format {shorten(format)}",
-            given=f"format={shorten(format)}",
-            expected=f"{FORMAT!r}: a program of StableHLO, which jax.export reads",
-            fix="leave `format` out; jax2tf makes a SavedModel of what kd.export.load gives",
-        )
+    check_option("format", format, (FORMAT,))
     if batch_size is not None:
         check_batch_size(batch_size)
     wanted = (platforms,) if isinstance(platforms, str) else platforms
     session = model._born()
     structure, arrays = _signature(model, input_signature)
-    shapes = [_sized(shape, batch_size) for shape, _ in arrays]
+    shapes = [(batch_size, *shape[1:]) if shape and shape[0] is None else shape for shape, _ in arrays]
     handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
     with session.cell.lock:
         function, weights = _predict_of(session)
@@ -74,11 +69,7 @@ def export(
 
 
 def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
-    """The structure of the inputs, and shape and dtype of each.
-
-    Raises:
-        ModelError: that is not known, or what was given is none.
-    """
+    """The structure of the inputs, and shape and dtype of each."""
     known = model.input if model._graph is not None else model._outside.born_for
     if given is None and known is None:
         raise ModelError(
@@ -100,11 +91,7 @@ def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Di
 
 
 def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
-    """Shape and dtype of an input.
-
-    Raises:
-        ModelError: they are not told.
-    """
+    """Shape and dtype of an input."""
     shape = getattr(spec, "shape", None)
     if shape is None:
         raise _no_signature(spec, "an InputSpec with a shape, or anything else with `shape` and `dtype`")
@@ -140,15 +127,6 @@ def _predict_of(
         for path, array in arrays.items()
     }
     return predict, {path: jax.ShapeDtypeStruct(shape.shape, shape.dtype) for path, shape in shapes.items()}
-
-
-def _sized(shape: Dims, batch_size: int | None) -> Dims:
-    """The shape with this size of batches, if theirs is not known."""
-    return (batch_size, *shape[1:]) if shape and shape[0] is None else shape
-
-
-def _checked_path(filepath: str | os.PathLike[str]) -> pathlib.Path:
-    return pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
 
 
 def _no_signature(given: Any, expected: str) -> ModelError:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from keras_dist import optimizers, random
 from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
@@ -38,8 +36,21 @@ Examples = Batching | Streaming
 
 def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
-    model._check_idle("compile")
-    model._choose(_choices(model, arguments))
+    check_idle(model, "compile")
+    model._outside.choices = choices = _choices(model, arguments)
+    if model._session is not None:
+        model._session.compile(choices)
+
+
+def check_idle(model: Trainer, method: str) -> None:
+    """Check that the model is not training."""
+    if model._session is not None and model._session.cell.is_training:
+        raise ModelError(
+            f"{method}: fit is running",
+            given=f"{method} in a callback, or in another thread, while the model trains",
+            expected="a model that is not training",
+            fix=f"end the training with model.stop_training = True, and call {method} after it",
+        )
 
 
 def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
@@ -113,7 +124,7 @@ def fit(
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
         validation.check_passes(epochs)
-    session = _ready_to_train(model, "fit", examples.source.x)
+    session = ready_to_train(model, "fit", examples.source.x)
     if validation is not None:
         session.objective("fit with validation")
     shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
@@ -131,7 +142,7 @@ def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: 
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     session.objective("evaluate")
-    return _keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
+    return keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
 
 
 def predict(
@@ -142,34 +153,7 @@ def predict(
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 
-def train_on_batch(
-    model: Trainer, arrays: tuple[Any, PyTree, PyTree], class_weight: Mapping[int, float] | None, return_dict: bool
-) -> Any:
-    """One step of training on these rows; see `Model.train_on_batch`."""
-    session = _ready_to_train(model, "train_on_batch", arrays[0])
-    source = weighted_arrays(ArraySource(*arrays), class_weight)
-    with session.cell.training():
-        return _keras_result(session.trainer.train_batch(source), return_dict)
-
-
-def test_on_batch(model: Trainer, arrays: tuple[Any, PyTree, PyTree], return_dict: bool) -> Any:
-    """Loss and metrics of these rows; see `Model.test_on_batch`."""
-    session = model._compiled("test_on_batch", arrays[0])
-    session.objective("test_on_batch")
-    return _keras_result(session.trainer.test_batch(ArraySource(*arrays)), return_dict)
-
-
-def predict_on_batch(model: Trainer, x: Any) -> PyTree:
-    """The outputs for these rows; see `Model.predict_on_batch`."""
-    return model._born(x).trainer.predict_batch(ArraySource(x))
-
-
-def lower_train_step(model: Trainer, arrays: tuple[Any, PyTree, PyTree]) -> jax.stages.Lowered:
-    """The train step for these rows, lowered; see `Model.lower_train_step`."""
-    return model._compiled("lower_train_step", arrays[0]).trainer.lower_train(ArraySource(*arrays))
-
-
-def _ready_to_train(model: Trainer, method: str, x: Any) -> Session:
+def ready_to_train(model: Trainer, method: str, x: Any) -> Session:
     """The session of a compiled model, on the current distribution."""
     session = model._compiled(method, x)
     session.check_current_distribution(method)
@@ -196,7 +180,8 @@ def _hooks(
     return callbacks
 
 
-def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
+def keras_result(values: dict[str, float], return_dict: bool) -> Any:
+    """What Keras returns for logs: the dict, the only value, or a list."""
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())
@@ -205,12 +190,7 @@ def _keras_result(values: dict[str, float], return_dict: bool) -> Any:
 def batching(
     source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
 ) -> Batching | Streaming:
-    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all.
-
-    Raises:
-        DataError: the batch size is not a positive integer, or the source has batches already, or they never end.
-        ModelError: the number of steps is neither one nor None.
-    """
+    """The source in batches of `batch_size` rows; for None of 32, or so many that `steps` of them are all."""
     if steps is not None:
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
@@ -232,11 +212,7 @@ def training_sources(
     validation_split: float,
     validation_data: Any,
 ) -> tuple[Source, Source | None]:
-    """The examples to train on, and those to validate with.
-
-    Raises:
-        DataError: an argument cannot be used.
-    """
+    """The examples to train on, and those to validate with."""
     wrong = "is not a part of the examples"
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     source, validation = source_of(*arrays), None
@@ -247,44 +223,20 @@ def training_sources(
     return weighted_by_class(source, class_weight), validation
 
 
-def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Source:
-    """The source with the weights of classes as weights of examples; itself without any.
-
-    Raises:
-        DataError: examples have weights already, or there is not one class for each.
-    """
-    if isinstance(source, ArraySource) or class_weight is None:
-        return weighted_arrays(source, class_weight) if isinstance(source, ArraySource) else source
-    if not isinstance(source, StreamSource):
-        raise _not_in_memory("class_weight", source)
-    return source.weighted(lambda y: weights_of_classes(y, class_weight))
-
-
-def weighted_arrays(source: ArraySource, class_weight: Mapping[int, float] | None) -> ArraySource:
-    """The examples with the weights of classes as weights of examples; themselves without any.
-
-    Raises:
-        DataError: examples have weights already, or there is not one class for each.
-    """
+def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
+    """The source, of the same class, with the weights of classes as weights of examples; itself without any."""
     if class_weight is None:
         return source
+    if isinstance(source, StreamSource):
+        return source.weighted(class_weight)
+    if not isinstance(source, ArraySource):
+        raise _not_in_memory("class_weight", source)
     x, y, sample_weight = source.arrays
-    if sample_weight is not None:
-        raise DataError(
-            "`class_weight` and `sample_weight` cannot be given at the same time",
-            given=f"class_weight={shorten(class_weight)}, and a sample_weight",
-            expected="one of them",
-            fix="multiply sample_weight by the weight of each example's class",
-        )
-    return ArraySource(x, y, weights_of_classes(y, class_weight), source.name)
+    return ArraySource(x, y, weights_of_classes(y, class_weight, sample_weight), source.name)
 
 
 def split_source(source: Source, validation_split: float) -> tuple[ArraySource, ArraySource]:
-    """The first rows, and the last ones, which are that part of all.
-
-    Raises:
-        DataError: one of them would be empty, or the rows are not in memory.
-    """
+    """The first rows, and the last ones, which are that part of all."""
     if not isinstance(source, ArraySource):
         raise _not_in_memory("validation_split", source)
     at = math.floor(source.length * (1.0 - validation_split))
@@ -299,12 +251,7 @@ def split_source(source: Source, validation_split: float) -> tuple[ArraySource, 
 
 
 def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
-    """What is evaluated after which epochs, in batches of `fit_size` unless told otherwise; None without examples.
-
-    Raises:
-        DataError: the batch size cannot be used.
-        ModelError: the number of steps or the frequency cannot.
-    """
+    """What is evaluated after which epochs, in batches of `fit_size` unless told otherwise; None without examples."""
     freq = check_freq(freq)
     if source is None:
         return None
@@ -314,11 +261,7 @@ def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any
 
 
 def check_freq(validation_freq: Any) -> int | list[int]:
-    """`validation_freq`, if it is a number of epochs or a list of epochs.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """`validation_freq`, if it is a number of epochs or a list of epochs."""
     epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
     if epochs and all(is_int(epoch, 1) for epoch in epochs):
         return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
@@ -331,11 +274,7 @@ def check_freq(validation_freq: Any) -> int | list[int]:
 
 
 def validation_source(validation_data: Any) -> Source:
-    """The examples of `validation_data`.
-
-    Raises:
-        DataError: it is neither `(x, y)` or `(x, y, sample_weight)`, nor a data set.
-    """
+    """The examples of `validation_data`."""
     if is_data_set(validation_data):
         return source_of(validation_data, name="validation ")
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
@@ -362,11 +301,7 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
 def step_options(
     run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
 ) -> StepOptions:
-    """How the steps run.
-
-    Raises:
-        ModelError: an argument is none of its options.
-    """
+    """How the steps run."""
     for name, value in (("run_eagerly", run_eagerly), ("donate", donate), ("check", check)):
         check_option(name, value, _BOOLS)
     check_option("jit_compile", jit_compile, (True, False, "auto"))
@@ -379,19 +314,11 @@ def step_options(
 
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
-    """`value`, the value of `argument`, if it is a number of steps.
-
-    Raises:
-        ModelError: it is not an integer of at least 1.
-    """
+    """`value`, the value of `argument`, if it is a number of steps."""
     return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    """The numbers of the epochs from `initial_epoch` to `epochs`.
-
-    Raises:
-        ModelError: one of them is not an integer of at least 0.
-    """
+    """The numbers of the epochs from `initial_epoch` to `epochs`."""
     first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
     return range(first, check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3))

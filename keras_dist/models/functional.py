@@ -78,15 +78,8 @@ class Graph:
     def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
         """The outputs for the inputs.
 
-        Args:
-            members: the layers by name.
-            inputs: arrays in the structure of the model's inputs, or a list, or a dict by the names of the inputs.
-
         Returns:
             Arrays in the structure of the model's outputs; of a list or tuple of one output this one.
-
-        Raises:
-            ModelError: the inputs do not fit.
         """
         values: dict[int, Any] = dict(zip(map(id, self.specs), self._arranged(inputs), strict=True))
         for node in self.nodes:
@@ -205,11 +198,7 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
 
 
 def connect(model: Model, inputs: PyTree, outputs: PyTree) -> None:
-    """Make the model of the calls between symbolic inputs and outputs.
-
-    Raises:
-        ModelError: the graph is disconnected, or two layers have the same name.
-    """
+    """Make the model of the calls between symbolic inputs and outputs."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
     starts = input_layers(inputs)
@@ -228,11 +217,7 @@ def input_layers(inputs: PyTree) -> list[InputLayer]:
 
 
 def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
-    """The calls that lead from inputs to outputs, in the order in which they were made.
-
-    Raises:
-        ModelError: one of them is no symbolic tensor, or an output does not depend on these inputs alone.
-    """
+    """The calls that lead from inputs to outputs, in the order in which they were made."""
     known = {id(tensor) for tensor in _leaves("inputs", inputs)}
     found: dict[int, Node] = {}
     waiting = [(tensor, tensor, "") for tensor in _leaves("outputs", outputs)]
@@ -250,11 +235,7 @@ def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
 
 
 def find_layer(model: Model, name: str | None, index: int | None) -> Layer:
-    """The layer of a model with this name, or at this place in `layers`.
-
-    Raises:
-        ModelError: there is none, or not exactly one argument is given.
-    """
+    """The layer of a model with this name, or at this place in `layers`."""
     layers = model.layers
     if (name is None) == (index is None):
         raise ModelError(
@@ -280,11 +261,7 @@ def find_layer(model: Model, name: str | None, index: int | None) -> Layer:
 
 
 def symbols_of(model: Model) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of a model.
-
-    Raises:
-        ModelError: it has none.
-    """
+    """The symbolic inputs and outputs of a model."""
     symbols = model._symbols
     if symbols is not None:
         return symbols
@@ -299,11 +276,7 @@ def symbols_of(model: Model) -> tuple[PyTree, PyTree]:
 
 
 def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:
-    """The symbolic tensors in `inputs` or `outputs` of a model.
-
-    Raises:
-        ModelError: one of them is none, or the keys of a dict have no order.
-    """
+    """The symbolic tensors in `inputs` or `outputs` of a model."""
     try:
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
     except ValueError:

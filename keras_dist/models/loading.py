@@ -12,7 +12,7 @@ from typing import Any
 from flax import nnx
 
 from keras_dist.checkpoint import Stored
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import (
     CheckpointError,
     ConfigError,
@@ -22,7 +22,6 @@ from keras_dist.errors import (
     MissingExtraError,
     ModelError,
     shorten,
-    type_name,
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.birth import births_checked
@@ -78,13 +77,8 @@ def load_model(
 
     Source: `keras.models.load_model`.
     """
-    if distribution is not None and not isinstance(distribution, Distribution):
-        raise DistributionError(
-            "load_model: `distribution` is not a Distribution",
-            given=f"{shorten(distribution)} of type {type_name(distribution)}",
-            expected="a DataParallel, ModelParallel, FullySharded or your own Distribution, or None",
-            fix="for example load_model(path, distribution=DataParallel())",
-        )
+    if distribution is not None:
+        check_distribution("distribution", distribution)
     _check_is_folder(filepath)
     stored = Stored.of_job(model_path("load_model", filepath))
     if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):
@@ -177,11 +171,7 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
 
 
 def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
-    """Check that there is no file.
-
-    Raises:
-        ModelError: one is.
-    """
+    """Check that there is no file."""
     if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
         return
     is_of_keras = str(os.fspath(filepath)).endswith(KERAS_FILES)

@@ -15,21 +15,24 @@ from keras_dist._arguments import check_int
 from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.errors import DistributionError, ModelError, shorten, type_name
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.birth import session_of_module
+from keras_dist.models.fitting import check_idle
 from keras_dist.models.functional import connect, find_layer, input_layers, symbols_of
 from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.graph import Trainable
+from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.step import ModuleCall
+from keras_dist.training.train_state import TrainState
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:
@@ -306,6 +309,71 @@ class Model(Saveable):
         """Count the elements of all weights."""
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
+    # State, for custom steps and loops
+
+    @property
+    def state(self) -> TrainState:
+        """A copy of the training state. Later training does not change or delete it."""
+        return self._born().cell.copy_of_state()
+
+    @property
+    def module(self) -> Any:
+        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
+        return self._born().cell.module()
+
+    @module.setter
+    def module(self, module: nnx.Module) -> None:
+        self._born().take_values(module)
+
+    def merge(self, trainable: PyTree, rest: PyTree) -> Any:
+        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
+        return self._born().cell.graph.merge(trainable, rest)
+
+    def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
+        """Return the values of a module that `merge` made, as `(trainable, rest)`."""
+        return self._born().cell.graph.split(module)
+
+    def stateless_call(
+        self, trainable: PyTree, rest: PyTree, *args: Any, return_losses: bool = False, **kwargs: Any
+    ) -> tuple[PyTree, ...]:
+        """Call the model with these values, for use in a `train_step` or a custom loop.
+
+        Args:
+            trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
+            rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
+            *args: arguments of the call.
+            return_losses: whether the losses that layers and regularizers add are returned, too.
+            **kwargs: further arguments of the call, such as `training`.
+
+        Returns:
+            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
+
+        Raises:
+            ModelError: there are more or fewer values in a list than variables.
+
+        Source: `keras.Model.stateless_call`.
+        """
+        session = self._born(*args, **kwargs)
+        if isinstance(trainable, list | tuple):
+            listed = (self.trainable_variables, self.non_trainable_variables)
+            outputs, rest, losses = session.listed_call(self.name, listed, (trainable, rest), args, kwargs)
+        else:
+            outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
+        return (outputs, rest, losses) if return_losses else (outputs, rest)
+
+    def apply_gradients(self, state: TrainState, grads: PyTree, optimizer: str | None = None) -> TrainState:
+        """Return the state after one update, for use in a `train_step`.
+
+        Args:
+            state: values and slots before.
+            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
+            optimizer: the name of one optimizer; by default all are applied.
+
+        Raises:
+            ModelError: there is no such optimizer, or gradients are missing.
+        """
+        return apply_gradients(state, self._compiled("apply_gradients").optimizers, grads, optimizer)
+
     # Where it lives
 
     @property
@@ -331,15 +399,8 @@ class Model(Saveable):
             LayoutError: its rules cannot be applied; the model stays where it was.
             ModelError: fit is running.
         """
-        self._check_idle("redistribute")
-        if not isinstance(distribution, Distribution):
-            raise DistributionError(
-                "redistribute: `distribution` is not a Distribution",
-                given=f"{shorten(distribution)} of type {type_name(distribution)}",
-                expected="a DataParallel, ModelParallel, FullySharded or your own Distribution",
-                fix="for example model.redistribute(DataParallel())",
-            )
-        self._born().redistribute(distribution)
+        check_idle(self, "redistribute")
+        self._born().redistribute(check_distribution("distribution", distribution))
         self._outside.made_under = distribution
 
     def summary(

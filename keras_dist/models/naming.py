@@ -30,9 +30,6 @@ def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
     """The layers of a model by names that differ, as `number_names` gives them; the layers know theirs from now on.
 
     A layer that lives in another model keeps the name that it has there for itself.
-
-    Raises:
-        ModelError: two have been given the same name.
     """
     given: dict[str, Layer] = {}
     for layer in layers:

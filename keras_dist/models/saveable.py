@@ -8,22 +8,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
+import jax
+
 from keras_dist._types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.config import (
-    build_config,
-    build_from_config,
     check_described,
-    compile_config,
     graph_config,
     one_config,
     takes_graph,
     with_graph,
+    written_argument,
 )
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
 from keras_dist.models.trainer import Trainer
-from keras_dist.models.weight_names import NameMap, Transforms, WeightNames
+from keras_dist.models.weight_names import NameMap, Transforms
 from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 
@@ -158,8 +159,7 @@ class Saveable(Trainer):
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        names = WeightNames(name_map, transform)
-        return load_weights(self.name, self._born(), self.weights, filepath, strict, names)
+        return load_weights(self.name, self._born(), self.weights, filepath, strict, name_map, transform)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -221,14 +221,26 @@ class Saveable(Trainer):
 
         Source: `keras.Layer.get_build_config`.
         """
-        return build_config(self)
+        shapes = self._outside.born_for
+        if shapes is None or self._graph is not None:
+            return None
+        return {
+            "input_shape": jax.tree.map(lambda leaf: list(leaf.shape), shapes),
+            "input_dtype": jax.tree.map(lambda leaf: leaf.dtype, shapes),
+        }
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Create the weights for inputs that `get_build_config` has described.
 
         Source: `keras.Layer.build_from_config`.
         """
-        build_from_config(self, config)
+        if "input_dtype" not in config:
+            self.build(config["input_shape"])
+            return
+        dtypes, structure = jax.tree.flatten(config["input_dtype"])
+        shapes = structure.flatten_up_to(config["input_shape"])
+        tensors = [KerasTensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        self._build_for(structure.unflatten(tensors))
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
@@ -240,7 +252,8 @@ class Saveable(Trainer):
 
         Source: `keras.Model.get_compile_config`.
         """
-        return {} if self._choices is None else compile_config(self._choices)
+        arguments = {} if self._choices is None else self._choices.arguments
+        return {name: written_argument(name, value) for name, value in arguments.items()}
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
         """Compile the model with what `get_compile_config` returned.

@@ -129,11 +129,7 @@ def restore(
 
 
 def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str) -> None:
-    """Check that there is nothing at a path.
-
-    Raises:
-        KerasDistError: there is; of this class.
-    """
+    """Check that there is nothing at a path."""
     if os.path.lexists(path):
         raise error(
             f"{caller}: {str(path)!r} exists",
@@ -144,11 +140,7 @@ def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix
 
 
 def noted_of(stored: Stored) -> tuple[int, int]:
-    """The seed of the model, and how often `fit` was called.
-
-    Raises:
-        CheckpointError: the checkpoint does not tell.
-    """
+    """The seed of the model, and how often `fit` was called."""
     noted = stored.document("model")
     names = ("seed", "fits")
     if not isinstance(noted, dict) or not all(is_count(noted.get(name)) for name in names):
@@ -182,9 +174,6 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
     """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
 
     `join_arrays` is the inverse.
-
-    Raises:
-        CheckpointError: something in it is neither an array nor a plain value.
     """
     arrays: list[jax.Array | np.ndarray] = []
 
@@ -193,7 +182,8 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
             return {key: plain(one) for key, one in value.items()}
         if isinstance(value, tuple | list):
             return [plain(one) for one in value]
-        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and _has_numbers(value.dtype)):
+        is_odd = isinstance(value, np.ndarray) and (value.dtype.names is not None or value.dtype.kind in "OSUMm")
+        if isinstance(value, jax.Array | np.ndarray) and not is_odd:
             arrays.append(value)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(value, np.bool_ | np.integer | np.floating):
@@ -213,10 +203,6 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
 _ARRAY = "__array__"
 
 
-def _has_numbers(dtype: np.dtype[Any]) -> bool:
-    return dtype.names is None and dtype.kind not in "OSUMm"
-
-
 def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
     """What `split_arrays` was given, with lists for tuples; the arrays by their numbers."""
     if isinstance(plain, dict):
@@ -227,11 +213,7 @@ def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
 
 
 def _progress_of(stored: Stored) -> Progress | None:
-    """How far the training of a checkpoint had come; None if it was written outside of `fit`.
-
-    Raises:
-        CheckpointError: it cannot be told.
-    """
+    """How far the training of a checkpoint had come; None if it was written outside of `fit`."""
     noted = stored.document(TRAINING)
     if noted is None and not stored.has(TRAINING):
         return None
@@ -268,11 +250,7 @@ def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
 
 
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
-    """Check that a checkpoint has exactly the arrays of the model.
-
-    Raises:
-        CheckpointError: it has not; all that are wrong are told.
-    """
+    """Check that a checkpoint has exactly the arrays of the model."""
     left_out = (f"{TRAINING}/",) if with_slots else (f"{TRAINING}/", "optimizers/")
     noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
     problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
@@ -289,11 +267,7 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
 
 
 def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
-    """Check that a checkpoint has an array of the same shape and type for each variable of a model, or of a part.
-
-    Raises:
-        CheckpointError: it has not.
-    """
+    """Check that a checkpoint has an array of the same shape and type for each variable of a model, or of a part."""
     noted = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
     left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in noted)
     problems = []
@@ -318,11 +292,7 @@ def _unfit(stored: Stored, model: str, problems: list[str], count: int) -> Check
 
 
 def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder of a model.
-
-    Raises:
-        ModelError: the path is one of a file of weights, or none.
-    """
+    """The folder of a model."""
     is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
     if not is_path or str(filepath).endswith(_FILES):
         raise ModelError(
@@ -335,12 +305,7 @@ def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How the model is made again, on the distribution that is current then, with the state of its optimizer.
-
-    Raises:
-        ConfigError: it cannot be written down.
-        ModelError: there are several processes.
-    """
+    """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
     if jax.process_count() > 1:
         raise ModelError(
             f"model {model.name!r} cannot be pickled or copied in a job of several processes",

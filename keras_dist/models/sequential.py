@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from flax import nnx
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
@@ -60,12 +61,8 @@ class Sequential(Model):
         self._members = nnx.Dict()
         self._chain = _Chain()
         if layers is not None and not isinstance(layers, Iterable):
-            raise ModelError(
-                "Sequential: `layers` is not a list",
-                given=f"{shorten(layers)} of type {type(layers).__name__}",
-                expected="a list of layers",
-                fix=f"Sequential([{getattr(layers, 'name', 'layer')}])",
-            )
+            name = getattr(layers, "name", "layer")
+            raise argument_error("layers", layers, f"a list of layers: Sequential([{name}])", wrong="is not a list")
         self._extend(layers or ())
 
     @property

@@ -105,11 +105,7 @@ class Session:
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
-        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before.
-
-        Raises:
-            ModelError: the optimizers do not fit the variables, or are in use elsewhere, or `remat` names no layer.
-        """
+        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before."""
         check_not_forked()
         if self.trainability is not None:
             self.release_optimizers()
@@ -120,7 +116,7 @@ class Session:
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
         self.release_optimizers()
-        if self.choices is None or not _are_same(self.choices.optimizers, optimizers):
+        if self.choices is None or not _are_same(self.optimizers, optimizers):
             self.cell.add_slots(optimizers)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
@@ -134,9 +130,14 @@ class Session:
             self.cell.use(self.cell.graph.edited(trainability.tell, flags))
             self.stated = stated
 
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers that `compile` chose, by name; none before it."""
+        return {} if self.choices is None else self.choices.optimizers
+
     def release_optimizers(self) -> None:
         """Let the optimizers go, before they are others or their state is dropped."""
-        for optimizer in self.choices.optimizers.values() if self.choices is not None else ():
+        for optimizer in self.optimizers.values():
             optimizer.transformation.detach()
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -144,7 +145,9 @@ class Session:
         self._optimizer_states.clear()
         rows, state = self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
-        handles = jax.tree.map(lambda index: ModelVariable(rows[index], self.cell, _never, index=index), numbers)
+        handles = jax.tree.map(
+            lambda index: ModelVariable(rows[index], self.cell, is_trainable=lambda path: False, index=index), numbers
+        )
         for name, optimizer in optimizers.items():
             updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
             optimizer.transformation.know_variables(updated)
@@ -165,7 +168,7 @@ class Session:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
         distribution = distribution.snapshot()
-        self.cell.move(distribution, self.choices.optimizers if self.choices is not None else {})
+        self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
@@ -320,18 +323,7 @@ class Session:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
-        """As `stateless_call`, for lists of values.
-
-        Args:
-            name: of the model.
-            handles: on the variables that are trained, and on the others.
-            values: for each of them.
-            args: as of `stateless_call`.
-            kwargs: as of `stateless_call`.
-
-        Raises:
-            ModelError: there are more or fewer values than variables.
-        """
+        """As `stateless_call`, for lists of values."""
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
             raise ModelError(
@@ -349,11 +341,7 @@ class Session:
         return outputs, [after[self.cell.index(handle.path)] for handle in others], losses
 
     def take_values(self, module: Any) -> None:
-        """Set all variables to those of a module, from the next step on.
-
-        Raises:
-            ModelError: it is no module, or a shape differs.
-        """
+        """Set all variables to those of a module, from the next step on."""
         if not isinstance(module, nnx.Module):
             raise ModelError(
                 "`model.module` is not a flax.nnx.Module",
@@ -365,23 +353,9 @@ class Session:
         values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
-    def compiled(self, method: str) -> Choices:
-        """What `compile` was given.
-
-        Raises:
-            ModelError: it was not called.
-        """
-        if self.choices is None:
-            raise not_compiled(method)
-        return self.choices
-
     def objective(self, method: str) -> Objective:
-        """The loss and metrics that `compile` chose.
-
-        Raises:
-            ModelError: it was not called, or chose none.
-        """
-        objective = self.compiled(method).objective
+        """The loss and metrics that `compile` chose."""
+        objective = None if self.choices is None else self.choices.objective
         if objective is None:
             raise ModelError(
                 f"{method} needs a loss",
@@ -390,20 +364,6 @@ class Session:
                 fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
             )
         return objective
-
-    def check_idle(self, method: str) -> None:
-        """Check that the model is not training.
-
-        Raises:
-            ModelError: fit is running.
-        """
-        if self.cell.is_training:
-            raise ModelError(
-                f"{method}: fit is running",
-                given=f"{method} in a callback, or in another thread, while the model trains",
-                expected="a model that is not training",
-                fix=f"end the training with model.stop_training = True, and call {method} after it",
-            )
 
     def next_shuffle_key(self) -> tuple[int, ...]:
         """What fixes the order of rows of the next `fit` without a seed."""
@@ -419,11 +379,7 @@ class Session:
             )
 
     def check_current_distribution(self, method: str) -> None:
-        """Check that the current distribution, if there is one, is that of the model.
-
-        Raises:
-            DistributionError: it is another.
-        """
+        """Check that the current distribution, if there is one, is that of the model."""
         current = current_distribution()
         if current is not None and current != self.distribution:
             raise DistributionError(
@@ -469,11 +425,6 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
                 "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
             )
         raise
-
-
-def _never(path: str) -> bool:
-    """Whether gradients train an optimizer's own arrays."""
-    return False
 
 
 def _as_key(value: Any) -> tuple[type, Any]:

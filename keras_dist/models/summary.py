@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
-    """The table of a model; of one of `from_nnx` its variables alone.
-
-    Raises:
-        ModelError: `layer_range` matches no layer.
-    """
+    """The table of a model; of one of `from_nnx` its variables alone."""
     session = model._born() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan)
@@ -39,12 +35,7 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
 
 
 def module_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
-    """Every variable with layout and bytes per device, then the totals of the kinds.
-
-    Args:
-        plan: plan of the variables.
-        state_plan: plan of the whole training state.
-    """
+    """Every variable with layout and bytes per device, then the totals of the kinds."""
     table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
     groups = {
         "parameters": [row for row in plan.rows if row.role == "parameter"],
@@ -63,18 +54,7 @@ def layer_table(
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> Table:
-    """Every layer with the shape of its output and its variables, their layouts and bytes per device; then totals.
-
-    Args:
-        model: made of layers.
-        session: of the model; None before its weights are born.
-        expand_nested: whether the layers of models among the layers have lines of their own.
-        show_trainable: whether a column tells what is trained.
-        layer_range: regular expressions for the names of the first and last layer to be shown; by default all are.
-
-    Raises:
-        ModelError: `layer_range` matches no layer.
-    """
+    """Every layer with the shape of its output and its variables, their layouts and bytes per device; then totals."""
     entries = list(_entries(model))
     arrays = _Arrays(model, session, expand_nested)
     if layer_range is None:
@@ -172,13 +152,7 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 
 
 class _Arrays:
-    """What a table says about the variables of a model.
-
-    Args:
-        model: made of layers.
-        session: of the model; None before its weights are born.
-        expand_nested: whether the layers of models among the layers have lines of their own.
-    """
+    """What a table says about the variables of a model."""
 
     def __init__(self, model: Model, session: Session | None, expand_nested: bool) -> None:
         self._session = session

@@ -14,17 +14,16 @@ from keras_dist.models.naming import is_below, layers_below
 
 
 class Trainability:
-    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
-
-    Args:
-        model: made of layers.
-        specs: its variables.
-    """
+    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once."""
 
     def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model
         self._layers = dict(layers_below(model))
-        self._owners: dict[str, Owners] = {spec.path: self._around(spec) for spec in specs if _can_be_trained(spec)}
+        self._owners: dict[str, Owners] = {
+            spec.path: self._around(spec)
+            for spec in specs
+            if spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
+        }
         self._paths = [spec.path for spec in specs]
 
     def is_trainable(self, path: str) -> bool:
@@ -51,7 +50,3 @@ class Trainability:
         names = (spec.path, *spec.aliases)
         found = [layer for path, layer in self._layers.items() if any(is_below(name, path) for name in names)]
         return tuple(reversed(found))
-
-
-def _can_be_trained(spec: VariableSpec) -> bool:
-    return spec.role == "parameter" and bool(jnp.issubdtype(spec.dtype, jnp.inexact))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax
-from flax import nnx
 
 from keras_dist._arguments import check_callable
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
+from keras_dist.data.arrays import ArraySource
 from keras_dist.data.recognition import source_of
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
@@ -20,11 +20,11 @@ from keras_dist.models.birth import born, give_birth
 from keras_dist.models.functional import Graph
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, not_compiled
+from keras_dist.training.accumulators import by_name
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
-from keras_dist.training.optimization import DEFAULT, apply_gradients
+from keras_dist.training.optimization import DEFAULT
 from keras_dist.training.step import ModuleCall, TrainStep
-from keras_dist.training.train_state import TrainState
 
 
 def _stop_flag(mode: Mode, method: str) -> Any:
@@ -192,8 +192,7 @@ class Trainer(Layer):
         """
         found: dict[str, Any] = {}
         for metric in self.metrics:
-            result = metric.result()
-            found |= result if isinstance(result, Mapping) else {metric.name: result}
+            found |= by_name(metric.name, metric.result())
         return found
 
     def fit(
@@ -388,15 +387,20 @@ class Trainer(Layer):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
-        return fitting.train_on_batch(self, (x, y, sample_weight), class_weight, return_dict)
+        session = fitting.ready_to_train(self, "train_on_batch", x)
+        source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
+        with session.cell.training():
+            return fitting.keras_result(session.trainer.train_batch(source), return_dict)
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
-        return fitting.test_on_batch(self, (x, y, sample_weight), return_dict)
+        session = self._compiled("test_on_batch", x)
+        session.objective("test_on_batch")
+        return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
 
     def predict_on_batch(self, x: Any) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
-        return fitting.predict_on_batch(self, x)
+        return self._born(x).trainer.predict_batch(ArraySource(x))
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
@@ -404,73 +408,7 @@ class Trainer(Layer):
         Raises:
             ModelError: the model is not compiled.
         """
-        return fitting.lower_train_step(self, (x, y, sample_weight))
-
-    # State, for custom steps and loops
-
-    @property
-    def state(self) -> TrainState:
-        """A copy of the training state. Later training does not change or delete it."""
-        return self._born().cell.copy_of_state()
-
-    @property
-    def module(self) -> Any:
-        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._born().cell.module()
-
-    @module.setter
-    def module(self, module: nnx.Module) -> None:
-        self._born().take_values(module)
-
-    def merge(self, trainable: PyTree, rest: PyTree) -> Any:
-        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
-        return self._born().cell.graph.merge(trainable, rest)
-
-    def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
-        """Return the values of a module that `merge` made, as `(trainable, rest)`."""
-        return self._born().cell.graph.split(module)
-
-    def stateless_call(
-        self, trainable: PyTree, rest: PyTree, *args: Any, return_losses: bool = False, **kwargs: Any
-    ) -> tuple[PyTree, ...]:
-        """Call the model with these values, for use in a `train_step` or a custom loop.
-
-        Args:
-            trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
-            rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
-            *args: arguments of the call.
-            return_losses: whether the losses that layers and regularizers add are returned, too.
-            **kwargs: further arguments of the call, such as `training`.
-
-        Returns:
-            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
-
-        Raises:
-            ModelError: there are more or fewer values in a list than variables.
-
-        Source: `keras.Model.stateless_call`.
-        """
-        session = self._born(*args, **kwargs)
-        if isinstance(trainable, list | tuple):
-            listed = (self.trainable_variables, self.non_trainable_variables)
-            outputs, rest, losses = session.listed_call(self.name, listed, (trainable, rest), args, kwargs)
-        else:
-            outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
-        return (outputs, rest, losses) if return_losses else (outputs, rest)
-
-    def apply_gradients(self, state: TrainState, grads: PyTree, optimizer: str | None = None) -> TrainState:
-        """Return the state after one update, for use in a `train_step`.
-
-        Args:
-            state: values and slots before.
-            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
-            optimizer: the name of one optimizer; by default all are applied.
-
-        Raises:
-            ModelError: there is no such optimizer, or gradients are missing.
-        """
-        choices = self._compiled("apply_gradients").compiled("apply_gradients")
-        return apply_gradients(state, choices.optimizers, grads, optimizer)
+        return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -484,8 +422,8 @@ class Trainer(Layer):
         given = self._choices.optimizer
         if not isinstance(given, Mapping):
             return {DEFAULT: given}
-        choices = self._compiled("optimizers").compiled("optimizers")
-        return {name: optimizer.transformation for name, optimizer in choices.optimizers.items()}
+        named = self._compiled("optimizers").optimizers
+        return {name: optimizer.transformation for name, optimizer in named.items()}
 
     @property
     def optimizer(self) -> Any:
@@ -542,30 +480,12 @@ class Trainer(Layer):
     def _give_birth(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
         return give_birth(self, args, kwargs)
 
-    def _choose(self, choices: Choices) -> None:
-        """Train as `compile` says."""
-        self._outside.choices = choices
-        if self._session is not None:
-            self._session.compile(choices)
-
     def _check_compiled(self, method: str) -> None:
-        """Check that the model is compiled.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """Check that the model is compiled."""
         if self._choices is None:
             raise not_compiled(method)
 
     def _compiled(self, method: str, x: Any = None) -> Session:
-        """The session of the model, which is compiled.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """The session of the model, which is compiled."""
         self._check_compiled(method)
         return self._born(x)
-
-    def _check_idle(self, method: str) -> None:
-        if self._session is not None:
-            self._session.check_idle(method)

@@ -1,4 +1,4 @@
-"""`WeightNames`: of which arrays in a file each weight is made, where the file has other names and shapes."""
+"""Of which arrays in a file each weight is made, where the file has other names and shapes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._patterns import pattern
+from keras_dist.data.conversion import noting
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.tensor_files import TensorReader
 from keras_dist.training.graph import compile_rule
@@ -75,27 +76,15 @@ class Origin:
     transform: Callable[[np.ndarray], np.ndarray] | None = None
 
     def of(self, reader: TensorReader, path: str, shape: tuple[int, ...]) -> Parts:
-        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements.
-
-        Args:
-            reader: has the arrays.
-            path: of the weight.
-            shape: that it has in the model.
-
-        Raises:
-            ModelError: the transform gives no numbers.
-        """
+        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements."""
         arrays = [self._transformed(reader.view(name), name, path) for name in self.names]
         return Parts(arrays, shape if self.is_joined else arrays[0].shape)
 
     def _transformed(self, array: np.ndarray, name: str, path: str) -> np.ndarray:
         if self.transform is None:
             return array
-        try:
+        with noting(f"load_weights: the transform of {name!r} for the weight {path!r}"):
             found = np.asarray(self.transform(array))
-        except Exception as error:
-            error.add_note(f"in load_weights: the transform of {name!r} for the weight {path!r}")
-            raise
         if found.dtype != np.bool_ and not jnp.issubdtype(found.dtype, jnp.number):
             raise ModelError(
                 f"load_weights: the transform of {name!r} for the weight {path!r} gives no numbers",
@@ -106,47 +95,29 @@ class Origin:
         return found
 
 
-class WeightNames:
-    """What `load_weights` was told of names and shapes.
+def origins_of(
+    paths: Iterable[str], name_map: NameMap | None = None, transform: Transforms | None = None
+) -> tuple[dict[str, Origin], tuple[str, ...]]:
+    """Of what each weight is made, and the rules that matched none, as `name_map['...']`.
 
     Args:
+        paths: of the weights.
         name_map: see `NameMap`; None for the paths themselves.
         transform: see `Transforms`; None to take arrays as they are.
-
-    Raises:
-        ModelError: one of them cannot be used.
     """
-
-    def __init__(self, name_map: NameMap | None, transform: Transforms | None) -> None:
-        self._names = _checked("name_map", name_map, _are_names, "a name, or a list of names")
-        self._transforms = _checked("transform", transform, callable, "a function of an array")
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether anything has other names or shapes in the file."""
-        return bool(self._names or self._transforms)
-
-    def origins(self, paths: Iterable[str]) -> tuple[dict[str, Origin], tuple[str, ...]]:
-        """Of what each weight is made, and what matched none: rules as `name_map['...']`.
-
-        Raises:
-            ModelError: a path matches several rules, or a name asks for a group that its rule does not have.
-        """
-        unused = {("name_map", rule) for rule in self._names} | {("transform", rule) for rule in self._transforms}
-        found: dict[str, Origin] = {}
-        for path in paths:
-            naming, changing = (
-                _rule_for("name_map", self._names, path),
-                _rule_for("transform", self._transforms, path),
-            )
-            unused -= {("name_map", naming), ("transform", changing)}
-            given = path if naming is None else self._names[naming]
-            names = (given,) if isinstance(given, str) else tuple(given)
-            if naming is not None:
-                names = tuple(_expanded(naming, path, name) for name in names)
-            transform = None if changing is None else self._transforms[changing]
-            found[path] = Origin(names, not isinstance(given, str), transform)
-        return found, tuple(f"{argument}[{rule!r}]" for argument, rule in sorted(unused))
+    named = _checked("name_map", name_map, _are_names, "a name, or a list of names")
+    transforms = _checked("transform", transform, callable, "a function of an array")
+    unused = {("name_map", rule) for rule in named} | {("transform", rule) for rule in transforms}
+    found: dict[str, Origin] = {}
+    for path in paths:
+        naming, changing = _rule_for("name_map", named, path), _rule_for("transform", transforms, path)
+        unused -= {("name_map", naming), ("transform", changing)}
+        given = path if naming is None else named[naming]
+        names = (given,) if isinstance(given, str) else tuple(given)
+        if naming is not None:
+            names = tuple(_expanded(naming, path, name) for name in names)
+        found[path] = Origin(names, not isinstance(given, str), None if changing is None else transforms[changing])
+    return found, tuple(f"{argument}[{rule!r}]" for argument, rule in sorted(unused))
 
 
 def _checked(argument: str, rules: Any, is_fine: Callable[[Any], bool], expected: str) -> Mapping[str, Any]:
@@ -174,11 +145,7 @@ def _are_names(value: Any) -> bool:
 
 
 def _rule_for(argument: str, rules: Mapping[str, Any], path: str) -> str | None:
-    """The rule for a path: the path itself, else the regular expression that matches it.
-
-    Raises:
-        ModelError: several match.
-    """
+    """The rule for a path: the path itself, else the regular expression that matches it."""
     if path in rules:
         return path
     found = [rule for rule in rules if compile_rule(rule, argument).fullmatch(path)]

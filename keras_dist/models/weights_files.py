@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import is_number
+from keras_dist._arguments import check_number
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
 from keras_dist.distribution import lint
@@ -28,7 +28,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.models.saving import FROM_KERAS, KERAS_FILES, OVERWRITE, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
-from keras_dist.models.weight_names import Origin, Parts, WeightNames
+from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
@@ -45,6 +45,8 @@ FOLDER_SUFFIX, _PREFIX = ".orbax", "variables/"
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
 _LISTED = 5
+_PROBLEMS = ("missing in the file", "not in the model", "of another shape", "rules that match no weight")
+"""What may be wrong with a file, in the order of the fields of a `LoadReport`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +68,9 @@ class LoadReport:
     unused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        kinds = {
-            "loaded": self.loaded,
-            "missing in the file": self.missing,
-            "not in the model": self.extra,
-            "of another shape": self.misshaped,
-            "rules that match no weight": self.unused,
-        }
-        return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names) or "empty"
+        listed = (getattr(self, field.name) for field in dataclasses.fields(self))
+        kinds = zip(("loaded", *_PROBLEMS), listed, strict=True)
+        return "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names) or "empty"
 
 
 def save_weights(
@@ -118,13 +115,14 @@ def load_weights(
     weights: Sequence[ModelVariable],
     filepath: str | os.PathLike[str],
     strict: bool,
-    names: WeightNames,
+    name_map: NameMap | None,
+    transform: Transforms | None,
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
     reader = _reader(filepath, session)
     handles = {weight.path: weight for weight in weights}
-    origins, unused = names.origins(handles)
-    if not isinstance(reader, TensorReader) and names.has_rules:
+    origins, unused = origins_of(handles, name_map, transform)
+    if not isinstance(reader, TensorReader) and (name_map or transform):
         raise ModelError(
             "load_weights: `name_map` and `transform` are for files of safetensors",
             given=f"the folder {str(reader.path)!r}",
@@ -188,11 +186,7 @@ def _compared(
     reader: TensorReader | _Folder,
     strict: bool,
 ) -> LoadReport:
-    """What can be loaded.
-
-    Raises:
-        ModelError: not all, and `strict`; all that is wrong is told.
-    """
+    """What can be loaded."""
     used = set(_names_in(origins, origins))
     extra = tuple(name for name in reader.shapes if name not in used)
     missing: dict[str, str] = {}
@@ -208,18 +202,14 @@ def _compared(
             shape, is_complex = parts.shape, parts.is_complex
         else:
             shape, is_complex = reader.shapes[path], reader.is_complex(path)
-        if shape != weight.shape or _loses_part(is_complex, weight):
-            unfit[path] = f"{path} {_told(shape, is_complex)} for {weight.shape}"
+        loses_part = is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
+        if shape != weight.shape or loses_part:
+            unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {weight.shape}"
     if strict and (missing or extra or unfit or unused):
-        problems = {
-            "missing in the file": tuple(missing.values()),
-            "not in the model": extra,
-            "of another shape": tuple(unfit.values()),
-            "rules that match no weight": unused,
-        }
+        problems = zip(_PROBLEMS, (tuple(missing.values()), extra, tuple(unfit.values()), unused), strict=True)
         raise ModelError(
             f"load_weights: {str(reader.path)!r} does not fit model {model!r}",
-            given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names),
+            given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems if names),
             expected=f"the names and shapes of its {len(handles)} weights",
             fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
             "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
@@ -234,11 +224,7 @@ def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
 
 
 def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
-    """The path of weights, whose suffix tells in which form they are.
-
-    Raises:
-        ModelError: it ends in none of the suffixes.
-    """
+    """The path of weights, whose suffix tells in which form they are."""
     if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
         return pathlib.Path(filepath)
     is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
@@ -252,30 +238,12 @@ def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequen
 
 
 def _checked_size(max_shard_size: float | None) -> float | None:
-    """The size in bytes, from one in GB.
-
-    Raises:
-        ModelError: it is none.
-    """
+    """The size in bytes, from one in GB."""
     if max_shard_size is None:
         return None
-    if not is_number(max_shard_size) or not 0 < max_shard_size < _MOST_GB:
-        raise ModelError(
-            "save_weights: `max_shard_size` is no size of a file",
-            given=f"max_shard_size={shorten(max_shard_size)}",
-            expected=f"a number of GB of 1024**3 bytes, above 0 and below {_MOST_GB}, or None for a single file",
-            fix="for example max_shard_size=0.5 for half a GB",
-        )
+    wrong, example = "is no size of a file in GB", 0.5
+    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
     return max_shard_size * _BYTES_PER_GB
-
-
-def _loses_part(is_complex: bool, weight: Any) -> bool:
-    """Whether the elements have an imaginary part for which the weight has no place."""
-    return is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
-
-
-def _told(shape: tuple[int, ...], is_complex: bool) -> str:
-    return f"complex {shape}" if is_complex else f"{shape}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -287,16 +255,9 @@ def _listed(names: Sequence[str]) -> str:
 class _Folder:
     """The weights in a folder: of `save_weights`, of a model, or of a state of a training.
 
-    Args:
-        path: the folder.
-        session: of the model whose layouts they are read in.
-
     Attributes:
         path: the folder.
         shapes: of the weights, by their paths; of the model's random streams none.
-
-    Raises:
-        CheckpointError: it is damaged, or no checkpoint.
     """
 
     def __init__(self, path: pathlib.Path, session: Session) -> None:
@@ -317,11 +278,7 @@ class _Folder:
         return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Weights by their paths, where those of the model are.
-
-        Raises:
-            CheckpointError: they cannot be read.
-        """
+        """Weights by their paths, where those of the model are."""
         for name in names:
             if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
                 raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
@@ -339,12 +296,7 @@ class _Folder:
 
 
 def _write_folder(path: pathlib.Path, names: Sequence[str], session: Session) -> None:
-    """Write weights to a folder, which is there whole or not at all.
-
-    Raises:
-        CheckpointError: the path cannot hold it.
-        OSError: it cannot be written.
-    """
+    """Write weights to a folder, which is there whole or not at all."""
     cell = session.cell
     with cell.lock:
         arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}

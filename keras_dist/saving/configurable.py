@@ -104,11 +104,7 @@ class Configurable:
 
 
 def _check_overrides(cls: type) -> None:
-    """Check that a class outside of this package defines nothing that is never called.
-
-    Raises:
-        ModelError: it does.
-    """
+    """Check that a class outside of this package defines nothing that is never called."""
     if _is_ours(cls):
         return
     theirs = {name for base in cls.__mro__ if not _is_ours(base) for name in vars(base)}

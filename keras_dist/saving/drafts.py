@@ -26,9 +26,6 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
     """Make system errors that name no file, such as a full disk, name the path that is written.
 
-    Args:
-        place: the path that the user gave.
-
     Raises:
         WriteError: instead of such an error, or of one that a library has made of it.
     """
@@ -63,9 +60,6 @@ def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
     """Make a private temporary folder beside a path, and remove it at the end.
 
     Drafts that killed writers of the path left are removed first, except on systems without locks of folders.
-
-    Args:
-        place: of a file or a folder; on the same disk as the draft.
 
     Raises:
         OSError: the parent folder does not exist, or may not be written.

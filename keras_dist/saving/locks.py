@@ -44,9 +44,6 @@ class Lock:
 
     On Windows nobody is refused: users must make sure that only one process writes to a directory.
 
-    Args:
-        directory: created if missing.
-
     """
 
     def __init__(self, directory: pathlib.Path) -> None:

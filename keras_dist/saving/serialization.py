@@ -197,7 +197,11 @@ def _exported(name: str, module: Any) -> Any:
         found = (_exported(name, f"{_HOUSE}.{room}") for room in _ROOMS_OF_FUNCTIONS)
         return next((function for function in found if function is not None and not isinstance(function, type)), None)
     house, *rooms = str(module).split(".")
-    if house not in (_HOUSE, "keras") or not set(rooms[:1]) <= _ROOMS or not all(map(_is_public, rooms)):
+    if (
+        house not in (_HOUSE, "keras")
+        or not set(rooms[:1]) <= _ROOMS
+        or any(room.startswith("_") or not room.isidentifier() for room in rooms)
+    ):
         return None
     for package_name in _packages(".".join([_HOUSE, *rooms])):
         try:
@@ -217,10 +221,6 @@ def _packages(module: str) -> list[str]:
     """Return `keras_dist.a`, `keras_dist.a.b`, ... up to `module`; for `keras_dist` itself `keras_dist` alone."""
     parts = module.split(".")
     return [".".join(parts[:depth]) for depth in range(min(2, len(parts)), len(parts) + 1)]
-
-
-def _is_public(name: str) -> bool:
-    return name.isidentifier() and not name.startswith("_")
 
 
 def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:

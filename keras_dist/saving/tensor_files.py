@@ -62,12 +62,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own.
-
-    Args:
-        sizes: bytes of each array.
-        max_bytes: None for one group.
-    """
+    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -108,10 +103,6 @@ class TensorReader:
     Attributes:
         path: what is read: the file or the index.
         shapes: the shape of each array.
-
-    Raises:
-        ModelError: a file is damaged, is missing, lacks what the index says, or is of another save than the index.
-        FileNotFoundError: there is neither file nor index.
     """
 
     def __init__(self, caller: str, path: pathlib.Path) -> None:
@@ -127,11 +118,7 @@ class TensorReader:
         return any(not self._entries[name].checksums for name in names)
 
     def check(self, names: Iterable[str]) -> None:
-        """Compare the bytes of arrays with their checksums, a small part at a time.
-
-        Raises:
-            ModelError: some differ; file and array are named.
-        """
+        """Compare the bytes of arrays with their checksums, a small part at a time."""
         for name in names:
             entry = self._entries[name]
             if not entry.checksums:
@@ -142,11 +129,7 @@ class TensorReader:
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
 
     def view(self, name: str) -> np.ndarray:
-        """Return a read-only, memory-mapped array: only the parts that are used are read from the disk.
-
-        Raises:
-            ModelError: numpy lacks its element type, or the file has changed meanwhile.
-        """
+        """Return a read-only, memory-mapped array: only the parts that are used are read from the disk."""
         entry = self._entries[name]
         dtype = self._dtype(name)
         if not math.prod(entry.shape):
@@ -201,11 +184,7 @@ class TensorReader:
         return entries
 
     def _read_index(self) -> dict[str, Any]:
-        """Read the index.
-
-        Raises:
-            ModelError: it is no index, or names files elsewhere.
-        """
+        """Read the index."""
         self._check_regular(self.path)
         try:
             index = json.loads(read_regular(self.path, follow_links=True))
@@ -220,12 +199,7 @@ class TensorReader:
         return index
 
     def _header(self, file: pathlib.Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-        """Return the entries of the arrays in a file, and its metadata.
-
-        Raises:
-            ModelError: it does not fit the file.
-            FileNotFoundError: there is none.
-        """
+        """Return the entries of the arrays in a file, and its metadata."""
         self._check_regular(file)
         try:
             with safe_open(file, framework="np"):
@@ -294,12 +268,7 @@ class TensorWriter:
         self._open.close()
 
     def write(self, number: int, arrays: dict[str, np.ndarray]) -> None:
-        """Write the arrays of one group beside the place.
-
-        Raises:
-            ModelError: an array has an element type that the format does not know.
-            OSError: the file cannot be written.
-        """
+        """Write the arrays of one group beside the place."""
         metadata = {_SAVE: self._save} if len(self._groups) > 1 else {}
         self._checksums |= write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
 
@@ -354,13 +323,6 @@ def write_file(
         arrays: by name, with their elements in C order.
         place: name of the file in error messages.
         metadata: what else is noted in it.
-
-    Returns:
-        The checksums by name.
-
-    Raises:
-        ModelError: an array has an element type that the format does not know.
-        OSError: the file cannot be written.
     """
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode

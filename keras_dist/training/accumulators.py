@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,25 +57,6 @@ class Observation(NamedTuple):
         return mask * spread(self.sample_weight, mask)
 
 
-class Accumulator(Protocol):
-    """How something that is logged is begun and read; `add` adds to it.
-
-    Attributes:
-        names: what it is logged as.
-    """
-
-    @property
-    def names(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    def start(self) -> PyTree:
-        """Its state before the first batch."""
-        ...
-
-    def read(self, state: PyTree) -> dict[str, Any]:
-        """Its values by name."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class MeanAccumulator:
     """The mean of a scalar over all rows."""
@@ -105,28 +86,22 @@ class MetricAccumulator:
     names: tuple[str, ...]
     result: Callable[[tuple[jax.Array, ...]], PyTree]
 
-    @property
-    def has_own_start(self) -> bool:
-        """Whether the class of the metric resets it in a way of its own, which may differ from time to time."""
-        return type(self.metric).reset_state is not Metric.reset_state
-
     def start(self) -> tuple[np.ndarray, ...]:
         """The variables when they are reset."""
         return tuple(np.asarray(value) for value in self.metric.stateless_reset_state())
 
     def read(self, state: tuple[jax.Array, ...]) -> dict[str, Any]:
         """The result by name: numbers as floats, others as arrays. Computed outside of the mesh."""
-        result = self.result(state)
-        values = result if isinstance(result, Mapping) else {self.name: result}
+        values = by_name(self.name, self.result(state))
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
-def accumulator_of(name: str, found: Any) -> Accumulator:
-    """The accumulator of what a step found under this name (traced).
+Accumulator = MeanAccumulator | MetricAccumulator
+"""How something that is logged is begun and read, and its names; `add` adds to it."""
 
-    Raises:
-        ModelError: a metric keeps state that is in none of its variables.
-    """
+
+def accumulator_of(name: str, found: Any) -> Accumulator:
+    """The accumulator of what a step found under this name (traced)."""
     if not isinstance(found, Observation):
         return MeanAccumulator(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))
@@ -137,8 +112,12 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
         result = compute(variables)
     except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
         return MetricAccumulator(name, found.metric, (name,), compute)
-    names = tuple(result) if isinstance(result, Mapping) else (name,)
-    return MetricAccumulator(name, found.metric, names, jax.jit(compute))
+    return MetricAccumulator(name, found.metric, tuple(by_name(name, result)), jax.jit(compute))
+
+
+def by_name(name: str, result: Any) -> Mapping[str, Any]:
+    """What a metric logs for a result: its values, if that is a dict, else the result under the metric's name."""
+    return result if isinstance(result, Mapping) else {name: result}
 
 
 def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:

@@ -62,11 +62,7 @@ def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
 def check_tensor_rules(
     specs: Sequence[VariableSpec], module_paths: Sequence[str], x: PyTree, distribution: Distribution
 ) -> None:
-    """Warn of rules for activations and inputs that name none; raise under `strict`.
-
-    Raises:
-        LayoutError: under `strict`, a rule without effect.
-    """
+    """Warn of rules for activations and inputs that name none; raise under `strict`."""
     rules = distribution.layout_map
     if rules is None or not any(lint.names_tensor(rule) for rule in rules):
         return

@@ -36,7 +36,7 @@ class StepOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choices:
-    """What `compile` was given, checked and with names resolved.
+    """What `compile` was given, checked and with names resolved; without it, nothing but how predictions run.
 
     Attributes:
         arguments: as they were given.
@@ -49,11 +49,11 @@ class Choices:
         optimizers: by name, with the variables they update; none before the weights exist.
     """
 
-    arguments: Mapping[str, Any]
-    optimizer: optimizers.Optimizer | optimizers.OptaxOptimizer | Mapping[str, Any]
-    objective: Objective | None
-    train_step: TrainStep | None
-    metrics: ModelMetrics
-    options: StepOptions
-    remat: Remat | None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: optimizers.Optimizer | optimizers.OptaxOptimizer | Mapping[str, Any] | None = None
+    objective: Objective | None = None
+    train_step: TrainStep | None = None
+    metrics: ModelMetrics = dataclasses.field(default_factory=lambda: ModelMetrics(None))
+    options: StepOptions = dataclasses.field(default_factory=StepOptions)
+    remat: Remat | None = None
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)

@@ -8,17 +8,15 @@ from typing import Any
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
-from keras_dist.training.accumulators import Accumulator, MetricAccumulator
+from keras_dist.training.accumulators import Accumulator, MetricAccumulator, by_name
 
 
 class CompileMetrics(Metric):
     """What `compile(metrics=..., weighted_metrics=...)` chose, as one metric.
 
-    Args:
-        metrics: in the order of outputs.
-
     Attributes:
         metrics: in the order of outputs.
+        logged: the metrics by the names that they are logged under; None before the first targets.
 
     Source: `keras.src.trainers.compile_utils.CompileMetrics`.
     """
@@ -26,11 +24,7 @@ class CompileMetrics(Metric):
     def __init__(self, metrics: Sequence[Metric]) -> None:
         super().__init__(name="compile_metrics")
         self.metrics = list(metrics)
-        self._logged: dict[str, Metric] | None = None
-
-    def log_as(self, logged: Mapping[str, Metric]) -> None:
-        """Note under which names the metrics are logged."""
-        self._logged = dict(logged)
+        self.logged: dict[str, Metric] | None = None
 
     def reset_state(self) -> None:
         """Forget all batches."""
@@ -43,7 +37,7 @@ class CompileMetrics(Metric):
         Raises:
             ModelError: the model has seen no targets yet, on which the names depend.
         """
-        if self._logged is None:
+        if self.logged is None:
             raise ModelError(
                 "the metrics of `compile` have no result yet",
                 given="a model that was neither trained nor evaluated",
@@ -51,9 +45,8 @@ class CompileMetrics(Metric):
                 fix="call fit or evaluate first",
             )
         found: dict[str, Any] = {}
-        for name, metric in self._logged.items():
-            result = metric.result()
-            found |= result if isinstance(result, Mapping) else {name: result}
+        for name, metric in self.logged.items():
+            found |= by_name(name, metric.result())
         return found
 
 
@@ -62,9 +55,6 @@ class ModelMetrics:
 
     While a model is trained or evaluated, the states of metrics travel through the compiled steps. Afterwards `hold`
     gives them to these objects as they are, on the device: they are fetched when somebody reads them.
-
-    Args:
-        metrics: those of `compile`; None when it was given none.
     """
 
     def __init__(self, metrics: Sequence[Metric] | None) -> None:
@@ -84,17 +74,12 @@ class ModelMetrics:
             for name, accumulator in accumulators.items()
             if isinstance(accumulator, MetricAccumulator)
         }
-        means = {name: self._mean(name) for name in accumulators if name not in logged}
+        means = {name: self._means.setdefault(name, Mean(name)) for name in accumulators if name not in logged}
         if self._compiled is not None:
-            self._compiled.log_as(logged)
+            self._compiled.logged = logged
         for name, metric in (logged | means).items():
             metric.hold(states[name])
         held = {id(metric) for metric in (logged | means).values()}
         for metric in [*self._means.values(), *(self._compiled.metrics if self._compiled is not None else ())]:
             if id(metric) not in held:
                 metric.reset_state()
-
-    def _mean(self, name: str) -> Mean:
-        if name not in self._means:
-            self._means[name] = Mean(name)
-        return self._means[name]

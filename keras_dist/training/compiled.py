@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
+from keras_dist.data.conversion import noting
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -103,32 +105,38 @@ class CompiledSteps:
         All that takes time, and may be interrupted, is done before it is called. Where a program must be compiled,
         those of the `expected` executions are compiled with it.
         """
-        return self._prepared("train", step, execution, expected, self._compile_train, state, logs)
+        return self._prepared("train", step, execution, expected, state, logs)
 
     def test(
         self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution, expected: Expected = list
     ) -> tuple[Streams, Logs]:
         """`logs` with the batches added, and the generators afterwards."""
-        return self._prepared("test", step, execution, expected, self._compile_test, state, logs)()
+        return self._prepared("test", step, execution, expected, state, logs)()
 
     def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
         """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
-        drawn, outputs = self._prepared("predict", step, execution, list, self._compile_predict, state)()
+        drawn, outputs = self._prepared("predict", step, execution, list, state)()
         # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
         # the last kernel instead.
         return drawn, outputs if self._gather is None else self._gather(outputs)
 
-    def train_accumulators(self, step: Step, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """How to accumulate what a train step logs. Traces the step, and runs nothing."""
-        return self._traced_accumulators(
-            lambda state, arrays: self._stepped(step, state, arrays, batch.rows)[1], state, batch
-        )
+    def accumulators(
+        self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
+    ) -> dict[str, Accumulator]:
+        """How to accumulate what a train or test step logs. Traces the step, and runs nothing."""
+        accumulators: dict[str, Accumulator] = {}
 
-    def test_accumulators(self, step: Callable[..., Any], state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """How to accumulate what a test step logs. Traces the step, and runs nothing."""
-        return self._traced_accumulators(
-            lambda state, arrays: step(state, real_rows(arrays, batch.rows, self._distribution))[1], state, batch
-        )
+        def trace(state: TrainState, arrays: Any) -> None:
+            if mode == "train":
+                _, logs = self._stepped(step, state, arrays, batch.rows)
+            else:
+                _, logs = step(state, real_rows(arrays, batch.rows, self._distribution))
+            for name, found in logs.items():  # in the user's order: JAX would sort them
+                accumulators[name] = accumulator_of(name, found)
+
+        with _noting(batch):
+            traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
+        return accumulators
 
     def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
@@ -136,40 +144,18 @@ class CompiledSteps:
         program = program if self._options.jit else jax.jit(program)
         return traced_in(self._distribution, batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
-    def _traced_accumulators(
-        self, found_in: Callable[..., Any], state: TrainState, batch: Batch
-    ) -> dict[str, Accumulator]:
-        accumulators: dict[str, Accumulator] = {}
-
-        def trace(state: TrainState, arrays: Any) -> None:
-            for name, found in found_in(state, arrays).items():  # in the user's order: JAX would sort them
-                accumulators[name] = accumulator_of(name, found)
-
-        try:
-            traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
-        except Exception as error:
-            _note(error, batch)
-            raise
-        return accumulators
-
     def _prepared(
-        self,
-        mode: str,
-        step: Any,
-        execution: Execution,
-        expected: Expected,
-        compile_: Callable[..., Any],
-        *before: Any,
+        self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any
     ) -> Callable[[], Any]:
         """The program with its arguments, `before` and those of the execution; it is compiled already."""
         key = mode, step, execution.kind, execution.form
         if key not in self._programs:
-            self._compile(mode, step, [execution, *expected()], compile_, before)
+            self._compile(mode, step, [execution, *expected()], before)
         program = self._programs[key]
         arguments = _arguments(mode, before, execution)
 
         def run() -> Any:
-            try:
+            with _noting(execution):
                 if not self._options.jit:
                     return traced_in(self._distribution, execution.rows, lambda: program(*arguments))
                 result = program(*arguments)
@@ -177,20 +163,10 @@ class CompiledSteps:
                     error, result = result
                     _ranges.raise_found(error)
                 return result
-            except Exception as error:
-                _note(error, execution)
-                raise
 
         return run
 
-    def _compile(
-        self,
-        mode: str,
-        step: Any,
-        executions: list[Execution],
-        compile_: Callable[..., Any],
-        before: tuple[Any, ...],
-    ) -> None:
+    def _compile(self, mode: str, step: Any, executions: list[Execution], before: tuple[Any, ...]) -> None:
         """New programs for those of the executions that have none: traced one after the other, compiled meanwhile.
 
         The first is needed now; what is wrong with another one shows when that is.
@@ -203,7 +179,7 @@ class CompiledSteps:
                 if key in self._programs or key in new:
                     continue
                 try:
-                    program = self._made(mode, step, execution, compile_, before)
+                    program = self._made(mode, step, execution, before)
                 except Exception:
                     if not new:
                         raise
@@ -214,24 +190,20 @@ class CompiledSteps:
 
         try:
             programs = _jax.compile_together(made()) if self._options.jit else list(made())
-        except jax.errors.JaxRuntimeError as error:
-            _note(error, executions[0])
-            raise
+        except jax.errors.JaxRuntimeError:
+            with _noting(executions[0]):
+                raise
         self._programs |= zip(new, programs, strict=True)
 
-    def _made(
-        self, mode: str, step: Any, execution: Execution, compile_: Callable[..., Any], before: tuple[Any, ...]
-    ) -> Any:
+    def _made(self, mode: str, step: Any, execution: Execution, before: tuple[Any, ...]) -> Any:
         """A new program, to be compiled."""
-        try:
-            program = compile_(step, execution)
+        makers = {"train": self._compile_train, "test": self._compile_test, "predict": self._compile_predict}
+        with _noting(execution):
+            program = makers[mode](step, execution)
             if not self._options.jit:
                 return program
             arguments = _arguments(mode, before, execution)
             return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
-        except Exception as error:
-            _note(error, execution)
-            raise
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         if self._is_on_cpus:
@@ -338,9 +310,9 @@ def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tupl
     return (*before, execution.operands[0] if mode == "predict" else execution.operands)
 
 
-def _note(error: Exception, batch: Batch | Execution) -> None:
-    """Let an error of the module, the loss or JAX say on which batch it arose."""
-    error.add_note(f"in a step on {batch.describe()}")
+def _noting(batch: Batch | Execution) -> contextlib.AbstractContextManager[None]:
+    """Let errors of the module, the loss or JAX say on which batch they arose."""
+    return noting(lambda: f"a step on {batch.describe()}")
 
 
 def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:

@@ -17,18 +17,12 @@ def batch_first(
     XLA moves them there by itself, but not in the body of a loop: there the gradient of a kernel takes twice as long
     or more, and is another in its last bits.
 
-    Args:
-        lhs: of any layout.
-        rhs: of any layout.
-        dimension_numbers: which dim is which.
-        params: the others of the primitive.
-
-    Returns:
-        The convolution, with its dims where `dimension_numbers` says.
-
     Source: XLA, `xla/service/cpu/conv_canonicalization.cc`, which looks at the entry computation alone.
     """
-    dims, moved = dimension_numbers, _moved(lhs.ndim)
+    dims, ndim = dimension_numbers, lhs.ndim
+    # (batch, *space, channels) by (*space, channels in, channels out)
+    data, kernel = (0, ndim - 1, *range(1, ndim - 1)), (ndim - 1, ndim - 2, *range(ndim - 2))
+    moved = lax.ConvDimensionNumbers(data, kernel, data)
     result = lax.conv_general_dilated_p.bind(
         lax.transpose(lhs, _from_to(dims.lhs_spec, moved.lhs_spec)),
         lax.transpose(rhs, _from_to(dims.rhs_spec, moved.rhs_spec)),
@@ -36,12 +30,6 @@ def batch_first(
         **params,
     )
     return lax.transpose(result, _from_to(moved.out_spec, dims.out_spec))
-
-
-def _moved(ndim: int) -> lax.ConvDimensionNumbers:
-    """(batch, *space, channels) by (*space, channels in, channels out)."""
-    data, kernel = (0, ndim - 1, *range(1, ndim - 1)), (ndim - 1, ndim - 2, *range(ndim - 2))
-    return lax.ConvDimensionNumbers(data, kernel, data)
 
 
 def _from_to(given: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:

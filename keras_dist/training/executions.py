@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,51 +46,14 @@ MANY_BATCHES = 4096
 program is worth its compilation."""
 
 
-class Execution(Protocol):
-    """What one dispatch runs.
-
-    Attributes:
-        operands: arrays for the program.
-        rows: the real rows of each batch.
-        steps: how many steps it runs.
-        kind: how the steps find their batches among the operands.
-        form: of one kind, alike for executions that one program serves.
-    """
-
-    @property
-    def operands(self) -> Any: ...  # noqa: D102
-    @property
-    def rows(self) -> int: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def form(self) -> Hashable: ...  # noqa: D102
-
-    def shardings(self, distribution: Distribution) -> Any:
-        """Where the operands live."""
-        ...
-
-    @property
-    def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """`run(body, carry, operands, distribution)`: all steps, one after the other (traced).
-
-        It outlives the execution, and does not hold it or its arrays.
-        """
-        ...
-
-    def describe(self) -> str:
-        """The arrays with the shapes that a step sees."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streamed:
     """One or several steps on what comes from the host; what its subclasses share.
 
     Attributes:
         batch: a batch, or several of one length as a stack.
+        steps: how many steps it runs.
+        kind: how the steps find their batches among the operands.
     """
 
     batch: Batch
@@ -107,7 +70,7 @@ class Streamed:
 
     @property
     def form(self) -> Hashable:
-        """That of the batch, and its real rows."""
+        """Alike for executions of one kind that one program serves: that of the batch, and its real rows."""
         return self.batch.rows, self.batch.form
 
     def describe(self) -> str:
@@ -236,6 +199,11 @@ def _run_resident(
     return jax.lax.scan(lambda carry, index: (step(carry, index), None), carry, span[0] + jnp.arange(steps))[0]
 
 
+Execution = Single | Stacked | Resident
+"""What one dispatch runs. `run(body, carry, operands, distribution)` makes all steps, one after the other, in a trace;
+it outlives the execution, and does not hold it or its arrays."""
+
+
 class StreamFeed:
     """Batches from the host, made when they are needed.
 
@@ -246,9 +214,6 @@ class StreamFeed:
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
         share: what this process gathers of each batch; None where the mesh is its own.
-
-    Attributes:
-        tuner: None: how long its executions are does not depend on how fast they go.
     """
 
     def __init__(

@@ -64,11 +64,7 @@ class ModuleGraph:
     untrained: tuple[str, ...]
 
     def check_trains(self) -> None:
-        """Check that there is a variable that is trained, or that layers have some that are frozen on purpose.
-
-        Raises:
-            ModelError: there is none.
-        """
+        """Check that there is a variable that is trained, or that layers have some that are frozen on purpose."""
         if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
             return
         fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
@@ -146,11 +142,7 @@ class ModuleGraph:
         return module
 
     def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
-        """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out.
-
-        Raises:
-            ModelError: the module has lost a variable, or has gained one.
-        """
+        """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out."""
         state = nnx.state(module)
         found, known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True)), set(self.parts)
         lost = [_paths.join(parts) for parts in self.parts if parts not in found]
@@ -204,11 +196,7 @@ def trace_factory(
 
 
 def split_module(module: nnx.Module, trainable: Trainable) -> tuple[ModuleGraph, PyTree]:
-    """The graph of a ready module, and its state.
-
-    Raises:
-        ModelError: the module holds shapes instead of arrays.
-    """
+    """The graph of a ready module, and its state."""
     graphdef, state = nnx.split(module)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
         raise ModelError(
@@ -221,15 +209,7 @@ def split_module(module: nnx.Module, trainable: Trainable) -> tuple[ModuleGraph,
 
 
 def compile_rule(rule: str, argument: str) -> Pattern:
-    """`rule` as a regular expression for whole paths.
-
-    Args:
-        rule: what the user gave.
-        argument: how errors call it.
-
-    Raises:
-        ModelError: it is not a regular expression.
-    """
+    """`rule` as a regular expression for whole paths."""
     try:
         return pattern(rule)
     except re.error as error:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
-from keras_dist._arguments import is_number
+from keras_dist._arguments import check_number
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -94,9 +94,6 @@ class Objective:
             batch: `(x, y, sample_weight)`.
             y_pred: what the model returned.
             mask: which values of `y_pred` count: an array, or one for each output; None for all.
-
-        Raises:
-            ModelError: targets do not match the outputs, or a loss has no value for each example.
         """
         terms = self._terms(batch, y_pred, mask)
         found = [(term, term.value(term.loss)) for term in terms if term.loss is not None]
@@ -119,11 +116,7 @@ class Objective:
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
-        """The losses and what the metrics see of a batch, by the names they are logged as.
-
-        Raises:
-            ModelError: two values would be logged under one name.
-        """
+        """The losses and what the metrics see of a batch, by the names they are logged as."""
         terms = self._terms(batch, y_pred, mask)
         order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else [t.name for t in terms]
         names = ["loss", *(f"{name}_loss" for name in order)]
@@ -206,10 +199,6 @@ def resolve_objective(
         are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
             now; else it is one when the outputs are seen.
         are_listed: whether the outputs are a list or tuple, of which a dict of losses must name each.
-
-    Raises:
-        UnknownNameError: a loss or metric is not known.
-        ModelError: something cannot be used, or names an output that does not exist.
     """
     for argument, given in (("loss", loss), ("metrics", metrics), ("weighted_metrics", weighted_metrics)):
         _check_no_layers(argument, given)
@@ -291,14 +280,7 @@ def _is_by_output(given: PyTree) -> bool:
 
 
 def _number(weight: Any) -> float:
-    if not is_number(weight):
-        raise ModelError(
-            "`loss_weights` holds something that is no number",
-            given=f"{shorten(weight)} of type {type(weight).__name__}",
-            expected="a finite number for each loss",
-            fix="for example loss_weights=[1.0, 0.5]",
-        )
-    return float(weight)
+    return check_number("loss_weights", weight, wrong="holds something that is no number", example=[1.0, 0.5])
 
 
 def _resolved_metrics(given: PyTree) -> PyTree:

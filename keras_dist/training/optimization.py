@@ -41,12 +41,7 @@ class Optimizer:
 
 
 def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
-    """What `compile` was given as an optimizer, with the variables of one.
-
-    Args:
-        given: what `optimizers.get` takes.
-        name: among the model's optimizers.
-    """
+    """What `compile` was given as an optimizer, with the variables of one."""
     if isinstance(given, optimizers.OptaxOptimizer):
         return given
     found = optimizers.get(given)
@@ -61,9 +56,6 @@ def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
             variables below the attribute of its name, or, given as `(optimizer, rule)`, those whose whole path the
             regular expression `rule` matches.
         trainable: the trained variables, as nested dicts.
-
-    Raises:
-        ModelError: an entry updates no variable, or two update the same.
     """
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
@@ -76,8 +68,7 @@ def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
             fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
         )
     named = {name: _named(name, entry, parts) for name, entry in given.items()}
-    _check_different(named)
-    _check_disjoint(named)
+    _check_pairs(named)
     return named
 
 
@@ -101,9 +92,6 @@ def apply_gradients(
         value: the loss before, for optimizers that search along a line (lbfgs).
         value_fn: the loss as a function of all trained variables, for the same.
         batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
-
-    Raises:
-        ModelError: there is no such optimizer, or gradients are missing.
     """
     if name is not None and name not in named:
         raise ModelError(
@@ -132,24 +120,14 @@ def apply_gradients(
 
 
 def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[str, PyTree]) -> Any:
-    """The loss that gradients are to be taken of, so that they do not vanish in half precision.
-
-    Args:
-        named: the model's optimizers, which agree on the scale.
-        loss: of the batch.
-        slots: the optimizers' states, by their names.
-    """
+    """The loss that gradients are to be taken of, so that they do not vanish in half precision."""
     name, optimizer = next(iter(named.items()))
     scaling = optimizer.transformation
     return scaling.scale_loss(loss, slots[name]) if isinstance(scaling, optimizers.Optimizer) else loss
 
 
 def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
-    """Check that one loss is scaled once, for all optimizers alike.
-
-    Raises:
-        ModelError: the optimizers do not agree on the scale, or one of several finds its own out.
-    """
+    """Check that one loss is scaled once, for all optimizers alike."""
     dynamic = [name for name, one in named.items() if isinstance(one.transformation, optimizers.LossScaleOptimizer)]
     if dynamic and len(named) > 1:
         raise ModelError(
@@ -202,18 +180,8 @@ def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
     return optimizer.select(grads)
 
 
-def _check_disjoint(named: Mapping[str, Optimizer]) -> None:
-    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
-        for parts in sorted(first.parts & second.parts, key=_paths.join):
-            raise ModelError(
-                f"optimizers {one!r} and {other!r} both update {_paths.join(parts)!r}",
-                given=f"rules that meet in {len(first.parts & second.parts)} variable(s)",
-                expected="one optimizer for each variable",
-                fix=f"narrow the rule of {one!r} or of {other!r}",
-            )
-
-
-def _check_different(named: Mapping[str, Optimizer]) -> None:
+def _check_pairs(named: Mapping[str, Optimizer]) -> None:
+    """Check that no two optimizers are one object, or update the same variable."""
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         if first.transformation is second.transformation:
             raise ModelError(
@@ -221,6 +189,13 @@ def _check_different(named: Mapping[str, Optimizer]) -> None:
                 given=f"{first.transformation!r} twice",
                 expected="an object for each: it holds the state of one",
                 fix="make another: type(optimizer).from_config(optimizer.get_config())",
+            )
+        if both := first.parts & second.parts:
+            raise ModelError(
+                f"optimizers {one!r} and {other!r} both update {min(map(_paths.join, both))!r}",
+                given=f"rules that meet in {len(both)} variable(s)",
+                expected="one optimizer for each variable",
+                fix=f"narrow the rule of {one!r} or of {other!r}",
             )
 
 

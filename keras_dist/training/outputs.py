@@ -22,9 +22,6 @@ class Outputs:
     Args:
         y_pred: what the model returned.
         names: of the arrays in a list or tuple, or of the lone array.
-
-    Raises:
-        ModelError: there are other names than arrays.
     """
 
     def __init__(self, y_pred: PyTree, names: Sequence[str] | None = None) -> None:
@@ -51,9 +48,6 @@ class Outputs:
             value: shaped as the outputs, a dict by output, a list in the order of `names` (or only of those needed;
                 alone where one is needed), or None.
             needed: the outputs that must have one, when there is any.
-
-        Raises:
-            ModelError: it is none of these, or lacks one that is needed.
         """
         leaves = jax.tree.leaves(value)
         if not leaves:
@@ -95,9 +89,6 @@ class Outputs:
             argument: how errors call it.
             given: a dict by output, a list in their order, or, if `one_for_all`, a single thing.
             one_for_all: whether something single is meant for every output.
-
-        Raises:
-            ModelError: it names an output that does not exist, or has more or fewer entries than there are outputs.
         """
         names = self.names
         if isinstance(given, Mapping):

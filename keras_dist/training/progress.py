@@ -44,11 +44,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
-        """The progress whose fields were written down, with arrays in them.
-
-        Raises:
-            DataError: these are none.
-        """
+        """The progress whose fields were written down, with arrays in them."""
         names = [field.name for field in dataclasses.fields(cls)]
         if (
             not isinstance(state, Mapping)
@@ -123,16 +119,14 @@ def _is_form(value: Any) -> bool:
     )
 
 
-def _is_tallies(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(value))
-
-
 _IS_FIELD: dict[str, Callable[[Any], bool]] = {
     "first_epoch": _is_count,
     "shuffle_key": lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))),
     "form": _is_form,
     "is_stopping": lambda value: isinstance(value, bool),
-    "tallies": _is_tallies,
+    "tallies": lambda value: (
+        isinstance(value, dict) and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(value))
+    ),
     "callbacks": lambda value: (
         isinstance(value, list)
         and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in value)
@@ -142,12 +136,7 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
 
 
 def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """The states of tallies that another process has had, on the devices of this one.
-
-    Args:
-        tallies: by name nested lists of arrays of the host.
-        like: the states as they are here; see `Progress.check_continues`.
-    """
+    """The states of tallies that another process has had, on the devices of this one."""
     leaves, treedef = jax.tree.flatten({name: like[name] for name in tallies})
     values = jax.tree.leaves(dict(tallies))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
@@ -233,11 +222,7 @@ def nothing_to_continue() -> ModelError:
 
 
 def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
-    """Check that the states are those of the loss and metrics that are here.
-
-    Raises:
-        ModelError: they are of others.
-    """
+    """Check that the states are those of the loss and metrics that are here."""
     given, wanted = _forms(tallies), _forms(like)
     if given != wanted:
         raise ModelError(

@@ -64,11 +64,7 @@ class Remat:
                 node.__class__ = _checkpointed_class(type(node))
 
     def check(self, module: nnx.Module) -> None:
-        """Check that a layer of `module` is meant.
-
-        Raises:
-            ModelError: none is.
-        """
+        """Check that a layer of `module` is meant."""
         if self.pattern is None:
             return
         paths = [names[0] for node, names in named_submodules(module) if node is not module and callable(node)]
@@ -78,11 +74,7 @@ class Remat:
 
 
 def resolve_remat(given: Any) -> Remat | None:
-    """What the argument `remat` of `compile` means; None for nothing.
-
-    Raises:
-        ModelError: it is no string, or no regular expression.
-    """
+    """What the argument `remat` of `compile` means; None for nothing."""
     if given is None or given == "none":
         return None
     if not isinstance(given, str):

@@ -134,7 +134,8 @@ class StateCell:
         """Copy the shared variables that another model has written since they were last copied."""
         links, self._links = self._links, []  # a cell that is being read does not ask who asks
         try:
-            with self.lock:
+            # a first read inside of a user's trace would otherwise leave tracers in the cell
+            with self.lock, jax.ensure_compile_time_eval():
                 for reference, indices in links:
                     other = reference()
                     if other is None:
@@ -159,11 +160,7 @@ class StateCell:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread.
-
-        Raises:
-            ModelError: another thread is training.
-        """
+        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
                 raise ModelError(

@@ -161,11 +161,7 @@ def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree], tuple[
 
 
 def check_scalar(loss: Any) -> jax.Array:
-    """What `compute_loss` returned, if it is a scalar.
-
-    Raises:
-        ModelError: it is none.
-    """
+    """What `compute_loss` returned, if it is a scalar."""
     if not isinstance(loss, jax.Array | float | int) or jnp.shape(loss) != ():
         raise ModelError(
             "compute_loss did not return a scalar",
@@ -177,11 +173,7 @@ def check_scalar(loss: Any) -> jax.Array:
 
 
 def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Mapping[str, Any]]:
-    """What a train step returned, if it is `(state, logs)` with the state it was given, but for the values.
-
-    Raises:
-        ModelError: it is not `(state, logs)`, or the state has another structure, shape or dtype.
-    """
+    """What a train step returned, if it is `(state, logs)` with the state it was given, but for the values."""
     after, logs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(after, TrainState) or not isinstance(logs, Mapping):
         raise ModelError(

@@ -98,11 +98,7 @@ class Timing:
 
 
 class StepTimer:
-    """Measures the loop: told of every dispatch, of every wait, and of the end.
-
-    Args:
-        tuner: learns from what is measured; None where nobody asks it.
-    """
+    """Measures the loop: told of every dispatch, of every wait, and of the end."""
 
     def __init__(self, tuner: StepsTuner | FixedSteps | None = None) -> None:
         self._tuner = tuner

@@ -17,9 +17,10 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
-from keras_dist.training.accumulators import Accumulator
-from keras_dist.training.choices import Choices, StepOptions
+from keras_dist.training.accumulators import Accumulator, MetricAccumulator
+from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
@@ -49,7 +50,11 @@ class LoggedStep:
 
     def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
-        own = {name: one for name, one in self.accumulators.items() if getattr(one, "has_own_start", False)}
+        own = {
+            name: one
+            for name, one in self.accumulators.items()
+            if isinstance(one, MetricAccumulator) and type(one.metric).reset_state is not Metric.reset_state
+        }
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
@@ -66,11 +71,11 @@ class Trainer:
     """
 
     def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
-        self._cell, self._forward, self._choices = cell, forward, choices
-        self._options = choices.options if choices is not None else StepOptions()
+        self._cell, self._forward, self._choices = cell, forward, choices or Choices()
+        self._options = self._choices.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
-        self._steps = _steps(forward, choices)
+        self._steps = _steps(forward, self._choices)
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
         self._run: Run | None = None
@@ -84,16 +89,7 @@ class Trainer:
         validation: Validation | None,
         hooks: Hooks,
     ) -> Timing:
-        """Train for the epochs, and tell how fast it went.
-
-        Args:
-            examples: in batches.
-            epochs: their numbers.
-            shuffle_key: with the number of an epoch fixes the order of the rows from there on, until all had their
-                turn; None for their own order.
-            validation: what is evaluated after which epochs.
-            hooks: the callbacks.
-        """
+        """Train for the epochs, and tell how fast it went."""
         self._check_targets(examples.source)
         self._compiled.forget_shapes("train")
         feed = self._placement.feed("train", examples, len(epochs), shuffle_key, hooks.sees_every_batch("train"))
@@ -137,11 +133,7 @@ class Trainer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far the training has come that is running now; None if there is none.
-
-        Raises:
-            ModelError: it runs in another thread.
-        """
+        """How far the training has come that is running now; None if there is none."""
         return None if self._run is None else self._run.noted(is_stopping="train" in self.stops)
 
     def use_seed(self, seed: int) -> None:
@@ -151,19 +143,11 @@ class Trainer:
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that `continue_from` may be called.
-
-        Raises:
-            ModelError: there is no training that is about to begin, or it has other batches, loss or metrics.
-        """
+        """Check that `continue_from` may be called."""
         self._awaited_run(progress)
 
     def continue_from(self, progress: Progress) -> None:
-        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`.
-
-        Raises:
-            ModelError: see `check_continues`.
-        """
+        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`."""
         self._awaited_run(progress).progress = progress
 
     def _awaited_run(self, progress: Progress) -> Run:
@@ -239,13 +223,7 @@ class Trainer:
         return evaluate
 
     def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
-        """The outputs for the examples, in order, on the host.
-
-        Args:
-            examples: in batches.
-            hooks: the callbacks.
-            call: how the module is called; by default as in training.
-        """
+        """The outputs for the examples, in order, on the host."""
         outputs: list[PyTree] = []
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
@@ -298,12 +276,12 @@ class Trainer:
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
 
     def _check_targets(self, source: Source) -> None:
-        if self._choices is not None and self._choices.train_step is None:
+        if self._choices.train_step is None:
             self._cell.graph.check_trains()
             self._check_measurable(source)
 
     def _check_measurable(self, source: Source) -> None:
-        objective = self._choices.objective if self._choices is not None else None
+        objective = self._choices.objective
         if objective is not None and objective.needs_targets:
             source.check_targets()
 
@@ -311,11 +289,10 @@ class Trainer:
         """The train or test step. It is traced once, which gives metrics their shapes; ours logs what the test does."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
-            if mode == "train" and self._choices is not None and self._choices.train_step is None:
+            if mode == "train" and self._choices.train_step is None:
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
-                trace = self._compiled.train_accumulators if mode == "train" else self._compiled.test_accumulators
-                accumulators = trace(step, self._cell.state, some_batch())
+                accumulators = self._compiled.accumulators(mode, step, self._cell.state, some_batch())
                 logged = LoggedStep(step, accumulators, zero_logs(accumulators, self._cell.mesh))
             self._logged_steps[mode] = logged
         return self._logged_steps[mode]
@@ -375,7 +352,7 @@ class Trainer:
 
     def _finalize(self) -> None:
         """Put what the optimizers end with in the place of the trained variables."""
-        optimizers = self._choices.optimizers if self._choices is not None else {}
+        optimizers = self._choices.optimizers
         if has_final_values(optimizers):
             program = jax.jit(
                 lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
@@ -391,18 +368,17 @@ class Trainer:
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
-        if self._choices is not None:
-            self._choices.metrics.hold(program.accumulators, states)
+        self._choices.metrics.hold(program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: Choices | None) -> dict[Mode, Callable[..., PyTree]]:
+def _steps(forward: Forward, choices: Choices) -> dict[Mode, Callable[..., PyTree]]:
     """The train and test steps, as far as `compile` chose them."""
     found: dict[Mode, Callable[..., PyTree]] = {}
-    if choices is not None and choices.objective is not None:
+    if choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
-    if choices is not None and choices.train_step is not None:
+    if choices.train_step is not None:
         found["train"] = steps.own_train_step(forward, choices.train_step)
-    elif choices is not None and choices.objective is not None:
+    elif choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     return found
 

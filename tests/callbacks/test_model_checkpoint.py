@@ -85,16 +85,10 @@ def test_each_epoch_under_its_number_and_its_logs(model, tmp_path):
     assert names(tmp_path / "new") == expected
     for epoch, name in enumerate(expected, 1):
         np.testing.assert_array_equal(load_file(tmp_path / "new" / name)["d1/kernel"], weights.after[epoch])
-
-
-def test_the_model_reads_what_was_saved(model, tmp_path):
-    path = tmp_path / "last.safetensors"
-    fit(model, ModelCheckpoint(path))
     saved = model.get_weights()
-    fit(model)
-    model.load_weights(path)
-    for mine, theirs in zip(model.get_weights(), saved, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    model.set_weights([0 * value for value in saved])
+    model.load_weights(tmp_path / "new" / expected[-1])
+    np.testing.assert_equal(model.get_weights(), saved)
 
 
 def test_a_path_of_another_kind_is_the_folder_of_the_whole_model(tmp_path):

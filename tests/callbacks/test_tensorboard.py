@@ -83,11 +83,15 @@ def test_logs_of_batches_are_not_read_when_they_are_not_written(model, tmp_path)
         callback.on_train_end()
 
 
-def test_histograms_of_weights(model, tmp_path):
-    fit(model, TensorBoard(tmp_path, histogram_freq=2))
+def test_histograms_of_weights_the_speed_and_values_of_several_elements(model, tmp_path):
+    add = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(f1=np.array([0.25, 0.5])))
+    fit(model, [add, TensorBoard(tmp_path, histogram_freq=2, write_steps_per_second=True)])
     found = {key: value.histo for key, value in values(tmp_path / "train").items() if value.HasField("histo")}
     assert found.keys() == {(f"{weight.path}/histogram", 0) for weight in model.weights}
     assert found["d1/kernel/histogram", 0].num == 8 * 16
+    written = scalars(tmp_path / "train")
+    assert written["epoch_steps_per_second", 1] > 0
+    assert (written["epoch_f1_0", 0], written["epoch_f1_1", 0]) == (0.25, 0.5)
 
 
 def test_weights_that_are_not_finite_do_not_end_training(tmp_path):
@@ -105,18 +109,6 @@ def test_the_layout_table(model, tmp_path, write_graph):
     assert len(found) == write_graph
     if write_graph:
         assert b"d1/kernel" in found[0].tensor.string_val[0]
-
-
-def test_steps_per_second(model, tmp_path):
-    fit(model, TensorBoard(tmp_path, write_steps_per_second=True))
-    assert scalars(tmp_path / "train")["epoch_steps_per_second", 1] > 0
-
-
-def test_values_of_several_elements(model, tmp_path):
-    add = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(f1=np.array([0.25, 0.5])))
-    fit(model, [add, TensorBoard(tmp_path)])
-    found = scalars(tmp_path / "train")
-    assert (found["epoch_f1_0", 0], found["epoch_f1_1", 0]) == (0.25, 0.5)
 
 
 def test_an_optimizer_that_does_not_tell_its_rate(tmp_path):

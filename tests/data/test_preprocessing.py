@@ -32,7 +32,7 @@ def test_any_axis_is_normalized():
         (lambda: utils.pad_sequences([[1]], truncating="left"), ["`truncating`", "'left'"]),
         (lambda: utils.pad_sequences([[1], 2]), ["`sequences[1]`", "2"]),
         (lambda: utils.pad_sequences([[[1, 2]], [[1]]]), ["`sequences[1]`", "(2,)"]),
-        (lambda: utils.pad_sequences([["a"]], value="<pad>"), ["`dtype`", "dtype=object"]),
+        (lambda: utils.pad_sequences([["a"]], value="<pad>"), ["`dtype`", "dtype='object'"]),
     ],
 )
 def test_mistakes_are_named(make, parts):

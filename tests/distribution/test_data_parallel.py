@@ -37,7 +37,7 @@ def test_devices_are_given_once(flat: kd.DeviceMesh) -> None:
 
 
 def test_a_mesh_is_a_mesh() -> None:
-    with pytest.raises(DistributionError, match="Expect `mesh` to be an instance of `DeviceMesh`"):
+    with pytest.raises(DistributionError, match="`device_mesh` is not a DeviceMesh"):
         kd.DataParallel(device_mesh="data=8")  # type: ignore[arg-type]
 
 

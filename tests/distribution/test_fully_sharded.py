@@ -84,7 +84,7 @@ def test_each_device_holds_its_part() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda mesh: kd.FullySharded("data=8"), "an instance of `DeviceMesh`"),  # type: ignore[arg-type]
+        (lambda mesh: kd.FullySharded("data=8"), "is not a DeviceMesh"),  # type: ignore[arg-type]
         (lambda mesh: kd.FullySharded(mesh, axis="dta"), "axes of the mesh \\(did you mean 'data'\\?\\)"),
         (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`axis` does not name axes"),
         (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` does not name axes"),

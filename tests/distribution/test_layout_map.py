@@ -57,7 +57,7 @@ def test_an_axis_typo_raises_on_insertion(rules: Any) -> None:
 
 @pytest.mark.parametrize("key", [3, None, ("d1", "kernel")])
 def test_a_key_is_a_string(rules: Any, key: object) -> None:
-    with pytest.raises(LayoutError, match="a rule is not a string"):
+    with pytest.raises(LayoutError, match="`rule` is not a string"):
         rules[key] = (None,)
 
 

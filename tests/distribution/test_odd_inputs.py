@@ -231,7 +231,7 @@ class TestRules:
             ruled({"input/kernle": (None, "model")}, strict=True).plan({"input": {"kernel": shape(8, 8)}})
 
     def test_a_path_that_is_no_string(self):
-        with pytest.raises(LayoutError, match="a path is not a string"):
+        with pytest.raises(LayoutError, match="`path` is not a string"):
             kd.LayoutMap(kd.DeviceMesh("data=8"))[None]
 
     def test_a_copy_has_rules_of_its_own(self):

@@ -44,7 +44,7 @@ def test_attributes_are_those_of_keras(mesh: kd.DeviceMesh) -> None:
 
 @pytest.mark.parametrize("value", [None, "data=8", (2, 4)])
 def test_a_mesh_is_needed(value: Any) -> None:
-    with pytest.raises(DistributionError, match="Expect `mesh` to be an instance of `DeviceMesh`"):
+    with pytest.raises(DistributionError, match="`device_mesh` is not a DeviceMesh"):
         kd.Distribution(value)
 
 

@@ -32,7 +32,7 @@ def draw(*shape: int, seed: int = 0) -> jnp.ndarray:
 
 def test_weights_have_the_paths_and_shapes_of_keras() -> None:
     layer = MADE["gate"]()
-    layer(draw(2, 3, 6), draw(2, 5, 7), draw(2, 5, 8))
+    layer.build((2, 3, 6), (2, 5, 7), (2, 5, 8))
     assert [(weight.path, weight.shape) for weight in layer.weights] == [
         ("query/kernel", (6, 4, 2)),
         ("query/bias", (4, 2)),
@@ -46,7 +46,7 @@ def test_weights_have_the_paths_and_shapes_of_keras() -> None:
         ("attention_output/bias", (6,)),
     ]
     grouped = MADE["group"](use_bias=False)
-    grouped(draw(2, 3, 6), draw(2, 5, 6))
+    grouped.build((2, 3, 6), (2, 5, 6))
     assert [(weight.path, weight.shape) for weight in grouped.weights] == [
         ("query/kernel", (6, 4, 2)),
         ("key/kernel", (6, 2, 2)),
@@ -59,7 +59,7 @@ def test_weights_have_the_paths_and_shapes_of_keras() -> None:
         "additive": [("scale", (6,))],
     }.items():
         listed = LISTED[kind]()
-        listed([draw(2, 3, 6), draw(2, 5, 6)])
+        listed.build([(2, 3, 6), (2, 5, 6)])
         assert [(weight.path, weight.shape) for weight in listed.weights] == expected
 
 
@@ -82,7 +82,7 @@ def test_layouts_reach_the_projections(kind: str) -> None:
         output_kernel_layout=("model", None, None),
         output_bias_layout=("data",),
     )
-    layer(draw(2, 3, 6), draw(2, 5, 6))
+    layer.build((2, 3, 6), (2, 5, 6))
     for one in (layer.query_dense, layer.key_dense, layer.value_dense):
         assert one.kernel.get_metadata()["layout"] == (None, "model", None)
         assert one.bias.get_metadata()["layout"] == ("model", None)
@@ -94,7 +94,7 @@ def test_layouts_reach_the_projections(kind: str) -> None:
 @pytest.mark.parametrize("scores", [False, True])
 def test_sharded_heads_cost_one_sum(kind: str, scores: bool) -> None:
     layer, x = MADE[kind](), draw(4, 3, 8)
-    expected = layer(x, x, use_causal_mask=True, return_attention_scores=scores)
+    layer.build(x.shape, x.shape)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
     specs = {"query": 1, "key": 1, "gate": 1, "value": 1, "attention_output": 0}
 
@@ -115,8 +115,16 @@ def test_sharded_heads_cost_one_sum(kind: str, scores: bool) -> None:
         return nnx.merge(graph, state, copy=True)(x, x, use_causal_mask=True, return_attention_scores=scores)
 
     spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), call(placed, spread), expected)
+    found, expected = call(placed, spread), call(state, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
     assert [kind for kind, _ in collectives_of(call.lower(placed, spread))] == ["all-reduce"]
+
+
+def compiled(layer: Any, *shapes: Any, **options: Any) -> Any:
+    """Build a layer for these shapes, and return its call as one program."""
+    layer.build(*shapes)
+    graph, state = nnx.split(layer)
+    return jax.jit(lambda *inputs: nnx.merge(graph, state, copy=True)(*inputs, **options))
 
 
 def test_nothing_comes_from_masked_positions() -> None:
@@ -124,34 +132,24 @@ def test_nothing_comes_from_masked_positions() -> None:
     mask = jnp.array([[True, True, False, False], [True, False, True, False]])
     mixed = jnp.where(mask[..., None], value, other)
     for make in MADE.values():
-        layer = make()
         for scores in (False, True):
-            options = {"value_mask": mask, "return_attention_scores": scores}
-            found = [layer(query, tensor, **options) for tensor in (value, mixed)]
+            call = compiled(make(), query.shape, value.shape, value_mask=mask, return_attention_scores=scores)
+            found = [call(query, tensor) for tensor in (value, mixed)]
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *found)
     for make in LISTED.values():
-        listed = make()
-        found = [listed([query, tensor], mask=[None, mask]) for tensor in (value, mixed)]
-        np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
+        call = compiled(make(), [query.shape, value.shape], mask=[None, mask])
+        np.testing.assert_allclose(call([query, value]), call([query, mixed]), rtol=1e-6, atol=1e-6)
 
 
 def test_no_position_sees_a_later_one() -> None:
-    x = draw(1, 4, 6)
-    changed = x.at[:, 2:].set(0)
-    for make in MADE.values():
-        layer = make()
-        np.testing.assert_allclose(
-            layer(x, x, use_causal_mask=True)[:, :2], layer(changed, changed, use_causal_mask=True)[:, :2], rtol=1e-5
-        )
-    grid = draw(1, 3, 4, 6)
-    over_columns = layers.MultiHeadAttention(2, 2, attention_axes=2)
-    later = grid.at[:, :, 3:].set(0)
-    np.testing.assert_allclose(
-        over_columns(grid, grid, use_causal_mask=True)[:, :, :3],
-        over_columns(later, later, use_causal_mask=True)[:, :, :3],
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    x, grid = draw(1, 4, 6), draw(1, 3, 4, 6)
+    columns = layers.MultiHeadAttention(2, 2, attention_axes=2)
+    cases = [*((make(), x, np.s_[:, :2], 0.0) for make in MADE.values()), (columns, grid, np.s_[:, :, :3], 1e-6)]
+    for layer, given, first, atol in cases:
+        changed = np.zeros_like(given)
+        changed[first] = given[first]
+        call = compiled(layer, given.shape, given.shape, use_causal_mask=True)
+        np.testing.assert_allclose(call(given, given)[first], call(changed, changed)[first], rtol=1e-5, atol=atol)
 
 
 def test_a_window_reaches_so_far() -> None:

@@ -105,36 +105,36 @@ def made(kind: str, table: Any, **options: Any) -> Any:
     return arguments() if callable(arguments) else getattr(layers, kind)(*arguments, **options)
 
 
+CASES = [(name, LAYERS) for name in LAYERS if ROUNDS or name not in VARIANTS] + [(name, VARIANTS) for name in VARIANTS]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        *((name, LAYERS) for name in LAYERS if ROUNDS or name not in VARIANTS),
-        *((name, VARIANTS) for name in VARIANTS),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "variant" if value is VARIANTS else "",
-)
-def test_every_layer_comes_back(name, table):
-    layer, shapes = made(name, table, name="tested"), table[name][1]
-    again = type(layer).from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    is_list = isinstance(shapes, list)
-    inputs = [kd.Input(shape) for shape in (shapes if is_list else [shapes])]
-    apart = name in ("MultiHeadAttention", "GroupedQueryAttention")
-    outputs = layer(*inputs) if apart else layer(inputs if is_list else inputs[0])
-    model = kd.Model(inputs, outputs)
+@pytest.mark.parametrize("cases", [CASES[start::12] for start in range(12)])
+def test_every_layer_comes_back(cases):
+    """Each by itself, and as a part of one model, whose birth and calls they share."""
+    inputs, outputs, x = [], [], []
     random = np.random.default_rng(0)
-    x = [random.integers(0, 4, (2, *tensor.shape[1:])).astype("float32") for tensor in inputs]
+    for name, table in cases:
+        layer, shapes = made(name, table, name=f"{name}_{len(outputs)}"), table[name][1]
+        again = type(layer).from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+        is_list, apart = isinstance(shapes, list), name in ("MultiHeadAttention", "GroupedQueryAttention")
+        own = [kd.Input(shape) for shape in (shapes if is_list else [shapes])]
+        outputs.append(layer(*own) if apart else layer(own if is_list else own[0]))
+        inputs += own
+        x += [random.integers(0, 4, (2, *tensor.shape[1:])).astype("float32") for tensor in own]
+        if table is VARIANTS or not callable(LAYERS[name][0]):
+            half = made(name, table, dtype="bfloat16")
+            halves = half(*own) if apart else half(own if is_list else own[0])
+            found = [*jax.tree.leaves(halves), *half.weights]
+            assert {jnp.dtype(one.dtype) for one in found} == {jnp.dtype("bfloat16")}, name
+    model = kd.Model(inputs, outputs)
     again = models.model_from_json(model.to_json())
     assert [weight.path for weight in again.weights] == [weight.path for weight in model.weights]
     assert again.get_config() == model.get_config()
     again.set_weights(model.get_weights())
-    jax.tree.map(np.testing.assert_array_equal, again(x), model(x))
-    if table is VARIANTS or not callable(LAYERS[name][0]):
-        half = made(name, table, dtype="bfloat16")
-        outputs = half(*inputs) if apart else half(inputs if is_list else inputs[0])
-        found = [*jax.tree.leaves(outputs), *half.weights]
-        assert {jnp.dtype(one.dtype) for one in found} == {jnp.dtype("bfloat16")}
+    for (name, _), one, other in zip(cases, again(x), model(x), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Crossentropies of classes against numpy, where Keras says something else, and their limits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,8 @@ def test_it_has_gradients():
 
 @pytest.mark.parametrize(("labels", "shape"), [((4, 2), (4, 2, 3)), ((4, 2, 1), (4, 2, 3)), ((4,), (4, 3))])
 def test_it_takes_any_number_of_dims(labels, shape):
-    found = losses.sparse_categorical_crossentropy(jnp.zeros(labels, int), jnp.zeros(shape), from_logits=True)
+    loss = functools.partial(losses.sparse_categorical_crossentropy, from_logits=True)
+    found = jax.eval_shape(loss, np.zeros(labels, int), np.zeros(shape))
     assert found.shape == shape[:-1]
 
 
@@ -65,22 +68,22 @@ def test_classes_may_be_any_dim(from_logits):
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_a_class_out_of_range_is_nan_in_compiled_functions(label, from_logits):
     loss = jax.jit(losses.sparse_categorical_crossentropy, static_argnums=2)
-    assert jnp.isnan(loss(jnp.array([label]), PROBABILITIES[:1], from_logits)).all()
+    assert np.isnan(loss(np.array([label]), PROBABILITIES[:1], from_logits)).all()
     loss = jax.jit(losses.categorical_generalized_cross_entropy)
-    assert jnp.isnan(loss(jnp.array([label]), PROBABILITIES[:1], 0.5)).all()
+    assert np.isnan(loss(np.array([label]), PROBABILITIES[:1], 0.5)).all()
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_ignored_classes_count_nowhere(from_logits):
     loss = losses.SparseCategoricalCrossentropy(from_logits, ignore_class=-1)
-    y_pred = jnp.asarray(PROBABILITIES).at[1].set(jnp.nan)
-    labels = jnp.asarray(LABELS).at[jnp.array([1, 4])].set(-1)
+    y_pred, labels = PROBABILITIES.copy(), LABELS.copy()
+    y_pred[1], labels[[1, 4]] = np.nan, -1
     value, gradient = jax.jit(jax.value_and_grad(lambda z: loss(labels, z)))(y_pred)
     counted = np.array([0, 2, 3, 5])
     expected = losses.SparseCategoricalCrossentropy(from_logits)(LABELS[counted], PROBABILITIES[counted])
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert not gradient[jnp.array([1, 4])].any() and jnp.isfinite(gradient).all()
-    assert loss(jnp.full(6, -1), y_pred) == 0
+    assert not np.asarray(gradient)[[1, 4]].any() and np.isfinite(gradient).all()
+    assert loss(np.full(6, -1), y_pred) == 0
 
 
 def test_indices_in_a_column_are_those_of_the_rows():

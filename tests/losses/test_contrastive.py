@@ -12,7 +12,7 @@ EMBEDDINGS = jnp.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, -0.6]])
 
 
 def test_embeddings_are_references_of_each_other():
-    labels = jnp.array([0, 0, 1, 1])
+    labels = np.array([0, 0, 1, 1])
     found = losses.circle(labels[:, None], EMBEDDINGS)
     given = losses.circle(labels, EMBEDDINGS, labels, EMBEDDINGS)
     np.testing.assert_array_equal(found, given)
@@ -27,12 +27,12 @@ def test_references_may_be_others():
 
 
 def test_what_has_no_other_of_its_class_does_not_count():
-    labels = jnp.array([0, 0, 1, 2])
-    values = losses.circle(labels, EMBEDDINGS)
+    labels = np.array([0, 0, 1, 2])
+    values = np.asarray(losses.circle(labels, EMBEDDINGS))
     np.testing.assert_array_equal(values > 0, [True, True, False, False])
-    value, gradient = jax.value_and_grad(lambda z: losses.Circle()(labels, z))(EMBEDDINGS)
+    value, gradient = jax.jit(jax.value_and_grad(lambda z: losses.Circle()(labels, z)))(EMBEDDINGS)
     np.testing.assert_allclose(value, values[:2].mean(), rtol=1e-6)
-    assert jnp.isfinite(gradient).all()
+    assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ def test_by_hand(name):
     ],
 )
 def test_probabilities_of_zero_and_one_are_finite(loss, y_true, y_pred):
-    assert jnp.isfinite(loss(y_true, y_pred)).all()
+    assert np.isfinite(loss(y_true, y_pred)).all()
 
 
 @pytest.mark.parametrize("loss", [losses.binary_crossentropy, losses.binary_focal_crossentropy])
 def test_logits_that_are_far_off_keep_their_gradient(loss):
-    far = jnp.full((1, 1), -50.0)
-    value, gradient = jax.value_and_grad(lambda z: loss(jnp.ones((1, 1)), z, from_logits=True)[0])(far)
-    np.testing.assert_allclose((value, gradient[0, 0]), (50, -1), rtol=1e-6)
+    far = np.full((1, 1), -50.0, "float32")
+    value, gradient = jax.jit(jax.value_and_grad(lambda z: loss(np.ones((1, 1)), z, from_logits=True)[0]))(far)
+    np.testing.assert_allclose((value, gradient.item()), (50, -1), rtol=1e-6)
 
 
 def test_smoothing_moves_targets_to_the_middle():
@@ -78,8 +78,8 @@ def test_smoothing_moves_targets_to_the_middle():
 
 def test_the_cosine_of_a_zero_vector_is_zero_and_has_a_gradient():
     loss = losses.CosineSimilarity()
-    value, gradient = jax.value_and_grad(lambda z: loss(jnp.ones((1, 3)), z))(jnp.zeros((1, 3)))
-    assert value == 0 and jnp.isfinite(gradient).all()
+    value, gradient = jax.jit(jax.value_and_grad(lambda z: loss(np.ones((1, 3)), z)))(np.zeros((1, 3), "float32"))
+    assert value == 0 and np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("loss", [losses.Dice, losses.Tversky])

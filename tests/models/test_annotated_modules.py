@@ -91,7 +91,7 @@ def trained(distribution):
     with distribution.scope():
         model = kd.Model.from_nnx(Decoder, seed=0)
     model.compile("adam", kd.losses.SparseCategoricalCrossentropy(from_logits=True))
-    losses = model.fit(TOKENS, TOKENS, epochs=2, batch_size=4, shuffle=False, verbose=0).history["loss"]
+    losses = model.fit(TOKENS, TOKENS, epochs=2, batch_size=8, shuffle=False, verbose=0).history["loss"]
     return model, losses
 
 

@@ -27,59 +27,66 @@ def largest_error(y_true, y_pred):
     return abs(y_true - y_pred).max(-1)
 
 
-class TestCompileConfig:
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            {"optimizer": "adam", "loss": "mse"},
-            {"optimizer": optimizers.SGD(0.5, momentum=0.9), "loss": losses.Huber(2.0), "metrics": ["mae", "mse"]},
-            {"optimizer": optimizers.Adam(optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), "loss": cubed},
-            {"loss": "mse", "metrics": [metrics.MeanSquaredError(name="m")], "weighted_metrics": ["mae"]},
-            {
-                "optimizer": {"all": (optimizers.SGD(0.1), ".*")},
-                "loss": {"dense": "mse"},
-                "loss_weights": {"dense": 2.0},
-            },
-            {"loss": "mse", "run_eagerly": True, "donate": False},
-            {"loss": "mse", "jit_compile": True, "steps_per_execution": 2, "remat": "dots_saveable"},
-        ],
-    )
-    def test_comes_back(self, arguments):
-        model, x = chain()
-        again = models.model_from_json(model.to_json())
-        again.set_weights(model.get_weights())
-        model.compile(**arguments)
-        config = model.get_compile_config()
-        again.compile_from_config(json.loads(json.dumps(config)))
-        assert again.get_compile_config() == config
-        assert (
-            config.items()
-            >= {name: value for name, value in arguments.items() if isinstance(value, bool | int)}.items()
-        )
+@pytest.fixture(scope="module")
+def made():
+    """A model and what its config makes, with the same weights."""
+    model, _ = chain()
+    again = models.model_from_json(model.to_json())
+    again.set_weights(model.get_weights())
+    return model, again
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"optimizer": "adam", "loss": "mse"},
+        {"optimizer": optimizers.Adam(optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), "loss": losses.Huber(2.0)},
+        {"loss": "mse", "metrics": [metrics.MeanSquaredError(name="m")], "weighted_metrics": ["mae"]},
+        {"loss": "mse", "run_eagerly": True, "donate": False},
+        {"loss": "mse", "jit_compile": True, "steps_per_execution": 2, "remat": "dots_saveable"},
+        {
+            "optimizer": {"all": (optimizers.SGD(0.5, momentum=0.9), ".*")},
+            "loss": {"dense": cubed},
+            "loss_weights": {"dense": 2.0},
+            "metrics": ["mae", "mse"],
+        },
+    ],
+)
+def test_it_comes_back(arguments, made):
+    model, again = made
+    model.compile(**arguments)
+    config = model.get_compile_config()
+    again.compile_from_config(json.loads(json.dumps(config)))
+    assert again.get_compile_config() == config
+    flags = {name: value for name, value in arguments.items() if isinstance(value, bool | int)}
+    assert config.items() >= flags.items()
+    if "loss_weights" in arguments:  # what goes into the step, and how it is read: once is enough
         y = np.ones((4, 3), "float32")
-        one, other = (m.fit(x, y, epochs=2, verbose=0, shuffle=False).history for m in (model, again))
+        one, other = (m.fit(X, y, epochs=2, verbose=0, shuffle=False).history for m in made)
         assert one == other
 
-    def test_is_empty_before_compile(self):
-        model, _ = chain()
-        assert model.get_compile_config() == {}
-        model.compile_from_config({})
-        assert model.get_compile_config() == {}
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            {"optimizer": optax.sgd(0.1)},
-            {"loss": lambda y, p: (y - p) ** 2},
-            {"metrics": [largest_error]},
-            {"train_step": lambda state, batch, rngs: (state, {})},
-        ],
-        ids=lambda arguments: next(iter(arguments)),
-    )
-    def test_what_is_not_registered_is_refused(self, arguments):
-        model, _ = chain()
-        model.compile(**{"optimizer": "sgd", "loss": "mse"} | arguments)
-        name = next(iter(arguments))
-        with pytest.raises(ConfigError, match=f"get_compile_config: `{name}` cannot be written down") as caught:
-            model.get_compile_config()
-        assert "register_keras_serializable" in caught.value.fix
+def test_it_is_empty_before_compile():
+    model = kd.Sequential([layers.Dense(1)])
+    assert model.get_compile_config() == {}
+    model.compile_from_config({})
+    assert model.get_compile_config() == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"optimizer": optax.sgd(0.1)},
+        {"loss": lambda y, p: (y - p) ** 2},
+        {"metrics": [largest_error]},
+        {"train_step": lambda state, batch, rngs: (state, {})},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_what_is_not_registered_is_refused(arguments):
+    model = kd.Sequential([layers.Dense(1)])
+    model.compile(**{"optimizer": "sgd", "loss": "mse"} | arguments)
+    name = next(iter(arguments))
+    with pytest.raises(ConfigError, match=f"get_compile_config: `{name}` cannot be written down") as caught:
+        model.get_compile_config()
+    assert "register_keras_serializable" in caught.value.fix

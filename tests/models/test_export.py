@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 POINTS = kd.InputSpec(shape=(None, FEATURES), dtype="float32")
 
 
-def built(make):
-    model = make()
-    model.build((None, FEATURES))
-    return model
-
-
 def of_tokens():
     inputs = kd.Input((None,), dtype="int32", name="tokens")
     h = layers.LSTM(4, return_sequences=True)(layers.Embedding(9, 5, mask_zero=True)(inputs))
@@ -36,12 +31,9 @@ def of_tokens():
 
 def of_pictures():
     convolution = [layers.Conv2D(4, 3), layers.MaxPooling2D(2), layers.BatchNormalization(), layers.Flatten()]
-    return kd.Sequential([kd.Input((8, 8, 3)), *convolution, layers.Dense(2)])
-
-
-def of_lists():
-    a, b = kd.Input((4,), name="a"), kd.Input((4,), name="b")
-    return kd.Model([a, b], [layers.Add()([a, b]), layers.Dense(2)(layers.Concatenate()([a, b]))])
+    model = kd.Sequential([*convolution, layers.Dense(2)])
+    model.build((None, 8, 8, 3))
+    return model
 
 
 def of_dicts():
@@ -51,14 +43,10 @@ def of_dicts():
 
 def of_sequences_joined():
     a, b = kd.Input((None, 3), name="a"), kd.Input((None, 3), name="b")
-    return kd.Model([a, b], layers.Add()([layers.Dense(3)(a), b]))
+    return kd.Model([a, b], [layers.Add()([layers.Dense(3)(a), b]), layers.Dense(2)(layers.Concatenate()([a, b]))])
 
 
-def in_half_precision():
-    return kd.Sequential([kd.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16"), layers.Dense(2, dtype="bfloat16")])
-
-
-def with_noise_in_use():
+def with_noise_in_half_precision():
     class Noise(kd.Layer):
         def __init__(self):
             super().__init__()
@@ -67,7 +55,14 @@ def with_noise_in_use():
         def call(self, inputs):
             return inputs + kd.random.normal((4,), seed=self.seed_generator)
 
-    return kd.Sequential([kd.Input((4,)), Noise()])
+    dense = [layers.Dense(3, dtype="mixed_bfloat16"), layers.Dense(2, dtype="bfloat16")]
+    return kd.Sequential([kd.Input((4,)), Noise(), *dense])
+
+
+def subclassed():
+    model = Subclassed()
+    model.build((None, FEATURES))
+    return model
 
 
 def random(*shape):
@@ -76,8 +71,7 @@ def random(*shape):
 
 CASES = {
     "functional": (functional, lambda n: random(n, FEATURES), None),
-    "without input": (lambda: built(sequential_without_input), lambda n: random(n, FEATURES), None),
-    "subclassed": (lambda: built(Subclassed), lambda n: random(n, FEATURES), None),
+    "subclassed": (subclassed, lambda n: random(n, FEATURES), None),
     "from_nnx": (lambda: kd.Model.from_nnx(Noisy, seed=0), lambda n: random(n, FEATURES), [POINTS]),
     "from_nnx of dicts": (
         lambda: kd.Model.from_nnx(TwoInputs, seed=0),
@@ -86,11 +80,9 @@ CASES = {
     ),
     "tokens": (of_tokens, lambda n: np.arange(n * (n + 1), dtype=np.int32).reshape(n, n + 1) % 4, None),
     "pictures": (of_pictures, lambda n: random(n, 8, 8, 3), None),
-    "lists": (of_lists, lambda n: [random(n, 4), random(n, 4)], None),
     "dicts": (of_dicts, lambda n: {"a": random(n, 4), "b": random(n, 2)}, None),
     "sequences joined": (of_sequences_joined, lambda n: [random(n, n + 1, 3), random(n, n + 1, 3)], None),
-    "half precision": (in_half_precision, lambda n: random(n, 4), None),
-    "noise": (with_noise_in_use, lambda n: random(n, 4), None),
+    "half precision": (with_noise_in_half_precision, lambda n: random(n, 4), None),
 }
 SIZES = {name: [1, 3] if name in ("functional", "tokens", "sequences joined") else [3] for name in CASES}
 
@@ -138,9 +130,8 @@ def test_another_process_without_layers_and_models_predicts_the_same(tmp_path):
 
 def scramble(model):
     """Other values than those that every layer is born with."""
-    for weight in model.weights:
-        if jnp.issubdtype(weight.dtype, jnp.floating):
-            weight.assign(weight.numpy() + 0.1 + 0.01 * np.arange(weight.numpy().size).reshape(weight.shape) % 0.5)
+    added = (0.1 + 0.01 * np.arange(value.size).reshape(value.shape) % 0.5 for value in model.get_weights())
+    model.set_weights([value + more for value, more in zip(model.get_weights(), added, strict=True)])
 
 
 def manifest_of(path):
@@ -154,7 +145,25 @@ def path(tmp_path):
 
 @pytest.fixture(scope="module")
 def model():
-    return sequential()
+    """On a mesh; programs are exported for one device all the same."""
+    rules = {"d1/kernel": (None, "model"), "d1/output": ("data", "model")}
+    with on("data=2,model=4", rules).scope():
+        model = sequential()
+    scramble(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    """What nobody changes."""
+    path = tmp_path_factory.mktemp("exported") / "model"
+    model.export(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def program(exported):
+    return kd.export.load(exported)
 
 
 def test_weights_are_arguments_and_the_files_are_explained(path):
@@ -169,44 +178,25 @@ def test_weights_are_arguments_and_the_files_are_explained(path):
     assert found["versions"]["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize("name", ["data=2,model=4", "data=8,model=1"])
-def test_models_on_a_mesh_are_exported_for_one_device(path, name):
-    with on(name).scope():
-        model = sequential()
-        scramble(model)
-        model.export(path)
+def test_models_on_a_mesh_are_exported_for_one_device_without_rules_of_activations(model, program):
     x = random(5, FEATURES)
-    program = kd.export.load(path)
     np.testing.assert_allclose(program(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
     assert len(program(x).devices()) == 1
-
-
-def test_layout_rules_of_activations_are_left_out(path):
-    rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
-    rules["d1/output"] = ("data", "model")
-    rules["d1/kernel"] = (None, "model")
-    with kd.ModelParallel(rules, batch_dim_name="data").scope():
-        model = functional()
-        model.export(path)
-    x = random(3, FEATURES)
-    np.testing.assert_allclose(kd.export.load(path)(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_training_goes_on_after_it(path):
     model = functional()
     model.compile("sgd", "mse")
     x, y = random(8, FEATURES), random(8, 4)
-    model.fit(x, y, verbose=0)
     before = model.predict(x, verbose=0)
     model.export(path)
     model.fit(x, y, verbose=0)
     np.testing.assert_allclose(kd.export.load(path)(x), before, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loaded_program_is_transformed_by_jax(model, path):
-    model.export(path)
-    program, x = kd.export.load(path), random(5, FEATURES)
-    np.testing.assert_allclose(jax.jit(lambda x: program(x) * 2)(x), 2 * program(x), rtol=1e-6)
+def test_a_loaded_program_is_transformed_by_jax(program):
+    x = random(5, FEATURES)
+    np.testing.assert_allclose(jax.jit(lambda x: program(x) * 2)(x), 2 * np.asarray(program(x)), rtol=1e-6)
 
 
 def test_one_size_of_batches(model, path):
@@ -219,9 +209,9 @@ def test_one_size_of_batches(model, path):
 
 
 def test_it_says_where_it_was_written_if_asked(model, path, capsys):
-    model.export(path)
+    model.export(path, platforms="cpu")
     assert not capsys.readouterr().out
-    model.export(path.with_name("other"), verbose=True)
+    model.export(path.with_name("other"), platforms="cpu", verbose=True)
     assert capsys.readouterr().out == f"Saved artifact at {str(path.with_name('other'))!r}.\n"
 
 
@@ -293,7 +283,7 @@ def test_bad_arguments(model, path):
     with pytest.raises(ModelError, match="not known what model") as error:
         kd.Model.from_nnx(Noisy, seed=0).export(path)
     assert "input_signature" in error.value.fix
-    with pytest.raises(ModelError, match="no format 'onnx'"):
+    with pytest.raises(ModelError, match="`format` is none of its options"):
         model.export(path, format="onnx")
     with pytest.raises(DataError, match="batch_size"):
         model.export(path, batch_size=0)
@@ -307,15 +297,13 @@ def test_bad_arguments(model, path):
     assert not list(path.parent.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a file"])
-def test_nothing_is_replaced(model, path, kind):
-    if kind == "a file":
-        path.write_text("precious")
-    else:
-        path.mkdir()
-    with pytest.raises(ModelError, match="exists") as error:
-        model.export(path)
-    assert error.value.given == kind and list(path.parent.iterdir()) == [path]
+def test_nothing_is_replaced(model, path):
+    for kind, make, remove in (("a file", path.touch, path.unlink), ("a folder", path.mkdir, path.rmdir)):
+        make()
+        with pytest.raises(ModelError, match="exists") as error:
+            model.export(path)
+        assert error.value.given == kind and list(path.parent.iterdir()) == [path]
+        remove()
 
 
 def test_an_interrupted_export_leaves_nothing(model, path, monkeypatch):
@@ -382,8 +370,8 @@ def forged(path):
         (pipe, "a folder without 'export.json'"),
     ],
 )
-def test_damage_is_told(model, path, damage, given):
-    model.export(path)
+def test_damage_is_told(exported, path, damage, given):
+    shutil.copytree(exported, path)
     damage(path)
     with pytest.raises(ModelError, match="cannot be read") as error:
         kd.export.load(path)
@@ -409,27 +397,25 @@ def test_what_is_no_exported_model(path):
         ([["a"]], "<U1(1, 1)"),
     ],
 )
-def test_inputs_that_do_not_fit(model, path, inputs, given):
-    model.export(path)
+def test_inputs_that_do_not_fit(program, inputs, given):
     with pytest.raises(ModelError, match="does not fit the program") as error:
-        kd.export.load(path)(inputs)
+        program(inputs)
     assert error.value.given == given and "(batch, 8)" in error.value.expected
 
 
 def test_batches_of_two_sizes_do_not_fit(path):
-    of_lists().export(path)
+    a, b = kd.Input((4,), name="a"), kd.Input((4,), name="b")
+    kd.Model([a, b], a + b).export(path, platforms="cpu")
     with pytest.raises(ModelError, match="'b' does not fit the program") as error:
         kd.export.load(path)([random(3, 4), random(2, 4)])
     assert "batch=3" in error.value.expected
 
 
-def test_numbers_are_cast_as_jax_promotes_them(model, path):
-    model.export(path)
-    program = kd.export.load(path)
+def test_numbers_are_cast_as_jax_promotes_them(program, path):
     for dtype in (np.float64, np.int32, np.bool_):
         assert program(np.ones((2, FEATURES), dtype)).dtype == np.float32
     assert program(np.ones((2, FEATURES)).tolist()).shape == (2, 4)
-    other = path.with_name("other")
-    of_tokens().export(other)
+    tokens = kd.Input((None,), dtype="int32", name="tokens")
+    kd.Model(tokens, tokens * 2).export(path, platforms="cpu")
     with pytest.raises(ModelError, match="'tokens' does not fit"):
-        kd.export.load(other)(np.ones((2, 3)))
+        kd.export.load(path)(np.ones((2, 3)))

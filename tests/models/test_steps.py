@@ -161,10 +161,8 @@ class TestCompilingAgain:
 
 def test_losses_of_optax_get_their_arguments_in_the_order_of_optax():
     x, y = blobs(16)
-    losses = []
+    model, found = sequential(), []
     for loss in (LOSS, optax.softmax_cross_entropy_with_integer_labels):
-        kd.set_random_seed(0)
-        model = sequential()
         model.compile("sgd", loss=loss)
-        losses.append(model.fit(x, y, verbose=0).history["loss"])
-    assert np.allclose(*losses, rtol=1e-5)
+        found.append(model.test_on_batch(x, y))
+    assert np.allclose(*found, rtol=1e-5)

@@ -62,7 +62,7 @@ def test_layers_their_outputs_and_their_variables():
     assert cell(lines, "inner/batch_normalization/moving_mean", "layout") == "replicated"
 
 
-def test_totals():
+def test_totals_and_what_is_trainable():
     model = branches()
     model.layers[1].trainable = False
     model.compile("sgd", "mse")
@@ -79,12 +79,6 @@ def test_totals():
     assert cell(lines, "Counters and random states", "params") == "1"
     whole = sum(row.nbytes for row in model.state_plan.rows)
     assert cell(lines, "Whole training state", "bytes") == f"{whole} B"
-
-
-def test_what_is_trainable():
-    model = branches()
-    model.layers[1].trainable = False
-    model.compile("sgd", "mse")
     lines = lines_of(model, show_trainable=True)
     assert cell(lines, "d1 (Dense)", "trainable") == "N"
     assert cell(lines, "inner (Sequential)", "trainable") == "Y"
@@ -92,12 +86,18 @@ def test_what_is_trainable():
     assert cell(lines, "x (InputLayer)", "trainable") == ""
 
 
-def test_models_among_the_layers_are_expanded():
-    lines = lines_of(branches(), expand_nested=True)
+@pytest.fixture(scope="module")
+def model():
+    """What no test changes."""
+    return branches()
+
+
+def test_models_among_the_layers_are_expanded(model):
+    lines = lines_of(model, expand_nested=True)
     assert cell(lines, "dense (Dense)", "output shape") == "(None, 4)"
     assert cell(lines, "batch_normalization (BatchNormalization)", "params") == "16"
     assert cell(lines, "inner/dense/kernel", "bytes") == "128 B"
-    assert not any(cells[0].startswith("dense (") for cells in lines_of(branches()))
+    assert not any(cells[0].startswith("dense (") for cells in lines_of(model))
 
 
 def test_a_chain_needs_no_connections():
@@ -157,8 +157,7 @@ def test_some_layers_only():
         assert "'d4'" in caught.value.expected
 
 
-def test_the_width():
-    model = branches()
+def test_the_width(model):
     for width in (60, 150):
         printed = []
         model.summary(line_length=width, print_fn=printed.append)
@@ -168,8 +167,8 @@ def test_the_width():
             model.summary(line_length=wrong)
 
 
-def test_is_printed(capsys):
-    branches().summary()
+def test_is_printed(model, capsys):
+    model.summary()
     printed = capsys.readouterr().out
     assert 'Model: "branches"' in printed and "d1/kernel" in printed and "Total params" in printed
 

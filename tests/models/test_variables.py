@@ -76,7 +76,8 @@ class TestAssign:
         by_path["d2/kernel"].assign(np.zeros((16, 4)))
         by_path["d2/bias"].assign(np.array([1.0, 2, 3, 4]))
         np.testing.assert_allclose(model.predict(X, verbose=0), np.tile([1.0, 2, 3, 4], (32, 1)), atol=1e-6)
-        expected = float(LOSS(Y, np.tile(np.array([1.0, 2, 3, 4], "f4"), (32, 1))).mean())
+        scores = np.array([1.0, 2, 3, 4])
+        expected = float(np.log(np.exp(scores).sum()) - scores[Y].mean())
         assert model.train_on_batch(X, Y) == pytest.approx(expected, abs=1e-6)
 
     def test_it_changes_no_other_variable(self, model, by_path):
@@ -177,18 +178,16 @@ def test_the_plan_of_the_state_names_variables_slots_and_the_step(model):
     assert [row.path for row in model.layout_plan.rows] == [v.path for v in model.variables]
 
 
-@pytest.mark.parametrize("value", [None, "a", np.full(16, 1j)], ids=["None", "text", "complex"])
-def test_what_is_no_real_array_cannot_be_assigned(value):
-    variable = kd.Model.from_nnx(Plain, seed=0).variables[0]
-    with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd1/bias'") as caught:
-        variable.assign(value)
+@pytest.mark.parametrize("value", [None, "a", np.full((16, 4), 1j)], ids=["None", "text", "complex"])
+def test_what_is_no_real_array_cannot_be_assigned(value, by_path):
+    with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd2/kernel'") as caught:
+        by_path["d2/kernel"].assign(value)
     assert caught.value.given and caught.value.expected and caught.value.fix
 
 
-def test_setting_value_names_the_way_out():
-    variable = kd.Model.from_nnx(Plain, seed=0).variables[0]
-    with pytest.raises(kd.errors.ModelError, match="'d1/bias'") as caught:
-        variable.value = np.zeros(16)
+def test_setting_value_names_the_way_out(by_path):
+    with pytest.raises(kd.errors.ModelError, match="'d2/kernel'") as caught:
+        by_path["d2/kernel"].value = np.zeros((16, 4))
     assert "assign" in caught.value.fix
 
 

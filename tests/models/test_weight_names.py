@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.models.weight_names import Parts, WeightNames
+from keras_dist.models.weight_names import Parts, origins_of
 from keras_dist.saving.tensor_files import TensorReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no checksums")
@@ -155,7 +155,7 @@ def test_what_a_function_raises_says_where(model, path):
 
 
 def test_a_path_comes_before_regular_expressions():
-    origins, unused = WeightNames({"a/b": "exact", "a/.*": r"other"}, None).origins(["a/b", "a/c"])
+    origins, unused = origins_of(["a/b", "a/c"], {"a/b": "exact", "a/.*": r"other"})
     assert [origin.names for origin in origins.values()] == [("exact",), ("other",)] and not unused
 
 

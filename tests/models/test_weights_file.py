@@ -51,7 +51,9 @@ FORMS = {
 @pytest.mark.parametrize(("written", "read", "size"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("mesh", ["one device", "data=1,model=8", "fully data=8"])
 def test_another_mesh_reads_it(model, tmp_path, mesh, written, read, size):
-    model.save_weights(str(tmp_path / written), max_shard_size=size)
+    model.save_weights(str(tmp_path / written), overwrite=False, max_shard_size=size)
+    with pytest.raises(ModelError, match="exists"):
+        model.save_weights(tmp_path / written, overwrite=False, max_shard_size=size)
     other = model_on(mesh, seed=1)
     layouts_before = [weight.layout for weight in other.weights]
     key = key_of(other)
@@ -111,13 +113,6 @@ def test_the_file_may_be_read_by_whoever_may_read_others(model, path):
     assert path.stat().st_mode == (path.parent / "other").stat().st_mode
 
 
-@pytest.mark.parametrize(("written", "read", "size"), FORMS.values(), ids=FORMS)
-def test_nothing_is_replaced_without_leave(model, tmp_path, written, read, size):
-    model.save_weights(tmp_path / written, overwrite=False, max_shard_size=size)
-    with pytest.raises(ModelError, match="exists"):
-        model.save_weights(tmp_path / written, overwrite=False, max_shard_size=size)
-
-
 @pytest.mark.parametrize("size", [None, 512 / 1024**3], ids=["one file", "several"])
 def test_only_the_first_process_writes(model, path, monkeypatch, size):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
@@ -125,42 +120,30 @@ def test_only_the_first_process_writes(model, path, monkeypatch, size):
     assert not list(path.parent.iterdir())
 
 
-def test_all_that_does_not_fit_is_told_and_nothing_is_set(model, path):
+def test_all_that_does_not_fit_is_told_and_the_rest_is_set_if_not_strict(model, path):
     values = weights_of(model)
     del values["d2/bias"]
     values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
-    save_file(values, path)
-    before = model.get_weights()
-    with pytest.raises(ModelError, match="does not fit") as error:
-        model.load_weights(path)
-    assert error.value.given == (
-        "missing in the file: d2/bias; not in the model: other; of another shape: d1/kernel (3, 5) for (8, 16)"
-    )
-    np.testing.assert_equal(model.get_weights(), before)
-
-
-def test_what_fits_is_set_if_not_strict(model, path):
-    values = weights_of(model)
-    del values["d2/bias"]
-    values |= {"d1/kernel": np.zeros((3, 5), np.float32), "other": np.zeros(2), "d2/kernel": values["d2/kernel"] + 1}
-    values["norm/mean"] = np.ones(16, np.complex64)
     save_file(values, path)
     other = model_on("one device", seed=1)
     before = weights_of(other)
-    with pytest.warns(UserWarning, match="fits in part: .* 1 missing in the file: d2/bias") as caught:
-        report = other.load_weights(path, strict=False)
-    assert {warning.filename for warning in caught} == {__file__} and len(caught) == 2
-    assert set(report.loaded) == {"d2/kernel", "norm/scale", "norm/bias", "norm/var"}
-    assert (report.missing, report.extra) == (("d2/bias",), ("other",))
-    assert set(report.misshaped) == {"d1/kernel", "norm/mean"}
+    with pytest.raises(ModelError, match="does not fit") as error:
+        other.load_weights(path)
+    assert error.value.given == (
+        "missing in the file: d2/bias; not in the model: other; of another shape: d1/kernel (3, 5) for (8, 16)"
+    )
+    np.testing.assert_equal(weights_of(other), before)
+    values["norm/mean"] = np.ones(16, np.complex64)
+    save_file(values, path)
+    for options in ({"strict": False}, {"skip_mismatch": True}):  # Keras's name
+        with pytest.warns(UserWarning, match="fits in part: .* 1 missing in the file: d2/bias") as caught:
+            report = other.load_weights(path, **options)
+        assert {warning.filename for warning in caught} == {__file__}
+        assert set(report.loaded) == {"d2/kernel", "norm/scale", "norm/bias", "norm/var"}
+        assert (report.missing, report.extra) == (("d2/bias",), ("other",))
+        assert set(report.misshaped) == {"d1/kernel", "norm/mean"}
     for name, value in weights_of(other).items():
         np.testing.assert_array_equal(value, (values if name in report.loaded else before)[name])
-
-
-def test_keras_calls_it_skip_mismatch(model, path):
-    save_file({"d2/bias": np.ones(4, np.float32)}, path)
-    with pytest.warns(UserWarning, match="fits in part"):
-        assert model_on("one device").load_weights(path, skip_mismatch=True).loaded == ("d2/bias",)
 
 
 def test_what_was_loaded_is_told_without_a_warning(model, path):

@@ -59,11 +59,8 @@ def test_files_are_in_the_form_of_hugging_face(model, path):
         {name: value for file in files for name, value in load_file(file).items()}, weights_of(model)
     )
     assert {file.name for file in path.parent.iterdir()} == {*(file.name for file in files), index_of(path).name}
-
-
-def test_weights_that_fit_are_one_file(model, path):
-    model.save_weights(path, max_shard_size=sum(value.nbytes for value in model.get_weights()) / GB)
-    assert list(path.parent.iterdir()) == [path]
+    model.save_weights(path, max_shard_size=index["metadata"]["total_size"] / GB)
+    assert list(path.parent.iterdir()) == [path], "they fit into one"
 
 
 @pytest.mark.parametrize("first", [None, SMALL])
@@ -140,7 +137,7 @@ def test_no_step_comes_between_the_files(model, path, monkeypatch):
 def test_what_is_no_size(model, path, size):
     with pytest.raises(ModelError, match="max_shard_size") as error:
         model.save_weights(path, max_shard_size=size)
-    assert repr(size) in error.value.given and "GB" in error.value.expected
+    assert repr(size) in error.value.given and "GB" in error.value.summary
 
 
 def without_a_file(path):
@@ -194,14 +191,14 @@ def change(path, edit):
         (pointing(lambda path: ".."), "not in its folder: ['..']"),
     ],
 )
-@pytest.mark.parametrize("strict", [True, False])
-def test_damage_is_told_and_nothing_is_set(model, other, path, damage, message, strict):
+def test_damage_is_told_and_nothing_is_set(model, other, path, damage, message):
     model.save_weights(path, max_shard_size=SMALL)
     damage(path)
     before = weights_of(other)
-    with pytest.raises(ModelError, match="cannot be read") as error:
-        other.load_weights(path, strict=strict)
-    assert message in error.value.given
+    for strict in (True, False):
+        with pytest.raises(ModelError, match="cannot be read") as error:
+            other.load_weights(path, strict=strict)
+        assert message in error.value.given
     np.testing.assert_equal(weights_of(other), before)
 
 

@@ -93,6 +93,10 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Callable[[Any], Any]]] = 
 @pytest.mark.parametrize("case", CASES)
 def test_training_gives_what_keras_gives(keras, case, mesh):
     make, x, y, optimizer = CASES[case]
+    if (
+        case != "dense" and not ROUNDS
+    ):  # one case with a shorter last batch, the others with even ones: half the programs
+        x, y = x[:16], y[:16]
     # of the shape of y: Keras multiplies masks by weights as they are
     weight = np.random.default_rng(1).uniform(0.5, 1.5, y.shape).astype(np.float32)
     keras.utils.set_random_seed(0)  # for some weights a sum near 0, rounded another way, switches a ReLU or a maximum

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 
 from keras_dist import layers
-from tests.parity.compare import cases, compare_layers, few_examples
+from tests.parity.compare import calls_of, cases, compare_functions, compare_layers, few_examples
 
 
 def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -24,17 +24,19 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
 )
 def test_rectifiers(keras, case):
     x = draw((2, 3, 4), case.seed)
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("ReLU", {"max_value": case.max_value, "negative_slope": case.slope, "threshold": case.threshold}),
-        ("LeakyReLU", {"negative_slope": case.slope}),
-        ("ELU", {"alpha": case.alpha}),
-        ("PReLU", {"shared_axes": case.shared_axes}),
-        ("Activation", {"activation": "swish"}),
-    ]
-    for name, options in cases:
-        theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
-        compare_layers(keras, theirs, ours, x, weights_seed=case.seed)
-        assert [weight.shape for weight in ours.weights] == [weight.shape for weight in theirs.weights]
+    plain: dict[str, dict[str, Any]] = {
+        "ReLU": {"max_value": case.max_value, "negative_slope": case.slope, "threshold": case.threshold},
+        "LeakyReLU": {"negative_slope": case.slope},
+        "ELU": {"alpha": case.alpha},
+        "Activation": {"activation": "swish"},
+    }
+    ours, theirs = (
+        {name: calls_of(getattr(package, name), **plain[name]) for name in plain} for package in (layers, keras.layers)
+    )
+    compare_functions(ours, theirs, x)
+    theirs, ours = (package.PReLU(shared_axes=case.shared_axes) for package in (keras.layers, layers))
+    compare_layers(keras, theirs, ours, x, weights_seed=case.seed)
+    assert [weight.shape for weight in ours.weights] == [weight.shape for weight in theirs.weights]
 
 
 @few_examples

@@ -4,11 +4,9 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from keras_dist import layers
 from keras_dist.layers import call_context
@@ -25,35 +23,11 @@ def draw_mask(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) < 0.6
 
 
-def compare_projected(theirs: Any, ours: Any, tensors: list[np.ndarray], seed: int, **call: Any) -> None:
-    """Outputs and gradients of layers whose call takes query, value and key."""
-    theirs(*tensors, **call)
-    ours(*tensors, **call)
-    assert [w.name for w in ours.weights] == [w.name for w in theirs.weights]
+def compare_projected(keras: Any, kind: str, options: Any, tensors: list[np.ndarray], seed: int, **call: Any) -> None:
+    """Compare layers whose call takes query, value and key."""
+    theirs, ours = getattr(keras.layers, kind)(**options), getattr(layers, kind)(**options)
+    compare_layers(keras, theirs, ours, tensors, apart=True, weights_from=-0.9, weights_seed=seed, **call)
     assert [w.path for w in ours.weights] == [w.path.partition("/")[2] for w in theirs.weights]
-    random = np.random.default_rng(seed)
-    values = [random.uniform(-0.9, 0.9, weight.shape).astype(np.float32) for weight in theirs.weights]
-    theirs.set_weights(values)
-    ours.set_weights(values)
-    trained = [variable.value for variable in theirs.trainable_variables]
-    fixed = [variable.value for variable in theirs.non_trainable_variables]
-    graph, state = nnx.split(ours)
-
-    def probed(outputs: Any) -> Any:
-        weight = [jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape) for leaf in jax.tree.leaves(outputs)]
-        return sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(outputs), weight, strict=True)), outputs
-
-    def their_loss(tensors: Any) -> Any:
-        return probed(theirs.stateless_call(trained, fixed, *tensors, **call)[0])
-
-    def our_loss(tensors: Any) -> Any:
-        return probed(nnx.merge(graph, state, copy=True)(*tensors, **call))
-
-    arrays = [jnp.asarray(tensor) for tensor in tensors]
-    assert_close(
-        jax.jit(jax.value_and_grad(our_loss, has_aux=True))(arrays),
-        jax.jit(jax.value_and_grad(their_loss, has_aux=True))(arrays),
-    )
 
 
 masks = st.sampled_from(["none", "value", "value_and_key", "attention", "attention_of_heads", "attention_of_all"])
@@ -103,9 +77,7 @@ def test_multi_head_attention(keras, case):
         "use_causal_mask": case.causal,
         **masks_of(case.masked, case.seed, case.num_heads),
     }
-    compare_projected(
-        keras.layers.MultiHeadAttention(**options), layers.MultiHeadAttention(**options), tensors, case.seed, **call
-    )
+    compare_projected(keras, "MultiHeadAttention", options, tensors, case.seed, **call)
 
 
 @few_examples
@@ -117,8 +89,7 @@ def test_multi_head_attention(keras, case):
 def test_attention_over_several_dims(keras, axes, use_bias, seed):
     options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}
     x = draw(seed, BATCH, 3, 2, FEATURES)
-    ours, theirs = layers.MultiHeadAttention(**options), keras.layers.MultiHeadAttention(**options)
-    compare_projected(theirs, ours, [x, x + 1], seed, return_attention_scores=True)
+    compare_projected(keras, "MultiHeadAttention", options, [x, x + 1], seed, return_attention_scores=True)
 
 
 @cases(
@@ -146,9 +117,7 @@ def test_grouped_query_attention(keras, case):
         "use_causal_mask": case.causal,
         **masks_of(case.masked, case.seed, 4),
     }
-    compare_projected(
-        keras.layers.GroupQueryAttention(**options), layers.GroupQueryAttention(**options), tensors, case.seed, **call
-    )
+    compare_projected(keras, "GroupQueryAttention", options, tensors, case.seed, **call)
 
 
 @cases(

@@ -1,13 +1,18 @@
 """Layers that make one array of several against Keras."""
 
+import functools
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, calls_of, compare_functions, few_examples
 
 NAMES = ["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"]
 SHAPES = [
@@ -24,14 +29,20 @@ def draw(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray]:
     return [random.normal(size=shape).astype("float32") for shape in shapes]
 
 
-@few_examples
-@hypothesis.given(shapes=st.sampled_from(SHAPES), twice=st.booleans(), seed=st.integers(0, 2**16))
-def test_value_by_value(keras, shapes, twice, seed):
-    for name in NAMES[:6]:
-        inputs = draw(shapes * 2 if twice and name != "Subtract" else shapes, seed)
-        compare_layers(keras, getattr(keras.layers, name)(), getattr(layers, name)(), inputs)
-        function = name.lower()
-        assert_close(getattr(layers, function)(inputs), getattr(keras.layers, function)(inputs))
+def compare(keras: Any, inputs: list[np.ndarray], *names: str, **options: Any) -> None:
+    """Layers of these names, and the functions of the same names."""
+
+    def made(package: Any) -> dict[str, Any]:
+        functions = {name.lower(): functools.partial(getattr(package, name.lower()), **options) for name in names}
+        return functions | {name: calls_of(getattr(package, name), **options) for name in names}
+
+    compare_functions(made(layers), made(keras.layers), inputs)
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_value_by_value(keras, shapes):
+    compare(keras, draw(shapes, 0), *NAMES[:6])
+    compare(keras, draw(shapes * 2, 1), *({*NAMES[:6]} - {"Subtract"}))
 
 
 @few_examples
@@ -40,34 +51,26 @@ def test_concatenate(keras, axis, count, seed):
     shapes = [[2, 3, 4] for _ in range(count)]
     for index, shape in enumerate(shapes):
         shape[axis] = index + 1
-    inputs = draw([tuple(shape) for shape in shapes], seed)
-    compare_layers(keras, keras.layers.Concatenate(axis), layers.Concatenate(axis), inputs)
-    assert_close(layers.concatenate(inputs, axis=axis), keras.layers.concatenate(inputs, axis=axis))
+    compare(keras, draw([tuple(shape) for shape in shapes], seed), "Concatenate", axis=axis)
 
 
-@few_examples
-@hypothesis.given(
-    case=st.sampled_from(
-        [
-            ((2, 3), (2, 3), 1),
-            ((2, 3), (2, 3), -1),
-            ((2, 3, 4), (2, 5, 3), (1, 2)),
-            ((2, 3, 4), (2, 4, 5), (-1, -2)),
-            ((2, 3), (2, 5, 3), (1, 2)),
-            ((2, 3, 4), (2, 4), (2, 1)),
-            ((2, 3, 4, 2), (2, 5, 3), (1, 2)),
-            ((2, 3, 4), (2, 3, 5, 2), 1),
-        ]
-    ),
-    normalize=st.booleans(),
-    seed=st.integers(0, 2**16),
+@pytest.mark.parametrize(
+    ("first", "second", "axes"),
+    [
+        ((2, 3), (2, 3), 1),
+        ((2, 3), (2, 3), -1),
+        ((2, 3, 4), (2, 5, 3), (1, 2)),
+        ((2, 3, 4), (2, 4, 5), (-1, -2)),
+        ((2, 3), (2, 5, 3), (1, 2)),
+        ((2, 3, 4), (2, 4), (2, 1)),
+        ((2, 3, 4, 2), (2, 5, 3), (1, 2)),
+        ((2, 3, 4), (2, 3, 5, 2), 1),
+    ],
 )
-def test_dot(keras, case, normalize, seed):
-    first, second, axes = case
-    inputs = draw([first, second], seed)
-    options = {"axes": axes, "normalize": normalize}
-    compare_layers(keras, keras.layers.Dot(**options), layers.Dot(**options), inputs)
-    assert_close(layers.dot(inputs, **options), keras.layers.dot(inputs, **options))
+def test_dot(keras, first, second, axes):
+    inputs = draw([first, second], 0)
+    for normalize in (False, True):
+        compare(keras, inputs, "Dot", axes=axes, normalize=normalize)
 
 
 @few_examples
@@ -77,22 +80,30 @@ def test_dot(keras, case, normalize, seed):
 def test_masks(keras, masked, axis, seed):
     inputs = draw([(2, 5, 3)] * len(masked), seed)
     masks = [np.random.default_rng(seed + index).random((2, 5)) < 0.5 for index in range(len(masked))]
-    for name in NAMES:
-        given = slice(2 if name in ("Subtract", "Dot") else None)
-        options = {"Concatenate": {"axis": axis}, "Dot": {"axes": 2}}.get(name, {})
-        tensors = [keras.ops.copy(x) for x in inputs[given]]
-        for tensor, mask, wanted in zip(tensors, masks, masked, strict=False):
-            if wanted:
+    several = {name: inputs[: 2 if name in ("Subtract", "Dot") else None] for name in NAMES}
+    options = {"Concatenate": {"axis": axis}, "Dot": {"axes": 2}}
+
+    def theirs(name: str, inputs: list[Any]) -> Any:
+        tensors = [keras.ops.copy(x) for x in inputs]
+        for tensor, mask, is_wanted in zip(tensors, masks, masked, strict=False):
+            if is_wanted:
                 keras.src.backend.set_keras_mask(tensor, jnp.asarray(mask))
-        expected = getattr(keras.layers, name)(**options)(tensors)
+        outputs = getattr(keras.layers, name)(**options.get(name, {}))(tensors)
+        return outputs, keras.src.backend.get_keras_mask(outputs)
+
+    def ours(name: str, inputs: list[Any]) -> Any:
         with call_context.entered() as context:
-            arrays = [jnp.asarray(x) for x in inputs[given]]
+            arrays = [x + 0 for x in inputs]
             context.set_mask(
-                arrays, [mask if wanted else None for mask, wanted in zip(masks, masked, strict=True)][given]
+                arrays, [m if wanted else None for m, wanted, _ in zip(masks, masked, inputs, strict=False)]
             )
-            outputs = getattr(layers, name)(**options)(arrays)
-            mask = context.mask_of(outputs)
-        assert_close(outputs, expected)
-        expected_mask = keras.src.backend.get_keras_mask(expected)
-        assert (mask is None) == (expected_mask is None)
-        assert_close(mask, expected_mask)
+            outputs = getattr(layers, name)(**options.get(name, {}))(arrays)
+            return outputs, context.mask_of(outputs)
+
+    @jax.jit
+    def both(several: dict[str, list[Any]]) -> Any:
+        return [{name: find(name, inputs) for name, inputs in several.items()} for find in (ours, theirs)]
+
+    found, expected = both(several)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)  # as many masks
+    assert_close(found, expected)

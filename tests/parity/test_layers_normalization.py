@@ -119,7 +119,7 @@ def test_spectral_normalization_in_training(keras, kind, steps, seed):
     options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}
     for package in (keras.layers, layers):
         made.append(package.SpectralNormalization(getattr(package, kind)(**options), power_iterations=steps))
-        made[-1](x)
+        made[-1].build(x.shape)
     theirs, ours = made
     random = np.random.default_rng(seed)
     for name in ("kernel", "bias"):

@@ -146,11 +146,7 @@ def draw_case(data, name):
     y_true, y_pred = case.arguments(
         np.random.default_rng(data.draw(SEEDS, "seed")), data.draw(SHAPES, "shape"), **options
     )
-    return (
-        options,
-        jnp.asarray(y_true, "int32" if y_true.dtype.kind == "i" else "float32"),
-        jnp.asarray(y_pred, "float32"),
-    )
+    return options, y_true.astype("int32" if y_true.dtype.kind == "i" else "float32"), y_pred.astype("float32")
 
 
 def weights_for(data, shape):
@@ -158,12 +154,12 @@ def weights_for(data, shape):
     rng = np.random.default_rng(data.draw(SEEDS, "seed of weights"))
     shapes = [shape, (*shape, 1), shape[:1] + (1,) * (len(shape) - 1)]
     chosen = data.draw(st.sampled_from([None, *shapes]), "shape of weights") if shape else None
-    return None if chosen is None else jnp.asarray(rng.integers(0, 4, chosen) / 2, "float32")
+    return None if chosen is None else (rng.integers(0, 4, chosen) / 2).astype("float32")
 
 
 def mask_for(data, shape):
     rng = np.random.default_rng(data.draw(SEEDS, "seed of mask"))
-    return jnp.asarray(rng.integers(0, 2, shape), bool) if shape and data.draw(BOOLEANS, "mask") else None
+    return rng.integers(0, 2, shape).astype(bool) if shape and data.draw(BOOLEANS, "mask") else None
 
 
 def assert_near(found, expected):
@@ -173,22 +169,24 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found.reshape(-1), expected.reshape(-1), rtol=TOLERANCE, atol=atol)
 
 
-def assert_same(keras, ours, theirs, y_true, y_pred, sample_weight=None, mask=None):
-    """Equal values, and equal gradients of their sum."""
+def assert_same(keras, ours, theirs, y_true, y_pred, sample_weight=None, mask=None, functions=()):
+    """Equal values, and equal gradients of their sum, of two losses and of further pairs of functions of `y_pred`."""
 
     def with_mask(y_pred):
-        y_pred = jnp.asarray(y_pred) + 0
+        y_pred = y_pred + 0
         if mask is not None:
-            keras.src.backend.set_keras_mask(y_pred, mask)
+            keras.src.backend.set_keras_mask(y_pred, jnp.asarray(mask))
         return theirs(y_true, y_pred, sample_weight=sample_weight)
 
-    pairs = zip(
-        value_and_gradient(lambda z: ours(y_true, z, sample_weight=sample_weight, mask=mask), y_pred),
-        value_and_gradient(with_mask, y_pred),
-        strict=True,
-    )
-    for found, expected in pairs:
-        assert_near(found, expected)
+    pairs = [(lambda z: ours(y_true, z, sample_weight=sample_weight, mask=mask), with_mask), *functions]
+
+    @jax.jit
+    def all_of_them(y_pred):
+        return [[value_and_gradient(function, y_pred) for function in pair] for pair in pairs]
+
+    for pair in all_of_them(y_pred):
+        for found, expected in zip(*pair, strict=True):
+            assert_near(found, expected)
 
 
 def value_and_gradient(loss, y_pred):
@@ -200,19 +198,20 @@ def value_and_gradient(loss, y_pred):
 @given(st.data())
 def test_values_and_gradients_of_functions_and_losses(keras, name, data):
     options, y_true, y_pred = draw_case(data, name)
-    function = CASES[name].function
     labels = y_true
     if options.get("ignore_class") is not None:  # Keras's function takes no column of them
         labels = y_true.reshape(y_pred.shape[:-1])
-    values = getattr(losses, function)(labels, y_pred, **options)
-    expected = getattr(keras.losses, function)(labels.astype("float32"), y_pred, **options)
-    assert values.shape == expected.shape
-    assert_near(values, expected)
+    ours, theirs = (
+        functools.partial(getattr(module, CASES[name].function), targets, **options)
+        for module, targets in ((losses, labels), (keras.losses, labels.astype("float32")))
+    )
+    shape = jax.eval_shape(ours, y_pred).shape
+    assert shape == jax.eval_shape(theirs, y_pred).shape
 
     reduction = data.draw(st.sampled_from(["mean", "sum", "mean_with_sample_weight", None]), "reduction")
-    ours = getattr(losses, name)(**options, reduction=reduction)
-    theirs = getattr(keras.losses, name)(**options, reduction=reduction)
-    assert_same(keras, ours, theirs, y_true, y_pred, weights_for(data, values.shape), mask_for(data, values.shape))
+    made = [getattr(module, name)(**options, reduction=reduction) for module in (losses, keras.losses)]
+    weights, mask = weights_for(data, shape), mask_for(data, shape)
+    assert_same(keras, *made, y_true, y_pred, weights, mask, functions=[(ours, theirs)])
 
 
 @pytest.mark.parametrize("name", ["CategoricalCrossentropy", "CategoricalFocalCrossentropy"])
@@ -220,8 +219,8 @@ def test_values_and_gradients_of_functions_and_losses(keras, name, data):
 def test_axis_of_the_classes(keras, name, seed, axis, from_logits, shape):
     options = {"from_logits": from_logits, "axis": axis, "reduction": "sum"}
     rng = np.random.default_rng(seed)
-    y_true, y_pred = (jnp.asarray(array, "float32") for array in distributions(rng, shape, from_logits, axis))
-    weight = jnp.asarray(rng.uniform(0, 2, np.delete(shape, axis)), "float32")
+    y_true, y_pred = (array.astype("float32") for array in distributions(rng, shape, from_logits, axis))
+    weight = rng.uniform(0, 2, np.delete(shape, axis)).astype("float32")
     assert_same(keras, getattr(losses, name)(**options), getattr(keras.losses, name)(**options), y_true, y_pred, weight)
 
 
@@ -230,7 +229,7 @@ def test_axis_of_the_classes(keras, name, seed, axis, from_logits, shape):
 def test_ranks_that_differ_by_one(keras, name, data):
     rng = np.random.default_rng(data.draw(SEEDS))
     shapes = data.draw(st.sampled_from([((4,), (4, 1)), ((4, 1), (4,)), ((2, 3), (2, 3, 1)), ((2, 3, 1), (2, 3))]))
-    y_true, y_pred = (jnp.asarray(rng.uniform(0.1, 0.9, shape), "float32") for shape in shapes)
+    y_true, y_pred = (rng.uniform(0.1, 0.9, shape).astype("float32") for shape in shapes)
     assert_same(keras, getattr(losses, name)(), getattr(keras.losses, name)(), y_true, y_pred)
 
 
@@ -257,7 +256,7 @@ def test_ctc(keras, seed, reduction):
     rng = np.random.default_rng(seed)
     y_true = rng.integers(1, 4, (3, 4)) * (np.arange(4) < rng.integers(0, 5, (3, 1)))
     y_pred, weight, mask = rng.normal(size=(3, 9, 4)), rng.uniform(0, 2, 3), rng.integers(0, 2, 3).astype(bool)
-    ours, theirs = ctc_of_both(keras, reduction)(y_true, jnp.asarray(y_pred, "float32"), weight, mask)
+    ours, theirs = ctc_of_both(keras, reduction)(y_true, y_pred.astype("float32"), weight, mask)
     for found, expected in zip(ours, theirs, strict=True):
         assert_near(found, expected)
 
@@ -274,7 +273,7 @@ def test_weights_masks_and_reductions(keras, data):
 
     shape = data.draw(st.sampled_from([(), (1,), (4,), (4, 1), (4, 3), (3, 3), (2, 3, 2)]))
     rng = np.random.default_rng(data.draw(SEEDS))
-    y_true, y_pred = (jnp.asarray(rng.normal(size=shape), "float32") for _ in range(2))
+    y_true, y_pred = (np.asarray(rng.normal(size=shape), "float32") for _ in range(2))
     reduction = data.draw(st.sampled_from(REDUCTIONS))
     sample_weight, mask = weights_for(data, shape), mask_for(data, shape)
     assert_same(keras, Ours(reduction=reduction), Theirs(reduction=reduction), y_true, y_pred, sample_weight, mask)
@@ -286,14 +285,13 @@ def test_trees_of_targets_and_predictions(keras, seed, reduction):
         return factor * abs(y_true["a"] - y_pred["a"]).mean(-1) + abs(y_true["b"] - y_pred["b"]).mean(-1)
 
     rng = np.random.default_rng(seed)
-    y_true = {"a": jnp.asarray(rng.normal(size=4), "float32"), "b": jnp.asarray(rng.normal(size=(4, 2)), "float32")}
-    y_pred = {
-        "a": jnp.asarray(rng.normal(size=(4, 1)), "float32"),
-        "b": jnp.asarray(rng.normal(size=(4, 2)), "float32"),
-    }
-    found = losses.LossFunctionWrapper(distance, reduction, factor=3.0)(y_true, y_pred)
-    wrapper = keras.src.losses.losses.LossFunctionWrapper
-    assert_near(found, wrapper(distance, reduction, factor=3.0)(y_true, y_pred))
+    y_true, y_pred = (
+        {"a": rng.normal(size=shape).astype("float32"), "b": rng.normal(size=(4, 2)).astype("float32")}
+        for shape in ((4,), (4, 1))
+    )
+    wrappers = losses.LossFunctionWrapper, keras.src.losses.losses.LossFunctionWrapper
+    made = [wrapper(distance, reduction, factor=3.0) for wrapper in wrappers]
+    assert_near(*jax.jit(lambda y_true, y_pred: [one(y_true, y_pred) for one in made])(y_true, y_pred))
 
 
 def test_every_name_means_the_same(keras):

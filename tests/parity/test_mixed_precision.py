@@ -32,8 +32,8 @@ def test_a_layer_gives_what_keras_gives(keras, name, policy):
     theirs = getattr(keras.layers, name)(**options, dtype=policy)
     ours = getattr(kd.layers, name)(**options, dtype=policy)
     training = {"training": True} if name == "BatchNormalization" else {}
-    theirs(*arguments)
-    ours(*arguments)
+    for layer in (theirs, ours):
+        layer.build(*(array.shape for array in arguments))
     ours.set_weights(theirs.get_weights())
     expected, found = theirs(*arguments, **training), ours(*arguments, **training)
     assert found.dtype == expected.dtype

@@ -4,7 +4,6 @@ from collections import ChainMap
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -108,36 +107,41 @@ def weights_and_gradients(tree: Any, seed: int) -> tuple[Any, list[Any]]:
     return draw(), [draw() for _ in range(STEPS)]
 
 
-def ours(optimizer: optimizers.Optimizer, weights: Any, gradients: list[Any], new_rate: float | None) -> list[Any]:
-    weights = jax.tree.map(jnp.asarray, weights)
-    state = optimizer.init(weights)
-    # lax.cond compiles at every call, but for a compiled step
-    update = jax.jit(optimizer.update) if optimizer.gradient_accumulation_steps else optimizer.update
-    for step, grads in enumerate(gradients):
-        if new_rate is not None and step == STEPS // 2:
-            state = state._replace(learning_rate=jnp.float32(new_rate))
-        updates, state = update(jax.tree.map(jnp.asarray, grads), state, weights)
-        weights = optax.apply_updates(weights, updates)
-    return [*jax.tree.leaves(weights), *jax.tree.leaves(optimizer.finalize(state, weights))]
-
-
-def theirs(keras: Any, optimizer: Any, weights: Any, gradients: list[Any], new_rate: float | None) -> list[Any]:
+def check(keras: Any, mine: Any, kerass: Any, weights: Any, gradients: list[Any], rates: Any = None) -> None:
+    """After each step the weights are the same, as they are and finalized. Both libraries step in one program."""
     variables = [
         keras.Variable(value, name="_".join(key.key for key in path))
         for path, value in jax.tree_util.tree_leaves_with_path(weights)
     ]
-    for step, grads in enumerate(gradients):
-        if new_rate is not None and step == STEPS // 2:
-            optimizer.learning_rate = new_rate
-        optimizer.apply([jnp.asarray(grad) for grad in jax.tree.leaves(grads)], variables)
-    before = [np.asarray(variable) for variable in variables]
-    optimizer.finalize_variable_values(variables)
-    return [*before, *(np.asarray(variable) for variable in variables)]
+    kerass.build(variables)
 
+    def ours(weights: Any, state: Any, grads: Any, rate: Any) -> Any:
+        state = state if rate is None else state._replace(learning_rate=rate)
+        updates, state = mine.update(grads, state, weights)
+        weights = optax.apply_updates(weights, updates)
+        return weights, state, mine.finalize(state, weights)
 
-def check(found: list[Any], expected: list[Any]) -> None:
-    for mine, kerass in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, kerass, rtol=1e-5, atol=1e-5)
+    def theirs(values: Any, state: Any, grads: Any, rate: Any) -> Any:
+        mapping = zip([*variables, *kerass.variables], [*values, *state], strict=True)
+        with keras.StatelessScope(list(mapping)):
+            if rate is not None:
+                kerass.learning_rate = rate
+            kerass.apply(jax.tree.leaves(grads), variables)
+            found = [[variable.value for variable in several] for several in (variables, kerass.variables)]
+            kerass.finalize_variable_values(variables)
+            return *found, [variable.value for variable in variables]
+
+    @jax.jit
+    def step(mine: Any, kerass: Any, grads: Any, rate: Any) -> Any:
+        return ours(*mine, grads, rate), theirs(*kerass, grads, rate)
+
+    found = weights, jax.jit(mine.init)(weights)
+    expected = jax.tree.leaves(weights), [variable.value for variable in kerass.variables]
+    for grads, rate in zip(gradients, rates or [None] * STEPS, strict=True):
+        (*found, averages), (*expected, expected_averages) = step(tuple(found), tuple(expected), grads, rate)
+        after, expected_after = jax.tree.leaves((found[0], averages)), [*expected[0], *expected_averages]
+        for weight, expected_weight in zip(after, expected_after, strict=True):
+            np.testing.assert_allclose(weight, expected_weight, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -151,7 +155,8 @@ def test_weights_after_some_steps(keras, name, data):
     if excluded := data.draw(st.sampled_from([None, ["bias"], ["ker.*l", "gamma"]])):
         mine.exclude_from_weight_decay(var_names=excluded)
         kerass.exclude_from_weight_decay(var_names=excluded)
-    check(ours(mine, weights, gradients, new_rate), theirs(keras, kerass, weights, gradients, new_rate))
+    rates = new_rate and [arguments["learning_rate"]] * (STEPS // 2) + [new_rate] * (STEPS // 2)
+    check(keras, mine, kerass, weights, gradients, rates)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -170,7 +175,7 @@ def test_accumulated_gradients(keras, name, data):
     }
     weights, gradients = weights_and_gradients(TREES[0], data.draw(st.integers(0, 2**32)))
     mine, kerass = getattr(optimizers, name)(**arguments), getattr(keras.optimizers, name)(**arguments)
-    check(ours(mine, weights, gradients, None), theirs(keras, kerass, weights, gradients, None))
+    check(keras, mine, kerass, weights, gradients)
 
 
 SCHEDULES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
@@ -243,7 +248,8 @@ def test_rates_between_boundaries(keras, boundaries, values, step):
 def check_schedule(keras: Any, name: str, arguments: dict[str, Any], step: int) -> None:
     mine = getattr(optimizers.schedules, name)(**arguments)
     kerass = getattr(keras.optimizers.schedules, name)(**arguments)
-    np.testing.assert_allclose(mine(jnp.int32(step)), kerass(jnp.int32(step)), rtol=1e-5, atol=1e-5)
+    found, expected = jax.jit(lambda step: (mine(step), kerass(step)))(np.int32(step))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])
@@ -256,7 +262,7 @@ def test_a_schedule_counts_the_steps_that_keras_counts(keras, accumulation):
         )
         for library in (optimizers, keras.optimizers)
     )
-    check(ours(mine, weights, gradients, None), theirs(keras, kerass, weights, gradients, None))
+    check(keras, mine, kerass, weights, gradients)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

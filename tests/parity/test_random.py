@@ -24,8 +24,13 @@ ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "normal": {"shape": SHAPES, "mean": NUMBERS, "stddev": POSITIVE, "dtype": FLOATS},
     "truncated_normal": {"shape": SHAPES, "mean": NUMBERS, "stddev": POSITIVE, "dtype": FLOATS},
     "uniform": {"shape": SHAPES, "minval": st.floats(-5, 0, width=32), "maxval": st.floats(0.5, 5), "dtype": FLOATS},
-    "gamma": {"shape": SHAPES, "alpha": POSITIVE, "dtype": FLOATS},
-    "beta": {"shape": SHAPES, "alpha": POSITIVE, "beta": POSITIVE, "dtype": st.sampled_from([None, "float32"])},
+    "gamma": {"shape": st.sampled_from([(), (2, 4)]), "alpha": POSITIVE, "dtype": FLOATS},
+    "beta": {
+        "shape": st.just((2, 4)),
+        "alpha": POSITIVE,
+        "beta": POSITIVE,
+        "dtype": st.sampled_from([None, "float32"]),
+    },
     "randint": {
         "shape": SHAPES,
         "minval": st.integers(-5, 5),

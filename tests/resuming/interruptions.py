@@ -1,8 +1,9 @@
 """Trainings that get signals: `python -m tests.resuming.interruptions FOLDER`.
 
-Each life is a fork of a process that has imported everything and started nothing, and ends as Python ends. It prints,
-as JSON, what the life of each case has told, its exit code (minus the signal that killed it), and the result of the
-life after it in the same directory.
+Each chain of cases is a process, a fork of one that has imported everything and started nothing, and ends as its last
+case ends. Those that were interrupted are then started again, in a process of their own. It prints, as JSON, what each
+case has told, the exit code of the last one of a chain (minus the signal that killed it), and what came of those that
+were started again.
 """
 
 import contextlib
@@ -26,18 +27,22 @@ import keras_dist as kd
 from keras_dist import callbacks
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.errors import CheckpointWarning
-from tests import layouts
-from tests.resuming.program import BATCH_SIZE, LOSS, X, Y, digest, network
+from tests import forks, layouts
+from tests.networks import blobs
+from tests.resuming.program import BATCH_SIZE, LOSS, digest, network
 
+X, Y = blobs(50)
 EPOCHS = 3
 
 CASES: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "nothing, watched in validation": {"hook": "on_test_batch_end", "call": 1},  # in single steps, with their last bits
+    "an error": {"hook": "on_train_batch_end", "error": True},
+    "a handler of the user's own": {"send": ["SIGTERM"], "own": True},
+    "in another thread": {"thread": True},
     "SIGTERM in a step": {"send": ["SIGTERM"]},
     "SIGINT in a step": {"send": ["SIGINT"]},
     "while compiling": {"send": ["SIGTERM"], "hook": "loss", "call": 1},
-    "in validation": {"send": ["SIGTERM"], "hook": "on_test_batch_end", "call": 3},
+    "in validation": {"send": ["SIGTERM"], "hook": "on_test_batch_end", "call": 2},
     "in a slow callback": {"send": ["SIGTERM"], "hook": "on_epoch_end", "call": EPOCHS, "slow": True},
     "SIGTERM twice": {"send": ["SIGTERM", "SIGTERM"]},
     "SIGINT twice": {"send": ["SIGINT", "SIGINT"]},
@@ -45,10 +50,15 @@ CASES: dict[str, dict[str, Any]] = {
     "SIGINT in the save": {"send": ["SIGINT"], "in_save": "SIGINT"},
     "SIGTERM without the callback": {"send": ["SIGTERM"], "backup": False},
     "SIGINT without the callback": {"send": ["SIGINT"], "backup": False},
-    "a handler of the user's own": {"send": ["SIGTERM"], "own": True},
-    "in another thread": {"thread": True},
-    "an error": {"hook": "on_train_batch_end", "error": True},
 }
+CHAINS = [
+    ["nothing", "an error", "a handler of the user's own", "in another thread", "in validation", "SIGTERM in a step"],
+    ["in a slow callback", "SIGINT twice", "SIGINT in a step", "SIGTERM twice"],
+    ["while compiling", "SIGINT without the callback"],
+    ["SIGTERM in the save"],
+    ["SIGINT in the save"],
+    ["SIGTERM without the callback"],
+]
 
 
 class Sender(callbacks.Callback):
@@ -59,10 +69,24 @@ class Sender(callbacks.Callback):
         self.case, self.left, self.has_slept = case, case.get("call", 7), False
         hook = case.get("hook", "on_train_batch_end")
         self.is_compiling = hook == "loss"
-        setattr(self, "on_train_batch_begin" if self.is_compiling else hook, self.count)
+        self.hook = "on_train_batch_begin" if self.is_compiling else hook
 
-    def count(self, *args: Any) -> None:
-        self.left -= 1
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.count("on_train_batch_begin")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count("on_train_batch_end")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count("on_test_batch_end")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.count("on_epoch_end")
+
+    def count(self, hook: str) -> None:
+        self.left -= hook == self.hook
+        if hook != self.hook:
+            return
         if self.left or self.is_compiling:
             return
         if "error" in self.case:
@@ -85,46 +109,49 @@ class Sender(callbacks.Callback):
         return LOSS(y_true, y_pred)
 
 
+def compiled(loss: Any, seed: int) -> kd.Model:
+    with layouts.on("one device").scope():
+        kd.set_random_seed(seed)
+        model = network()
+    model.compile(kd.optimizers.Adam(0.01), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def fit(model: kd.Model, *watching: callbacks.Callback) -> None:
+    options = {"validation_data": (X[:13], Y[:13]), "validation_batch_size": 13}
+    model.fit(X, Y, BATCH_SIZE, EPOCHS, verbose=0, callbacks=list(watching), **options)
+
+
+def result_of(model: kd.Model) -> dict[str, Any]:
+    history = model.history
+    assert history is not None
+    arrays = {path: digest(array) for path, array in model.snapshot().arrays.items()}
+    return {"arrays": arrays, "history": history.history, "epochs": history.epoch}
+
+
 def life(case: dict[str, Any], folder: pathlib.Path, told: dict[str, Any]) -> None:
     """Train, and note what is seen on the way."""
     heard: list[int] = []
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, (lambda signum, frame: heard.append(signum)) if "own" in case else signal.SIG_DFL)
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
-    told["begun"] = [path.name for path in sorted(folder.glob("step_*"))]
-    with layouts.on("one device").scope():
-        kd.set_random_seed(8 if told["begun"] else 7)  # a life that goes on with another is not told its seed
-        model = network()
     sender = Sender(case)
-    model.compile(kd.optimizers.Adam(0.01), loss=sender.loss, metrics=["accuracy"])
-    backup = callbacks.BackupAndRestore(folder, 2, delete_checkpoint=False)
+    model = compiled(sender.loss, seed=7)
+    backup = callbacks.BackupAndRestore(folder, 3, delete_checkpoint=False)
     has_left = threading.Event()
     if "in_save" in case:
         backup.on_train_interrupt = functools.partial(  # type: ignore[method-assign]
             interrupted_in_the_save, backup.on_train_interrupt, case["in_save"], has_left
         )
-    fit = functools.partial(
-        model.fit,
-        X,
-        Y,
-        BATCH_SIZE,
-        EPOCHS,
-        verbose=0,
-        validation_data=(X[:13], Y[:13]),
-        callbacks=[backup, sender] if case.get("backup", True) else sender,
-    )
+    train = functools.partial(fit, model, *([backup] if case.get("backup", True) else []), sender)
     try:
-        in_thread(fit) if "thread" in case else fit()
+        in_thread(train) if "thread" in case else train()
     finally:
         has_left.set()
         told["handlers are back"] = handlers == [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
         told |= {"heard": heard, "has slept": sender.has_slept, "step": int(model.snapshot().step)}
         told["there"] = [path.name for path in sorted(folder.glob("step_*"))]
-    told["result"] = {
-        "arrays": {path: digest(array) for path, array in model.snapshot().arrays.items()},
-        "history": model.history.history if model.history is not None else {},
-        "epochs": model.history.epoch if model.history is not None else [],
-    }
+    told["result"] = result_of(model)
 
 
 def interrupted_in_the_save(save: Callable[[int], None], second: str, has_left: threading.Event, signum: int) -> None:
@@ -147,38 +174,45 @@ def in_thread(run: Callable[[], Any]) -> None:
     thread.join()
 
 
-def forked(case: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """What a life in a process of its own has told, and its exit code."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
+def lives(chain: list[str], folder: pathlib.Path, tell: Callable[[Any], None]) -> None:
+    """Live one life after the other; the last one ends the process."""
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # tracebacks of lives that end as they should
+    for name in chain:
         told: dict[str, Any] = {}
         said = io.StringIO()
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # tracebacks of lives that end as they should
         try:
             with contextlib.redirect_stdout(said):
-                warnings.simplefilter("ignore", CheckpointWarning)  # what those that were killed have left
-                life(case, folder, told)
+                life(CASES[name], folder / name, told)
         except BaseException as error:
             told["error"] = f"{type(error).__name__}: {error}"
-            raise
+            if name == chain[-1]:
+                raise
         finally:
-            os.write(write, json.dumps(told | {"said": said.getvalue()}).encode())
-        sys.exit()
-    os.close(write)
-    with os.fdopen(read) as file:
-        text = file.read()
-    return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), **json.loads(text or "{}")}
+            tell([name, told | {"said": said.getvalue()}])
+
+
+def started_again(names: list[str], folder: pathlib.Path, tell: Callable[[Any], None]) -> None:
+    """Let trainings go on, one after the other, in a model that is not told their seed."""
+    model = compiled(LOSS, seed=8)
+    for name in names:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)  # what those that were killed have left
+            fit(model, callbacks.BackupAndRestore(folder / name, 3), Sender({}))
+        tell([name, {"said": said.getvalue(), "result": result_of(model)}])
 
 
 def main() -> None:
-    found: dict[str, Any] = {}
-    for name, case in CASES.items():
-        folder = pathlib.Path(sys.argv[1]) / name
-        found[name] = forked(case, folder)
-        if "result" not in found[name] and case.get("backup", True):
-            found[name]["after"] = forked({}, folder)
-    print(json.dumps(found))
+    folder = pathlib.Path(sys.argv[1])
+    found: dict[str, Any] = {name: {} for name in CASES}
+    for chain in CHAINS:
+        code, told = forks.run(functools.partial(lives, chain, folder))
+        found |= dict(told)
+        found[chain[-1]]["code"] = code
+    interrupted = [name for name in CASES if (folder / name).exists() and "result" not in found[name]]
+    code, told = forks.run(functools.partial(started_again, interrupted, folder))
+    assert code == 0
+    print(json.dumps({"lives": found, "started again": dict(told)}))
 
 
 if __name__ == "__main__":

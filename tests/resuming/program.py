@@ -30,7 +30,7 @@ from tests.networks import CLASSES, FEATURES, HIDDEN, Noisy, blobs
 X, Y = blobs(45)
 WEIGHTS = np.linspace(0.5, 1.5, 45).astype(np.float32)
 BATCH_SIZE = 10
-EPOCHS = 10
+EPOCHS = 3
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -63,7 +63,7 @@ def network() -> kd.Model:
 def watchers() -> list[Any]:
     """Callbacks with a memory."""
     return [
-        callbacks.EarlyStopping("loss", patience=2, min_delta=0.05, restore_best_weights=True, start_from_epoch=3),
+        callbacks.EarlyStopping("loss", patience=2, min_delta=0.05, restore_best_weights=True, start_from_epoch=1),
         callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=1.0),
         callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate),
     ]
@@ -76,15 +76,15 @@ CASES: dict[str, dict[str, Any]] = {
         "data": ((X, Y, BATCH_SIZE), {}),
         "save_freq": 2,
         "in_save": True,
-        "life": (2, 4),
+        "life": (2, 3),
     },
-    "data set": {"layout": "one device", "data": ((Batches(),), {}), "save_freq": 3, "life": (4, 9)},
+    "data set": {"layout": "one device", "data": ((Batches(),), {}), "save_freq": 2, "life": (4, 6)},
     "generator in a save": {
         "layout": "data=4,model=2",
         "data": ((forever,), {"steps_per_epoch": 5}),
         "save_freq": 1,
         "in_save": True,
-        "life": (2, 8),
+        "life": (2, 6),
     },
     "foreign module": {
         "layout": "data=4,model=2",
@@ -146,7 +146,7 @@ def life(name: str, folder: str, kill: int | None) -> dict[str, Any]:
     model.compile(kd.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
     watching = case.get("callbacks", list)()
     backup = callbacks.BackupAndRestore(folder, case["save_freq"], asynchronous="sync" not in case)
-    killer = [] if kill is None else [Killer(kill, case.get("in_save", False), case.get("life", (3, 9)))]
+    killer = [] if kill is None else [Killer(kill, case.get("in_save", False), case.get("life", (3, 6)))]
     args, options = case["data"]
     args = [arg() if callable(arg) else arg for arg in args]
     with warnings.catch_warnings():

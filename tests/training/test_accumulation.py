@@ -1,5 +1,6 @@
 """Accumulated gradients: several batches, equal or not, make the update of one large batch."""
 
+import functools
 from typing import Any
 
 import jax
@@ -14,51 +15,56 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(20, 4)).astype("float32")
 Y = RANDOM.normal(size=(20, 3)).astype("float32")
 WEIGHTS = RANDOM.uniform(0.0, 3.0, 20).astype("float32")
+KERNEL = RANDOM.normal(size=(4, 3)).astype("float32")
 STEPS = 3
 """Batches of 8, 8 and 4 rows."""
 
 
-def trained(loss: Any, sample_weight: Any, accumulate: bool, mesh: Any, **options: Any) -> list[np.ndarray]:
-    kd.set_random_seed(0)
-    count = STEPS if accumulate else None
-    with kd.DataParallel(devices=jax.devices()[:mesh]).scope():
+def trained(
+    loss: Any, sample_weight: Any = None, accumulate: bool = True, devices: int = 1, **options: Any
+) -> list[np.ndarray]:
+    with kd.DataParallel(devices=jax.devices()[:devices]).scope():
         model = kd.Sequential([kd.Input((4,)), layers.Dense(3, kernel_regularizer="l2", name="d1")])
-        optimizer = optimizers.SGD(0.5, gradient_accumulation_steps=count, clipnorm=0.3)
-        model.compile(optimizer, loss, **options)
-        size = 8 if accumulate else len(X)
-        model.fit(X, Y, batch_size=size, sample_weight=sample_weight, shuffle=False, verbose=0)
+    model.set_weights([KERNEL, np.zeros(3, np.float32)])
+    optimizer = optimizers.SGD(0.5, gradient_accumulation_steps=STEPS if accumulate else None, clipnorm=0.3)
+    model.compile(optimizer, loss, **options)
+    size = 8 if accumulate else len(X)
+    model.fit(X, Y, batch_size=size, sample_weight=sample_weight, shuffle=False, verbose=0)
     return model.get_weights()
 
 
-def assert_same(loss: Any, sample_weight: Any, mesh: int = 1, **options: Any) -> None:
-    found = trained(loss, sample_weight, True, mesh, **options)
-    expected = trained(loss, sample_weight, False, mesh)
-    for a, b in zip(found, expected, strict=True):
+@functools.cache
+def of_one_batch(reduction: str, weighted: bool) -> list[np.ndarray]:
+    """The update of all rows at once."""
+    return trained(losses.MeanSquaredError(reduction=reduction), WEIGHTS if weighted else None, accumulate=False)
+
+
+def assert_same(found: list[np.ndarray], reduction: str, weighted: bool) -> None:
+    for a, b in zip(found, of_one_batch(reduction, weighted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "reduction"),
     [
-        losses.MeanSquaredError(),
-        losses.MeanSquaredError(reduction="mean_with_sample_weight"),
-        lambda y, y_pred: jnp.mean((y - y_pred) ** 2, axis=-1),
+        (losses.MeanSquaredError(), "sum_over_batch_size"),
+        (losses.MeanSquaredError(reduction="mean_with_sample_weight"), "mean_with_sample_weight"),
+        (lambda y, y_pred: jnp.mean((y - y_pred) ** 2, axis=-1), "sum_over_batch_size"),
     ],
     ids=["sum_over_batch_size", "mean_with_sample_weight", "callable"],
 )
-@pytest.mark.parametrize("sample_weight", [None, WEIGHTS], ids=["equal", "weighted"])
-def test_a_shorter_last_batch_counts_for_less(loss: Any, sample_weight: Any) -> None:
-    assert_same(loss, sample_weight)
+def test_a_shorter_last_batch_counts_for_less(loss: Any, reduction: str) -> None:
+    assert_same(trained(loss, WEIGHTS), reduction, weighted=True)
 
 
 def test_a_scalar_loss_counts_as_the_mean_over_the_rows() -> None:
-    assert_same(lambda y, y_pred: jnp.mean((y - y_pred) ** 2), None)
+    assert_same(trained(lambda y, y_pred: jnp.mean((y - y_pred) ** 2)), "sum_over_batch_size", weighted=False)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_on_a_mesh_and_in_one_execution(steps_per_execution: int) -> None:
+def test_on_a_mesh_and_in_one_execution() -> None:
     loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    assert_same(loss, WEIGHTS, mesh=4, steps_per_execution=steps_per_execution)
+    found = trained(loss, WEIGHTS, devices=4, steps_per_execution=3)
+    assert_same(found, "mean_with_sample_weight", weighted=True)
 
 
 def test_a_sum_is_divided_by_the_number_of_steps_alone() -> None:

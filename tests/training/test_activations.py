@@ -11,6 +11,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand
 from tests.networks import Plain, Stack, TwoInputs, blobs
+from tests.soak import ROUNDS
 
 LOSS = by_hand.cross_entropy
 X, Y = blobs(32)
@@ -67,18 +68,23 @@ class TestApplied:
     def test_no_number_changes(self):
         plain = built({})
         ruled = built({"d1/output": ("data", "model"), "input/x": (None, "model"), "d1/kernel": (None, "model")})
+        losses, rows = [], []
         for model in (plain, ruled):
-            model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
-        np.testing.assert_allclose(ruled.predict(X, verbose=0), plain.predict(X, verbose=0), atol=1e-5)
-        assert ruled.evaluate(X, Y, verbose=0) == pytest.approx(plain.evaluate(X, Y, verbose=0), abs=1e-5)
+            losses += [model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]]
+            rows += [model.predict(X, batch_size=16, verbose=0)]
+        np.testing.assert_allclose(*losses, atol=1e-5)
+        np.testing.assert_allclose(*rows, atol=1e-5)
 
-    @pytest.mark.parametrize("rows", [1, 5, 13])
-    def test_a_batch_that_the_axis_does_not_divide_is_exact_too(self, rows):
+    @pytest.mark.soak
+    def test_a_batch_that_the_axis_does_not_divide_is_exact_too(self):
         model = built({"d1/output": (("data", "model"), None), "input/x": ("model", None)}, strict=True)
-        expected = float(LOSS(Y[:rows], model.module(X[:rows])).mean())
-        predicted = model.predict(X[:rows], verbose=0)
-        np.testing.assert_allclose(predicted, model.module(X[:rows]), atol=1e-5)
-        assert model.train_on_batch(X[:rows], Y[:rows]) == pytest.approx(expected, abs=1e-6)
+        for rows in (1, 5, 13) if ROUNDS else (5,):
+            expected = by_hand.predict(model.module, X[:rows])
+            np.testing.assert_allclose(model.predict(X[:rows], verbose=0), expected, atol=1e-5)
+            exponentials = np.exp(expected)
+            scores = exponentials / exponentials.sum(1, keepdims=True)
+            loss = -np.log(scores[range(rows), Y[:rows]]).mean()
+            assert model.train_on_batch(X[:rows], Y[:rows]) == pytest.approx(loss, abs=1e-6)
 
     def test_the_users_module_keeps_its_class(self):
         module = Plain(nnx.Rngs(0))
@@ -86,8 +92,7 @@ class TestApplied:
         layout_map["d1/output"] = ("data", None)
         with kd.ModelParallel(layout_map).scope():
             model = kd.Model.from_nnx(module)
-        model.compile("sgd", loss=LOSS)
-        model.train_on_batch(X, Y)
+        model.predict(X, verbose=0)
         assert type(module.d1) is type(model.module.d1) is nnx.Linear
 
 
@@ -96,20 +101,16 @@ class TestChecked:
     def test_a_rule_that_names_nothing_warns_once_at_the_first_trace(self, rule):
         model = built({rule: ("data", None)})
         with pytest.warns(kd.errors.LayoutWarning, match=re.escape(repr(rule))) as caught:
-            model.train_on_batch(X, Y)
-        assert len(caught) == 1
-        model.train_on_batch(X, Y)
-
-    def test_it_names_the_nearest_path(self):
-        model = built({"d3/output": ("data", None)})
-        with pytest.warns(kd.errors.LayoutWarning, match="the nearest path is 'd2/output'"):
             model.predict(X, verbose=0)
+        assert len(caught) == 1
+        assert rule != "d3/output" or "the nearest path is 'd2/output'" in str(caught[0].message)
+        model.predict(X, verbose=0)
 
-    @pytest.mark.parametrize("use", ["fit", "predict", "evaluate"])
-    def test_under_strict_it_raises(self, use):
+    def test_under_strict_it_raises(self):
         model = built({"d3/output": ("data", None)}, strict=True)
-        with pytest.raises(kd.errors.LayoutError, match="d3/output"):
-            getattr(model, use)(*((X,) if use == "predict" else (X, Y)), verbose=0)
+        for use, data in ((model.fit, (X, Y)), (model.predict, (X,)), (model.evaluate, (X, Y))):
+            with pytest.raises(kd.errors.LayoutError, match="d3/output"):
+                use(*data, verbose=0)
         assert int(model.state.step) == 0
 
     @pytest.mark.parametrize(

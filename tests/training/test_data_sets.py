@@ -15,18 +15,26 @@ from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts
 from tests.networks import Plain, TwoInputs
+from tests.soak import ROUNDS
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
 from tests.training.trained import LOSS, Trained, W, X, Y, assert_same
 
-MESHES = ["one device", "data=8,model=1", "data=4,model=2", "data=2,model=4"]
+MESHES = ["data=4,model=2", *["one device", "data=8,model=1", "data=2,model=4"] * bool(ROUNDS)]
 
 
-@pytest.fixture(scope="module", params=["one device", "data=4,model=2"])
+@pytest.fixture(scope="module", params=MESHES)
 def noisy(request: pytest.FixtureRequest) -> Trained:
     """With Dropout and statistics of batches."""
     return Trained(request.param, steps_per_execution=1)
 
 
+@pytest.fixture(scope="module", params=MESHES)
+def in_twos(request: pytest.FixtureRequest) -> Trained:
+    """Two steps in one execution."""
+    return Trained(request.param, steps_per_execution=2)
+
+
+@pytest.mark.soak
 class TestSameNumbers:
     """Bit for bit those of arrays."""
 
@@ -60,10 +68,9 @@ class TestSameNumbers:
             assert noisy.model.evaluate(*source, batch_size=8, verbose=0) == scores
             np.testing.assert_array_equal(noisy.model.predict(source[0], batch_size=8, verbose=0), rows)
 
-    @pytest.mark.parametrize("mesh", ["one device", "data=4,model=2"])
-    def test_several_steps_in_one_execution(self, mesh, monkeypatch):
+    def test_several_steps_in_one_execution(self, in_twos, monkeypatch):
         monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)  # programs that gather rows round otherwise
-        trained = Trained(mesh, steps_per_execution=2)
+        trained = in_twos
         expected = trained.fit(X, Y, batch_size=8, epochs=2)
         for kind in ("refilled", "torch", "PyDataset with workers"):
             assert_same(trained.fit(BATCHED[kind]((X, Y), 8), epochs=2), expected)
@@ -73,11 +80,6 @@ class TestSameNumbers:
                 trained.fit(iter(cut((X, Y), 8)), epochs=2, steps_per_epoch=5),
                 trained.fit(TorchLoader((X, Y), 8), epochs=2, steps_per_epoch=5),
             )
-
-    def test_examples_by_number_in_stacks(self, monkeypatch):
-        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
-        trained = Trained("one device", Plain, steps_per_execution=3)
-        assert_same(trained.fit(Examples((X, Y)), batch_size=8), trained.fit(X, Y, batch_size=8))
 
     def test_dicts_in_and_out(self):
         def loss(y_true: Any, y_pred: Any) -> Any:
@@ -95,29 +97,34 @@ class TestSameNumbers:
             jax.tree.map(np.testing.assert_array_equal, found, rows)
 
 
+@pytest.mark.soak
 class TestUneven:
     """Batches of any lengths give the steps of one device."""
 
     LENGTHS = (8, 3, 3, 8)
     STARTS = np.cumsum((0, *LENGTHS))
 
-    def batches(self) -> Iterator[Any]:
-        for start, stop in zip(self.STARTS, self.STARTS[1:], strict=False):
+    @classmethod
+    def batches(cls) -> Iterator[Any]:
+        for start, stop in zip(cls.STARTS, cls.STARTS[1:], strict=False):
             yield X[start:stop], Y[start:stop], W[start:stop]
 
-    @pytest.mark.parametrize(("steps", "meshes"), [(1, MESHES), (2, ["one device", "data=4,model=2"])])
-    def test_steps(self, steps, meshes):
-        results = []
-        for mesh in meshes:
-            trained = Trained(mesh, steps_per_execution=steps)
-            logs, weights = trained.fit(self.batches())
-            scores = trained.model.evaluate(self.batches(), verbose=0)
-            rows = trained.model.predict((batch[0] for batch in self.batches()), verbose=0)
-            if mesh == "one device":
-                np.testing.assert_allclose(rows, trained.model.predict(X[:22], batch_size=22, verbose=0), atol=1e-6)
-            results.append((logs["loss"], weights, scores, rows))
-        for found in results[1:]:
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, results[0])
+    def test_steps(self, noisy, uneven):
+        self.assert_close(noisy, uneven)
+        rows = noisy.model.predict(X[:19], batch_size=8, verbose=0)
+        np.testing.assert_allclose(rows, uneven[3][:19], atol=1e-6)
+
+    def test_several_steps_in_one_execution(self, in_twos, uneven):
+        self.assert_close(in_twos, uneven)
+
+    def assert_close(self, trained: Trained, expected: Any) -> None:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), self.results(trained), expected)
+
+    @classmethod
+    def results(cls, trained: Trained) -> Any:
+        logs, weights = trained.fit(cls.batches())
+        scores = trained.model.evaluate(cls.batches(), verbose=0)
+        return logs["loss"], weights, scores, trained.model.predict((x for x, _, _ in cls.batches()), verbose=0)
 
     def test_the_loss_of_an_epoch_weighs_rows_and_not_batches(self, model):
         model.optimizer.learning_rate = 0.0
@@ -125,7 +132,12 @@ class TestUneven:
             (loss,) = model.fit(((x, y) for x, y, _ in self.batches()), verbose=0).history["loss"]
         finally:
             model.optimizer.learning_rate = 0.1
-        assert loss == pytest.approx(model.evaluate(X[:22], Y[:22], batch_size=22, verbose=0)[0], abs=1e-6)
+        assert loss == pytest.approx(model.evaluate(X[:22], Y[:22], batch_size=8, verbose=0)[0], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Any:
+    return TestUneven.results(Trained("one device", steps_per_execution=1))
 
 
 class Counted:

@@ -1,5 +1,6 @@
 """Several steps in one execution: the same numbers, fewer dispatches, hooks between them."""
 
+import dataclasses
 import gc
 from typing import Any
 
@@ -13,104 +14,112 @@ from jax.core import Tracer
 import keras_dist as kd
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
-from keras_dist.training import executions, placement
+from keras_dist.training import compiled, executions, placement
 from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
+from tests.networks import Plain, blobs
+from tests.soak import ROUNDS
+from tests.training.trained import LOSS, Trained, assert_same
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(107)  # 13 batches of 8 and one of 3
+OPTIONS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "shuffle": True, "seed": 0}
+MESHES = ["data=4,model=2", *["one device"] * bool(ROUNDS)]
 
 
 class Looks(kd.callbacks.Callback):
-    """Sees the batches."""
+    """Sees the batches, and how many programs there are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun: list[int] = []
         self.ended: list[int] = []
+        self.programs: set[int] = set()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.begun.append(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.ended.append(batch)
+        self.programs.add(self.model._session.trainer._compiled.count)
 
 
-def trained(
-    name: str, steps_per_execution: Any, callbacks: Any = (), epochs: int = 2, factory: Any = Noisy, **options: Any
-) -> Any:
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
-    model.compile("adam", loss=LOSS, metrics=["accuracy"], steps_per_execution=steps_per_execution, **options)
-    history = model.fit(
-        X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks), validation_data=(X[:20], Y[:20])
-    )
-    return model, history
+@dataclasses.dataclass
+class First:
+    """A model on one device, and what its first training was like."""
+
+    trained: Trained
+    timing: Any
+    looks: Looks
+
+    @classmethod
+    def of(cls, steps_per_execution: Any, watched: bool) -> "First":
+        trained, looks = Trained("one device", Plain, steps_per_execution=steps_per_execution), Looks()
+        options = {"batch_size": 8, "epochs": 1 if watched else 4, "callbacks": [looks] * watched}
+        return cls(trained, trained.model.fit(X, Y, verbose=0, **options).timing, looks)
+
+    def programs(self) -> dict[Any, Any]:
+        return dict(self.trained.model._session.trainer._compiled._programs)
 
 
-@pytest.fixture(scope="module", params=["one device", "data=4,model=2"])
-def single(request: pytest.FixtureRequest) -> tuple[str, list[np.ndarray], dict[str, Any]]:
-    """A mesh, and what single steps give on it: weights, statistics, random streams, slots; losses and metrics."""
-    model, history = trained(request.param, 1)
-    return request.param, arrays_of(model), history.history
+@pytest.fixture(scope="module")
+def auto() -> First:
+    return First.of("auto", watched=False)
 
 
-def arrays_of(model: Any) -> list[np.ndarray]:
-    leaves = jax.tree.leaves(model.state)
-    return [np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in leaves]
+@pytest.fixture(scope="module")
+def five() -> First:
+    return First.of(5, watched=True)
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def run_of(trained: Trained, **options: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Losses and metrics; weights, statistics, random streams, slots."""
+    logs, _ = trained.fit(X, Y, validation_data=(X[:16], Y[:16]), **OPTIONS | options)
+    return logs, [
+        np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+        for leaf in jax.tree.leaves(trained.model.state)
+    ]
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """A mesh, and what single steps give on it."""
+    return request.param, run_of(Trained(request.param, optimizer="adam", steps_per_execution=1))
 
 
 @pytest.mark.soak
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 
-    @pytest.mark.parametrize(("steps", "resident"), [(2, True), (4, True), (4, False), (13, False), (50, True)])
-    def test_a_fixed_number_of_steps(self, single, steps, resident, monkeypatch):
-        name, arrays, logs = single
-        if not resident:
-            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
-        model, history = trained(name, steps)
-        assert history.history == logs
-        for a, b in zip(arrays_of(model), arrays, strict=True):
-            np.testing.assert_array_equal(a, b)
+    @pytest.mark.parametrize("steps", [4, 50, *[2, 13] * bool(ROUNDS)])
+    def test_a_fixed_number_of_steps(self, single, steps, monkeypatch):
+        name, expected = single
+        trained = Trained(name, optimizer="adam", steps_per_execution=steps)
+        assert_same(run_of(trained), expected)
+        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
+        assert_same(run_of(trained), expected)
 
-    @pytest.mark.parametrize("resident", [True, False])
-    def test_as_many_as_fit_finds_fast(self, single, resident, monkeypatch):
-        name, arrays, logs = single
-        if not resident:
-            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
-            monkeypatch.setattr(executions, "MANY_BATCHES", 1)
-            monkeypatch.setattr(executions, "MAX_STACK", 4)
-        model, history = trained(name, "auto")
-        assert history.history == logs
-        for a, b in zip(arrays_of(model), arrays, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-    def test_and_single_steps_that_somebody_watches(self, single):
-        name, arrays, logs = single
-        watch = Looks()
-        model, history = trained(name, "auto", [watch])
+    def test_as_many_as_fit_finds_fast_and_single_ones_that_somebody_watches(self, single, monkeypatch):
+        name, expected = single
+        trained, watch = Trained(name, optimizer="adam", steps_per_execution="auto"), Looks()
+        assert_same(run_of(trained), expected)
+        before = trained.model._session.trainer._compiled.count
+        assert_same(run_of(trained, callbacks=[watch]), expected)
         assert watch.begun == watch.ended == [*range(14), *range(14)]
-        assert history.history == logs
-        for a, b in zip(arrays_of(model), arrays, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert watch.programs == {before + 2}
+        monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(executions, "MANY_BATCHES", 1)
+        monkeypatch.setattr(executions, "MAX_STACK", 4)
+        assert_same(run_of(trained), expected)
 
 
 class TestHooks:
-    def test_they_are_called_between_executions(self):
-        watch = Looks()
-        trained("one device", 5, [watch], epochs=1, factory=Plain)
-        assert watch.begun == [0, 5, 10, 11, 12, 13]
-        assert watch.ended == [4, 9, 10, 11, 12, 13]
+    def test_they_are_called_between_executions(self, five):
+        assert five.looks.begun == [0, 5, 10, 11, 12, 13]
+        assert five.looks.ended == [4, 9, 10, 11, 12, 13]
 
-    def test_a_callback_assigns_between_executions(self):
-        class Zero(kd.callbacks.Callback):
+    def test_a_callback_assigns_between_executions(self, five):
+        class Seven(kd.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 bias = self.model.variables[0]
                 seen.append(float(np.asarray(bias).min()))
@@ -118,32 +127,45 @@ class TestHooks:
                 assert np.asarray(self.model.variables[0]).min() == 7.0
 
         seen: list[float] = []
-        trained("one device", 5, [Zero()], epochs=1, factory=Plain)
-        assert len(seen) == 6 and max(seen[:1]) < 1 < 6 < min(seen[1:])  # adam moves a little each step
+        five.trained.fit(X, Y, batch_size=8, callbacks=[Seven()])
+        assert len(seen) == 6 and max(seen[:1]) < 1 < 6 < min(seen[1:])  # sgd moves a little each step
 
-    def test_training_stops_between_executions(self):
+    def test_training_stops_between_executions(self, five):
         class Stop(kd.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 self.model.stop_training = True
 
-        model, _ = trained("one device", 5, [Stop()], factory=Plain)
+        model = five.trained.fresh()
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[Stop()])
         assert int(model.state.step) == 5
 
 
 class TestPrograms:
-    def test_one_for_each_length_however_many_steps(self):
-        model, history = trained("one device", "auto", epochs=4, factory=Plain)
-        assert history.timing.compilations == 2  # batches of 8, and the last one
-        assert model.fit(X, Y, batch_size=8, verbose=0).timing.compilations == 0
+    def test_one_for_each_length_however_many_steps(self, auto):
+        assert auto.timing.compilations == 2  # batches of 8, and the last one
+        assert auto.trained.model.fit(X, Y, batch_size=8, verbose=0).timing.compilations == 0
 
-    def test_of_a_fixed_number_of_steps_and_of_one(self):
-        _, history = trained("one device", 5, epochs=4, factory=Plain)
-        assert history.timing.compilations == 3  # stacks of 5, the 3 that are left over, the last one
+    def test_all_of_an_epoch_are_compiled_before_its_first_step(self, five):
+        assert five.looks.programs == {3}  # five steps, one of the 3 that are left over, one on the shorter batch
+        assert five.timing.compilations == 3
+        assert First.of(1, watched=True).looks.programs == {2}
+
+    def test_what_is_wrong_with_the_last_batch_is_told_when_it_comes(self):
+        class Picky(nnx.Module):
+            def __init__(self, rngs: nnx.Rngs) -> None:
+                self.inner = nnx.Linear(X.shape[1], 3, rngs=rngs)
+
+            def __call__(self, x: Any) -> Any:
+                assert len(x) == 8, "eight rows"
+                return self.inner(x)
+
+        watch = Looks()
+        with pytest.raises(AssertionError, match="eight rows"):
+            Trained("one device", Picky, steps_per_execution=1).fit(X, Y, batch_size=8, callbacks=[watch])
+        assert watch.ended == [*range(13)]
 
     def test_many_shapes_are_warned_of(self):
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(Plain, seed=0)
-        model.compile("sgd", loss=LOSS)
+        model = Trained("one device", Plain).model
         for rows in (8, 3, 8, 3):
             model.train_on_batch(X[:rows], Y[:rows])
         with pytest.warns(kd.errors.RecompileWarning) as warned:
@@ -153,40 +175,35 @@ class TestPrograms:
         model.train_on_batch(X[:5], Y[:5])
 
     def test_the_lengths_of_one_data_set_are_expected(self):
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(Plain, seed=0)
-        model.compile("sgd", loss=LOSS, steps_per_execution=1)
-        for batch_size in (8, 9, 10):
-            model.fit(X[:21], Y[:21], batch_size=batch_size, verbose=0)
-            model.predict(X[:21], batch_size=batch_size, verbose=0)
-            model.evaluate(X[:21], Y[:21], batch_size=batch_size, verbose=0)
+        model = Trained("one device", Plain, steps_per_execution=1).model
+        for batch_size in (8, 9):
+            model.fit(X[:17], Y[:17], batch_size=batch_size, verbose=0)
+            model.evaluate(X[:17], Y[:17], batch_size=batch_size, verbose=0)
         model.train_on_batch(X[:6], Y[:6])
         model.test_on_batch(X[:6], Y[:6])
 
-    def test_many_shapes_of_many_data_sets_are_warned_of_once(self):
+    def test_many_shapes_of_many_data_sets_are_warned_of_once(self, monkeypatch):
+        monkeypatch.setattr(compiled, "MANY_SHAPES", 4)
         with layouts.one_device().scope():
             model = kd.Model.from_nnx(Plain, seed=0)
-        for rows in range(1, 16):
+        for rows in range(1, 4):
             model.predict(X[:rows], verbose=0)
-        with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 16 shapes .*: x float32\(16, 8\)"):
-            model.predict(X[:16], verbose=0)
-        model.predict(X[:17], verbose=0)
+        with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 4 shapes .*: x float32\(4, 8\)"):
+            model.predict(X[:4], verbose=0)
+        model.predict(X[:5], verbose=0)
 
-    def test_setting_the_rate_does_not_compile_again(self):
-        model, _ = trained("one device", "auto", factory=Plain)
-        programs = list(model._session.trainer._compiled._programs.values())
-        for rate in (0.1, np.float64(0.2), 1):
-            model.optimizer.learning_rate = rate
-            model.fit(X, Y, batch_size=8, verbose=0)
-        assert list(model._session.trainer._compiled._programs.values()) == programs
+    def test_setting_the_rate_does_not_compile_again(self, five):
+        before = five.programs()
+        for rate in (0.2, np.float64(0.3), 1, 0.1):
+            five.trained.model.optimizer.learning_rate = rate
+            five.trained.model.fit(X, Y, batch_size=8, verbose=0)
+        assert five.programs() == before
 
-    def test_they_do_not_keep_the_data(self):
-        x = np.repeat(X, 50, axis=0)
-        model, _ = trained("one device", "auto", epochs=1, factory=Plain)
+    def test_they_do_not_keep_the_data(self, auto):
         before = {id(array) for array in jax.live_arrays()}
-        model.fit(x, np.repeat(Y, 50), batch_size=64, verbose=0)
+        auto.trained.model.fit(X, Y, batch_size=8, verbose=0)
         gc.collect()
-        left = [array for array in jax.live_arrays() if id(array) not in before and array.size >= x.size]
+        left = [array for array in jax.live_arrays() if id(array) not in before and array.size >= X.size]
         assert left == []
 
 
@@ -218,11 +235,6 @@ class TestResident:
         source = ArraySource(np.zeros((1024, 2**10), np.float32))
         assert earns_residence(source, steps=16)
         assert not earns_residence(source, steps=15)
-
-    def test_large_batches_of_one_epoch_are_streamed(self, monkeypatch):
-        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
-        model, _ = trained("one device", "auto", epochs=1, factory=Plain)
-        assert {key[2] for key in model._session.trainer._compiled._programs} == {"single"}
 
     def test_rows_of_any_shape_and_dtype_come_as_they_are(self):
         rng = np.random.default_rng(0)
@@ -257,38 +269,49 @@ class TestResident:
         source = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
         assert fits_on_devices(source, kd.DataParallel(devices=kd.list_devices()[:4]))
 
-    def test_data_sets_of_another_length_are_streamed(self):
-        """Their length is a part of the program: each would be compiled anew."""
-        model, _ = trained("one device", "auto", factory=Plain)
-        compiled = model._session.trainer._compiled
-        programs = compiled.count
-        assert model.fit(X[:80], Y[:80], batch_size=8, verbose=0).timing.compilations == 1
-        for rows in (72, 64, 56):
-            assert model.fit(X[:rows], Y[:rows], batch_size=8, verbose=0).timing.compilations == 0
+    def test_what_does_not_earn_it_is_streamed(self, monkeypatch):
+        trained = Trained("one device", Plain, steps_per_execution="auto", metrics=[])
+        model, programs = trained.model, trained.model._session.trainer._compiled._programs
+
+        def kinds() -> list[str]:
+            return sorted(key[2] for key in programs if key[0] == "train")
+
+        def compilations(rows: int) -> int:
+            return model.fit(X[:rows], Y[:rows], batch_size=8, verbose=0).timing.compilations
+
+        assert compilations(16) == 1
+        assert kinds() == ["resident"]
+        # the length of what is kept is a part of the program: others would be compiled anew
+        assert [compilations(rows) for rows in (80, 72, 64)] == [1, 0, 0]
+        for rows in (72, 64):
             model.evaluate(X[:rows], Y[:rows], batch_size=8, verbose=0)
-        assert compiled.count == programs + 2  # one to train, one to test
-
-    @pytest.mark.parametrize("resident", [True, False])
-    def test_a_fixed_number_of_steps_is_one_scan(self, resident, monkeypatch):
-        if not resident:
-            monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
-        seen = []
-        monkeypatch.setattr(jax.lax, "scan", lambda *args, scan=jax.lax.scan: [seen.append(args), scan(*args)][1])
-        trained("one device", 5, epochs=1, factory=Plain)
-        lengths = [len(jax.tree.leaves(xs)[0]) for _, _, xs in seen]
-        assert 5 in lengths and set(lengths) <= {1, 5}
-
-    def test_so_are_they_unless_there_is_much_to_train_on(self, monkeypatch):
+        assert kinds() == ["resident", "single"]
+        assert len(programs) == 4  # one resident for testing, too, and one single
         monkeypatch.setattr(placement, "WORTH_COMPILING", 10)
-        model, _ = trained("one device", "auto", factory=Plain)
-        programs = model._session.trainer._compiled._programs
-        model.fit(X[:80], Y[:80], batch_size=8, verbose=0)
-        model.fit(X[:72], Y[:72], batch_size=8, verbose=0)  # nine batches
-        kinds = [key[2] for key in programs if key[0] == "train"]
-        assert sorted(kinds) == ["resident", "resident", "resident", "single"]
+        compilations(80)
+        compilations(72)  # nine batches
+        assert kinds() == ["resident", "resident", "single"]
+        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
+        assert compilations(16) == 0
+        assert kinds() == ["resident", "resident", "single"]
+
+    def test_a_fixed_number_of_steps_is_one_scan(self, monkeypatch):
+        lengths = set()
+
+        def scan(body: Any, init: Any, xs: Any, *args: Any, scan: Any = jax.lax.scan, **options: Any) -> Any:
+            lengths.add(len(jax.tree.leaves(xs)[0]))
+            return scan(body, init, xs, *args, **options)
+
+        monkeypatch.setattr(jax.lax, "scan", scan)
+        trained = Trained("one device", Plain, steps_per_execution=5)
+        for resident in (executions.RESIDENT_BYTES, 0):
+            monkeypatch.setattr(executions, "RESIDENT_BYTES", resident)
+            lengths.clear()
+            trained.fit(X[:40], Y[:40], batch_size=8)
+            assert lengths == {5}
 
     @pytest.mark.parametrize("offset", range(4))
-    def test_what_is_written_to_an_array_afterwards_does_not_count(self, offset):
+    def test_what_is_written_to_an_array_afterwards_does_not_count(self, auto, offset):
         buffer = np.zeros(X.size + 16, np.float32)
         x = buffer[offset : offset + X.size].reshape(X.shape)  # XLA can use some of these as they are
         x[:] = X
@@ -297,15 +320,8 @@ class TestResident:
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 x[:] = X * (epoch + 1)
 
-        with layouts.one_device().scope():
-            models = [kd.Model.from_nnx(Plain, seed=0) for _ in range(2)]
-        for model in models:
-            model.compile("sgd", LOSS)
-        histories = [
-            model.fit(data, Y, batch_size=8, epochs=3, verbose=0, seed=0, callbacks=callbacks).history
-            for model, data, callbacks in zip(models, (x, X), ([Overwrite()], []), strict=True)
-        ]
-        assert histories[0] == histories[1]
+        expected = auto.trained.fit(X, Y, **OPTIONS)
+        assert_same(auto.trained.fit(x, Y, **OPTIONS, callbacks=[Overwrite()]), expected)
 
     def test_executions_follow_the_tuner(self):
         tuner = StepsTuner()
@@ -316,35 +332,6 @@ class TestResident:
             steps.append((execution.steps, execution.rows))
             tuner.measured(seconds=0.02 * execution.steps, steps=execution.steps)
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
-
-
-class TestProgramsOfAnEpoch:
-    """They are compiled at the same time."""
-
-    @pytest.mark.parametrize("steps", ["auto", 1, 5])
-    def test_before_its_first_step(self, steps):
-        class Count(kd.callbacks.Callback):
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                counts.append(self.model._session.trainer._compiled.count)
-
-        counts: list[int] = []
-        _, history = trained("one device", steps, [Count()], epochs=1, factory=Plain)
-        assert set(counts) == {3 if steps == 5 else 2}  # five steps, one, and one on the shorter batch
-        assert history.timing.compilations == counts[0]
-
-    def test_what_is_wrong_with_the_last_batch_is_told_when_it_comes(self):
-        class Picky(nnx.Module):
-            def __init__(self, rngs: nnx.Rngs) -> None:
-                self.inner = nnx.Linear(X.shape[1], 3, rngs=rngs)
-
-            def __call__(self, x: Any) -> Any:
-                assert len(x) == 8, "eight rows"
-                return self.inner(x)
-
-        watch = Looks()
-        with pytest.raises(AssertionError, match="eight rows"):
-            trained("one device", 1, [watch], epochs=1, factory=Picky)
-        assert watch.ended == [*range(13)]
 
 
 def test_only_many_small_batches_are_stacked():
@@ -358,25 +345,13 @@ def test_only_many_small_batches_are_stacked():
 
 
 class TestOptions:
-    @pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": False}], ids=str)
-    @pytest.mark.parametrize("name", ["one device", "data=4,model=2"])
-    def test_operation_by_operation_gives_the_same(self, option, name):
-        values = []
-
-        def loss(y_true: Any, y_pred: Any) -> Any:
-            result = LOSS(y_true, y_pred)
-            values.append(result if isinstance(result, Tracer) else float(result))
-            return result
-
-        histories = []
-        for options in ({}, option):
-            values.clear()
-            with layouts.on(name).scope():
-                model = kd.Model.from_nnx(Plain, seed=0)
-            model.compile("sgd", loss=loss, **options)
-            histories.append(model.fit(X[:21], Y[:21], batch_size=8, verbose=0).history["loss"])
-            model.predict(X[:3], verbose=0)
-        np.testing.assert_allclose(*histories, rtol=1e-5)
+    def test_operation_by_operation_gives_the_same(self):
+        found = []
+        for options in ({}, {"run_eagerly": True}, {"jit_compile": False}):
+            model = Trained("data=4,model=2", Plain, metrics=[], **options).model
+            found.append([model.train_on_batch(X[:6], Y[:6]), *model.predict(X[:6], verbose=0)])
+        for values in found[1:]:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), values, found[0])
 
     def test_values_can_be_seen_operation_by_operation(self):
         seen = []
@@ -389,23 +364,19 @@ class TestOptions:
         model = kd.Sequential([kd.Input((8,)), Seen(), kd.layers.Dense(4)])
         model.compile("sgd", loss=LOSS, run_eagerly=True)
         seen.clear()
-        model.evaluate(X[:8], Y[:8], verbose=0)
+        model.predict(X[:8], verbose=0)
         assert seen[-1] is False
 
     @pytest.mark.parametrize("donate", [True, False])
     def test_donation(self, donate):
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(Plain, seed=0)
-        model.compile("sgd", loss=LOSS, donate=donate)
+        model = Trained("one device", Plain, donate=donate).model
         held = model._session.cell.arrays
-        model.fit(X, Y, verbose=0)
+        model.train_on_batch(X[:8], Y[:8])
         assert held[0].is_deleted() is donate
 
-    @pytest.mark.parametrize(("prefetch", "drawn"), [(1, 1), (2, 1), (3, 2), (5, 4)])
-    @pytest.mark.parametrize("mesh", ["one device", "data=4,model=2"])
-    def test_prefetch(self, mesh, prefetch, drawn, monkeypatch):
+    def test_prefetch(self, monkeypatch):
         drawn_now, batches = [0], ArraySource.batches
-        ahead, are_ready = [], []
+        ahead, are_ready, found = [], [], []
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             is_compiled_for = len(kwargs.get("span") or ()) == 1  # one batch alone: its shapes are looked at
@@ -421,13 +392,15 @@ class TestOptions:
                 ahead.append(drawn_now[0] - batch)
                 are_ready.append(self.model._session.cell.arrays[0].is_ready())
 
-        expected, _ = trained(mesh, 1, factory=Plain)
         monkeypatch.setattr(ArraySource, "batches", counted)
-        model, _ = trained(mesh, 1, [Look()], factory=Plain, prefetch=prefetch)
-        assert ahead[:10] == [drawn] * 10
-        assert prefetch > 1 or all(are_ready)
-        for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-            assert np.array_equal(weight, other)
+        for prefetch, drawn in ((1, 1), (2, 1), (5, 4)):
+            trained = Trained("data=4,model=2", Plain, steps_per_execution=1, prefetch=prefetch)
+            ahead.clear(), are_ready.clear()
+            found.append(trained.fit(X[:104], Y[:104], batch_size=8, callbacks=[Look()]))
+            assert ahead[:10] == [drawn] * 10
+            assert prefetch > 1 or all(are_ready)
+        assert_same(found[1], found[0])
+        assert_same(found[2], found[0])
 
     @pytest.mark.parametrize(
         "options",
@@ -452,13 +425,12 @@ class TestOptions:
 
 
 class TestTiming:
-    def test_what_it_tells(self):
-        _, history = trained("one device", "auto", epochs=3, factory=Plain)
-        timing = history.timing
-        assert timing.steps == 3 * 14
+    def test_what_it_tells(self, auto):
+        timing = auto.timing
+        assert timing.steps == 4 * 14
         assert timing.compile_seconds > 0
         assert 0 < timing.median_step_seconds <= timing.p95_step_seconds
-        assert timing.samples_per_second == pytest.approx(3 * 107 / timing.wall_seconds)
+        assert timing.samples_per_second == pytest.approx(4 * 107 / timing.wall_seconds)
         assert 0 <= timing.overhead <= 1
         assert timing.peak_bytes == {}
 

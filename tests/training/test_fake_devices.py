@@ -37,11 +37,11 @@ def environment(devices, how):
     return ours | {"XLA_FLAGS": f"{ours['XLA_FLAGS']} --xla_cpu_collective_call_terminate_timeout_seconds=15"}
 
 
-CASES = [(8, 2, "use_cpu_devices"), (32, 1, "XLA_FLAGS"), (32, 2, "XLA_FLAGS"), (32, 1, "use_cpu_devices")]
+CASES = [(32, 1, "use_cpu_devices"), (32, 1, "XLA_FLAGS"), (32, 2, "XLA_FLAGS"), (8, 2, "use_cpu_devices")]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("devices", "cores", "how"), CASES * ROUNDS or CASES[:2])
+@pytest.mark.parametrize(("devices", "cores", "how"), CASES * ROUNDS or CASES[:1])
 def test_all_reduce_steps_finish(devices, cores, how):
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(devices), str(cores), how],
@@ -71,15 +71,14 @@ print(os.environ["PJRT_NPROC"])
 @pytest.mark.parametrize(
     ("how", "flags"),
     [
-        ("quoted", '--xla_force_host_platform_device_count="8"'),
-        ("file", None),
+        ("quoted in a file", None),
         ("XLA_FLAGS", ""),
         ("config", ""),
     ],
 )
 def test_devices_asked_for_in_other_ways_get_their_threads(tmp_path, how, flags):
     if flags is None:
-        (tmp_path / "flags").write_text("--xla_force_host_platform_device_count=8\n")
+        (tmp_path / "flags").write_text('--xla_force_host_platform_device_count="8"\n')
         flags = str(tmp_path / "flags")
     run = subprocess.run(
         [sys.executable, "-c", LATE, how],

@@ -105,7 +105,7 @@ def test_modules_find_the_mesh_without_jit_in_steps_and_in_layers(plain):
 
     model = net(mapped, train_step=train_step)
     loss = model.train_on_batch(X[:4], X[:4])
-    assert net(mapped, run_eagerly=True).train_on_batch(X[:4], X[:4]) == pytest.approx(loss)
+    assert net(mapped, run_eagerly=True).test_on_batch(X[:4], X[:4]) == pytest.approx(loss)
     with scope():
         inputs = kd.Input((WIDTH,))
         module = Net(nnx.Rngs(0))  # made outside of any trace, it finds no mesh

@@ -8,8 +8,12 @@ import pytest
 import keras_dist as kd
 from tests import layouts
 from tests.networks import Noisy, Plain, blobs
+from tests.soak import ROUNDS
 
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+MESHES = layouts.ALL[1:] if ROUNDS else ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"]
 
 
 @functools.cache
@@ -24,7 +28,7 @@ def train(factory, name):
         initial = {v.path: v.numpy() for v in model.variables}
         model.compile("adam", loss=LOSS, metrics=["accuracy"])
         model.optimizer.learning_rate = 0.01
-        validation = blobs(48, seed=1) if factory is Plain else None
+        validation = blobs(40, seed=1) if factory is Plain else None
         history = model.fit(*blobs(160), batch_size=40, epochs=3, verbose=0, validation_data=validation)
     return initial, history.history, {v.path: v.numpy() for v in model.variables}
 
@@ -33,29 +37,20 @@ def as_bytes(values):
     return {path: value.tobytes() for path, value in values.items()}
 
 
-@pytest.mark.parametrize("name", layouts.ALL[1:])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize("factory", [Noisy, Plain])
 def test_initial_weights_are_bitwise_equal_and_training_losses_agree(factory, name):
-    expected_initial, expected, _ = trained(factory, "one device")
-    initial, found, _ = trained(factory, name)
+    expected_initial, expected, expected_final = trained(factory, "one device")
+    initial, found, final = trained(factory, name)
     assert as_bytes(initial) == as_bytes(expected_initial)
     np.testing.assert_allclose(found["loss"], expected["loss"], atol=1e-5, rtol=0)
     np.testing.assert_allclose(found["accuracy"], expected["accuracy"], atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("name", layouts.ALL[1:])
-def test_validation_and_final_weights_agree_without_zero_gradients(name):
-    _, expected, expected_final = trained(Plain, "one device")
-    _, found, final = trained(Plain, name)
-    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], atol=1e-5, rtol=0)
-    for path, value in expected_final.items():
-        np.testing.assert_allclose(final[path], value, atol=2.5e-5, rtol=0, err_msg=path)
-
-
-@pytest.mark.parametrize("factory", [Noisy, Plain])
-def test_the_runs_do_learn(factory):
-    loss = trained(factory, "one device")[1]["loss"]
-    assert loss[-1] < loss[0] - 0.3
+    assert found["loss"][-1] < found["loss"][0] - 0.3, "it does learn"
+    if factory is Plain:  # without zero gradients
+        np.testing.assert_allclose(found["val_loss"], expected["val_loss"], atol=1e-5, rtol=0)
+        for path, value in expected_final.items():
+            np.testing.assert_allclose(final[path], value, atol=2.5e-5, rtol=0, err_msg=path)
 
 
 def test_two_runs_on_one_mesh_are_bitwise_equal():

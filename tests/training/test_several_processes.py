@@ -24,16 +24,20 @@ def on(devices, data=4, **options):
     return kd.ModelParallel(rules, "data", **options)
 
 
-def model_on(distribution, **options):
+def model_on(distribution, steps="auto"):
     with distribution.scope():
         kd.random.set_random_seed(1)
         model = kd.Sequential([layers.Input((3,)), layers.Dense(4, "relu", name="d1"), layers.Dense(2)])
-        model.compile("sgd", "mse", **options)
+        model.compile("sgd", "mse", steps_per_execution=steps)
     return model
 
 
-def results(distribution, x=X, y=Y, batch_size=8, steps="auto", test=(X, Y), **arguments):
-    model = model_on(distribution, steps_per_execution=steps)
+reference = model_on(alone)
+initial = reference.get_weights()
+
+
+def results(model, x=X, y=Y, batch_size=8, test=(X, Y), **arguments):
+    model.set_weights(initial)
     history = model.fit(x, y, batch_size, 2, verbose=0, **arguments).history
     losses = model.evaluate(*test, batch_size=batch_size, verbose=0)
     return [*history.values(), losses, model.predict(test[0], batch_size, verbose=0)]
@@ -65,17 +69,18 @@ class Batches(PyDataset):
 """
 
 SHARES = """
-expected = results(alone, validation_data=(X, Y))
-for distribution, steps in ((on(interleaved), 2), (on(interleaved, 2), "auto")):
-    check_same(results(distribution, steps=steps, validation_data=(X, Y)), expected)
+expected = results(reference, validation_data=(X, Y), seed=0)
+model = model_on(on(interleaved), 2)
+for distributed in (model, model_on(on(interleaved, 2))):
+    check_same(results(distributed, validation_data=(X, Y), seed=0), expected)
 own = {0: [0, 1, 4, 5], 1: [2, 3, 6, 7]}[process]  # of each 8 rows
 examples = reads(22)
-expected = results(alone, shuffle=False)
-check_same(results(on(interleaved), examples, None, shuffle=False), expected)
+expected = results(reference, shuffle=False)
+check_same(results(model, examples, None, shuffle=False), expected)
 of_epoch = [row for start in (0, 8) for row in [start + n for n in own]] + [16 + n for n in own if n < 6]
 of_epoch += [21] * (process == 1)  # stands for the padding, which is all of rows 6 and 7
 assert examples.numbers[-len(of_epoch):] == of_epoch, examples.numbers
-model, reference = model_on(on(names)), model_on(alone)
+model = model_on(on(names))
 history = model.fit(Batches(), epochs=2, shuffle=False, verbose=0).history
 check_same(history.values(), expected[:1])
 for rows, size in ((20 + process, 8), (20, 8 * (1 + process))):
@@ -88,19 +93,18 @@ for rows, size in ((20 + process, 8), (20, 8 * (1 + process))):
 """
 
 OWN = """
+X, Y = X[:16], Y[:16]
 mine = np.arange(16).reshape(4, 2, 2)[:, process].reshape(-1)  # two rows of each four
-*history, losses, outputs = results(alone, X[:16], Y[:16], 4, shuffle=False, test=(X[:16], Y[:16]))
-found = results(
-    on(interleaved, auto_shard_dataset=False), X[mine], Y[mine], 2, shuffle=False, test=(X[mine], Y[mine])
-)
+mine_x, mine_y = X[mine], Y[mine]
+*history, losses, outputs = results(reference, X, Y, shuffle=False, test=(X, Y))
+model = model_on(on(interleaved, auto_shard_dataset=False))
+found = results(model, mine_x, mine_y, 4, shuffle=False, test=(mine_x, mine_y))
 check_same(found, [*history, losses, outputs[mine]])
-batches = ((X[mine[start : start + 2]], Y[mine[start : start + 2]]) for start in range(0, 8, 2))
-model = model_on(on(names, auto_shard_dataset=False))
+batches = ((mine_x[start : start + 4], mine_y[start : start + 4]) for start in range(0, 8, 4))
 model.fit(batches, verbose=0)
-reference = model_on(alone)
-reference.fit(X[:16], Y[:16], 4, shuffle=False, verbose=0)
-check_same([model.predict_on_batch(X[mine])], [reference.predict_on_batch(X[mine])])
-check_same([model.train_on_batch(X[mine], Y[mine])], [reference.train_on_batch(X[:16], Y[:16])])
+reference.fit(X, Y, 8, shuffle=False, verbose=0)
+check_same([model.predict_on_batch(mine_x)], [reference.predict_on_batch(X)[mine]])
+check_same([model.train_on_batch(mine_x, mine_y)], [reference.train_on_batch(X, Y)])
 try:
     model.fit(X[:7], Y[:7], 4, verbose=0)
 except DataError as error:
@@ -111,6 +115,5 @@ else:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("program", [SHARES, OWN], ids=["shares of the same rows", "rows of their own"])
-def test_two_processes_train_as_one(program):
-    processes.run(f"{SETUP}\n{program}")
+def test_two_processes_train_as_one_on_shares_of_the_same_rows_and_on_rows_of_their_own():
+    processes.run(f"{SETUP}\n{SHARES}\n{OWN}")

@@ -1,6 +1,8 @@
 """Batches that the mesh does not divide are exact: the numbers of one device, the rows in order, all of them."""
 
 import functools
+import itertools
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,15 +15,19 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import ForeignNorm, Noisy, Plain, blobs
+from tests.soak import ROUNDS
 
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+WEIGHT = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
+X, Y = blobs(100)
 MESHES = ["data=8,model=1", "data=4,model=2", "fully data=8"]
+RUNS: Any = [*itertools.product([Noisy, ForeignNorm], MESHES)]
 
 
-def built(factory, name):
+def built(factory, name, loss=LOSS):
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=2)
-    model.compile("sgd", loss=LOSS, metrics=["accuracy"])
+    model.compile("sgd", loss=loss, metrics=["accuracy"])
     model.optimizer.learning_rate = 0.1
     return model
 
@@ -29,18 +35,15 @@ def built(factory, name):
 @functools.cache
 def run(factory, name):
     """100 rows in batches of 32, with weights: the tail of 4 is smaller than the mesh."""
-    model = built(factory, name)
-    x, y = blobs(100)
-    weight = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
-    history = model.fit(
-        x, y, batch_size=32, epochs=2, sample_weight=weight, validation_data=(x[:30], y[:30], weight[:30]), verbose=0
-    ).history
-    scores = model.evaluate(x, y, batch_size=32, sample_weight=weight, verbose=0, return_dict=True)
-    return history, scores, model.predict(x, batch_size=32, verbose=0)
+    model, options = built(factory, name), {"batch_size": 32, "sample_weight": WEIGHT, "verbose": 0}
+    validated = X[:36], Y[:36], WEIGHT[:36]
+    history = model.fit(X, Y, epochs=2, shuffle=False, validation_data=validated, **options).history
+    scores = model.evaluate(X, Y, return_dict=True, **options)
+    return history, scores, model.predict(X, batch_size=32, verbose=0)
 
 
-@pytest.mark.parametrize("name", MESHES)
-@pytest.mark.parametrize("factory", [Noisy, ForeignNorm])
+@pytest.mark.soak
+@pytest.mark.parametrize(("factory", "name"), RUNS if ROUNDS else [RUNS[0], RUNS[-1]])
 def test_100_rows_in_batches_of_32_give_the_numbers_of_one_device(factory, name):
     expected_history, expected_scores, expected_rows = run(factory, "one device")
     history, scores, rows = run(factory, name)
@@ -52,50 +55,12 @@ def test_100_rows_in_batches_of_32_give_the_numbers_of_one_device(factory, name)
 
 
 def test_one_device_gives_the_numbers_of_a_loop_by_hand():
-    model, module = built(ForeignNorm, "one device"), ForeignNorm(nnx.Rngs(2))
-    x, y = blobs(100)
-    weight = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
-    model.fit(x, y, batch_size=32, sample_weight=weight, shuffle=False, verbose=0)
-    by_hand.train(module, optax.sgd(0.1), by_hand.batches_in_order(32, x, y, weight))
-    module.eval()
-    np.testing.assert_allclose(model.predict_on_batch(x), module(x), atol=1e-5)
-
-
-def test_the_loss_of_an_epoch_counts_every_row_once():
-    model = built(Plain, "data=8,model=1")
-    model.optimizer.learning_rate = 0.0
-    x, y = blobs(100)
-    expected = float(jnp.mean(by_hand.cross_entropy(y, model.module(x))))
-    (loss,) = model.fit(x, y, batch_size=32, verbose=0).history["loss"]
-    assert loss == pytest.approx(expected, abs=1e-6)
-    assert model.evaluate(x, y, batch_size=32, verbose=0)[0] == pytest.approx(expected, abs=1e-6)
-
-
-@functools.cache
-def start(name):
-    model = built(ForeignNorm, name)
-    return model, model.module
-
-
-@pytest.mark.filterwarnings("ignore::keras_dist.errors.RecompileWarning")
-@hypothesis.settings(max_examples=8)
-@hypothesis.given(rows=st.integers(1, 20), name=st.sampled_from(["data=8,model=1", "data=4,model=2"]))
-def test_any_number_of_rows_is_exact(rows, name):
-    model, initial = start(name)
-    model.module = initial
-    x, y = blobs(rows, seed=rows)
     module = ForeignNorm(nnx.Rngs(2))
-    module.eval()
-    predicted = model.predict(x, verbose=0)
-    assert predicted.shape == (rows, 4)
-    np.testing.assert_allclose(predicted, module(x), atol=2e-5)
-    (expected,) = by_hand.train(module, optax.sgd(0.1), [(x, y)])
-    assert model.train_on_batch(x, y)[0] == pytest.approx(expected, abs=2e-6)
-    np.testing.assert_allclose(model.module.mean[...], module.mean[...], atol=1e-6)
-    np.testing.assert_allclose(model.module.d1.kernel[...], module.d1.kernel[...], atol=5e-6)
+    by_hand.train(module, optax.sgd(0.1), by_hand.batches_in_order(32, X, Y, WEIGHT) * 2)
+    np.testing.assert_allclose(run(ForeignNorm, "one device")[2][:32], by_hand.predict(module, X[:32]), atol=1e-5)
 
 
-def test_no_step_sees_a_row_that_does_not_exist():
+def test_every_row_counts_once_and_no_step_sees_another():
     seen = []
 
     class Watching(Plain):
@@ -107,22 +72,42 @@ def test_no_step_sees_a_row_that_does_not_exist():
         seen.append(y_true.shape[0])
         return LOSS(y_true, y_pred)
 
-    with kd.DataParallel().scope():
-        model = kd.Model.from_nnx(Watching, seed=0)
-    model.compile("sgd", loss=loss)
-    model.fit(*blobs(19), batch_size=16, verbose=0)
-    model.evaluate(*blobs(19), batch_size=16, verbose=0)
-    model.predict(blobs(19)[0], batch_size=16, verbose=0)
-    assert set(seen) == {16, 3}
+    model = built(Watching, "data=8,model=1", loss)
+    model.optimizer.learning_rate = 0.0
+    options = {"batch_size": 32, "verbose": 0}
+    rows = model.predict(X[:37], **options)
+    exponentials = np.exp(rows)
+    expected = -np.mean(np.log((exponentials / exponentials.sum(1, keepdims=True))[range(37), Y[:37]]))
+    assert model.fit(X[:37], Y[:37], **options).history["loss"] == pytest.approx([expected], abs=1e-6)
+    assert model.evaluate(X[:37], Y[:37], **options)[0] == pytest.approx(expected, abs=1e-6)
+    # a batch size larger than the data makes one short batch
+    assert len(model.fit(X[:5], Y[:5], batch_size=1000, verbose=0).history["loss"]) == 1
+    np.testing.assert_allclose(model.predict(X[:5], batch_size=1000, verbose=0), rows[:5], atol=1e-6)
+    assert set(seen) == {32, 5}
 
 
-@pytest.mark.parametrize("name", ["one device", "data=8,model=1"])
-def test_a_batch_size_larger_than_the_data_is_one_short_batch(name):
-    model = built(Plain, name)
-    x, y = blobs(5)
-    losses = model.fit(x, y, batch_size=1000, verbose=0).history["loss"]
-    assert len(losses) == 1
-    assert model.predict(x, batch_size=1000, verbose=0).shape == (5, 4)
+@functools.cache
+def start(name):
+    model = built(ForeignNorm, name)
+    return model, model.module
+
+
+@pytest.mark.filterwarnings("ignore::keras_dist.errors.RecompileWarning")
+@pytest.mark.soak
+@hypothesis.settings(max_examples=8 if ROUNDS else 4)
+@hypothesis.given(rows=st.integers(1, 20), name=st.sampled_from(["data=8,model=1", "data=4,model=2"]))
+def test_any_number_of_rows_is_exact(rows, name):
+    model, initial = start(name)
+    model.module = initial
+    x, y = blobs(rows, seed=rows)
+    module = ForeignNorm(nnx.Rngs(2))
+    predicted = model.predict(x, verbose=0)
+    assert predicted.shape == (rows, 4)
+    np.testing.assert_allclose(predicted, by_hand.predict(module, x), atol=2e-5)
+    (expected,) = by_hand.train(module, optax.sgd(0.1), [(x, y)])
+    assert model.train_on_batch(x, y)[0] == pytest.approx(expected, abs=2e-6)
+    np.testing.assert_allclose(model.module.mean[...], module.mean[...], atol=1e-6)
+    np.testing.assert_allclose(model.module.d1.kernel[...], module.d1.kernel[...], atol=5e-6)
 
 
 def test_several_outputs_come_back_in_order():
@@ -152,8 +137,9 @@ class Embedded(nnx.Module):
         return self.d2(self.embed(ids).mean(axis=1))
 
 
-def trained_embedding(name, rules):
-    with layouts.on(name, rules).scope():
+@functools.cache
+def trained_embedding(name, axes):
+    with layouts.on(name, {"embed/embedding": axes} if axes else {}).scope():
         model = kd.Model.from_nnx(Embedded, seed=0)
     model.compile("sgd", loss=LOSS)
     model.optimizer.learning_rate = 0.5
@@ -162,7 +148,15 @@ def trained_embedding(name, rules):
     return next(v.numpy() for v in model.variables if v.path == "embed/embedding")
 
 
-@pytest.mark.parametrize("rules", [{}, {"embed/embedding": ("model", None)}, {"embed/embedding": (None, "model")}])
-@pytest.mark.parametrize("name", ["data=4,model=2", "data=2,model=4", "data=8,model=1"])
-def test_the_gradient_of_an_embedding_counts_no_padding(name, rules):
-    np.testing.assert_allclose(trained_embedding(name, rules), trained_embedding("one device", {}), atol=1e-6)
+SPLIT = {"": (), "rows": ("model", None), "columns": (None, "model")}
+REPEATING = [("", "data=4,model=2"), ("rows", "data=2,model=4"), ("columns", "data=4,model=2")]
+"""Meshes whose model axis repeats the batch."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("split", "name"),
+    [*itertools.product(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"])] if ROUNDS else REPEATING,
+)
+def test_the_gradient_of_an_embedding_counts_no_padding(split, name):
+    np.testing.assert_allclose(trained_embedding(name, SPLIT[split]), trained_embedding("one device", ()), atol=1e-6)

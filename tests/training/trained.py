@@ -17,12 +17,13 @@ W = np.random.default_rng(3).uniform(0, 2, 43).astype("f4")
 class Trained:
     """A model that can begin anew, so that its programs are compiled once."""
 
-    def __init__(self, name: str, factory: Any = Noisy, **options: Any) -> None:
+    def __init__(self, name: str, factory: Any = Noisy, optimizer: Any = "sgd", **options: Any) -> None:
         with layouts.on(name).scope():
             self.model = kd.Model.from_nnx(factory, seed=0)
-        self.model.compile("sgd", loss=LOSS, metrics=["accuracy"], **options)
-        self.model.optimizer.learning_rate = 0.1
-        self._initial = jax.tree.map(jax.numpy.copy, self.model.state)
+        self.model.compile(optimizer, **{"loss": LOSS, "metrics": ["accuracy"]} | options)
+        if optimizer == "sgd":
+            self.model.optimizer.learning_rate = 0.1
+        self._initial = self.model.state
 
     def fresh(self) -> Any:
         self.model._session.cell.state = jax.tree.map(jax.numpy.copy, self._initial)
@@ -30,7 +31,7 @@ class Trained:
 
     def fit(self, x: Any, y: Any = None, **options: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
         model = self.fresh()
-        logs = model.fit(x, y, verbose=0, shuffle=False, **options).history
+        logs = model.fit(x, y, **{"verbose": 0, "shuffle": False} | options).history
         return logs, model.get_weights()
 
 

@@ -56,17 +56,7 @@ class ExponentialDecay(LearningRateSchedule):
 
 
 class InverseTimeDecay(ExponentialDecay):
-    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
-
-    Args:
-        initial_learning_rate: the first rate.
-        decay_steps: the unit of time, in steps.
-        decay_rate: how fast the rate falls.
-        staircase: whether the rate changes only every `decay_steps` steps.
-        name: unused.
-
-    Raises:
-        ModelError: an argument is out of range.
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`; arguments and errors as of `ExponentialDecay`.
 
     Source: `keras.optimizers.schedules.InverseTimeDecay`.
     """
