@@ -17,9 +17,9 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
     """Keep compiled programs in a folder, where the next process finds them instead of compiling.
 
     Turns on JAX's persistent compilation cache for all programs of this process that are compiled from now on, however
-    small they are and however fast they compile. A program is found again where the model, the shapes, the seed, the
-    devices and the versions are the same. Random seeds are a part of programs: set one, as `set_random_seed` does, or
-    each start draws its own and compiles anew.
+    small they are and however fast they compile. A program is found again where the model, the shapes, the devices and
+    the versions are the same. Seeds are arguments of programs, but for seeds of single initializers, and for that of
+    `Model.from_nnx` where `call` draws from `rngs`.
 
     Programs in the folder are run without further checks: only people you trust may write to it.
 
@@ -35,7 +35,6 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
 
     Example:
         >>> import keras_dist as kd
-        >>> kd.set_random_seed(0)  # doctest: +SKIP
         >>> folder = kd.use_compilation_cache()  # doctest: +SKIP
     """
     try:

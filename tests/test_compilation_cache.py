@@ -17,12 +17,11 @@ import jax
 import numpy as np
 import keras_dist as kd
 
-kd.set_random_seed(0)
 folder = kd.use_compilation_cache(*sys.argv[1:])
 counts = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rsplit("/", 1)[-1]]))
 with kd.DataParallel().scope():
-    model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8, activation="relu"), kd.layers.Dense(1)])
+    model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8), kd.layers.Dropout(0.5), kd.layers.Dense(1)])
 model.compile("adam", "mse")
 logs = model.fit(np.ones((10, 4), np.float32), np.ones(10, np.float32), batch_size=4, verbose=0).history
 print(json.dumps([str(folder), counts["cache_hits"], counts["cache_misses"], logs]))
@@ -42,7 +41,7 @@ def test_a_second_start_compiles_nothing(tmp_path):
     folder, hits, later_misses, second = start(cache)
     assert folder == cache
     assert hits == misses and not later_misses
-    assert first == second
+    assert first != second  # each start draws a seed, which is no part of the programs
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="caches have another place")

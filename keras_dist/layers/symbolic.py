@@ -361,7 +361,7 @@ def _abstract_call(
             filled[index] = value
         arguments, options = treedef.unflatten(filled)
         called: Any = operation if isinstance(operation, Operation) else fresh_copy(operation)[0]
-        with random.key_stream(0), call_context.entered(anew=True) as context:
+        with random.key_stream(jax.random.key(0)), call_context.entered(anew=True) as context:
             for index, mask in zip(masked, values[len(symbolic) :], strict=True):
                 context.set_mask(filled[index], mask)
             if not isinstance(operation, Operation):

@@ -36,7 +36,7 @@ from keras_dist.models.session import Session, describe, distribution_now, told_
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import ModuleCall, default_call
+from keras_dist.training.step import ModuleCall
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer
@@ -124,7 +124,7 @@ def session_of_module(
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)
         plan = distribution.plan_variables(graph.specs, graph.treedef)
-        return Session(StateCell(graph, plan, plan.place(state)), call or default_call, distribution, seed)
+        return Session(StateCell(graph, plan, plan.place(state)), call, distribution, seed)
     if not callable(factory_or_module):
         raise ModelError(
             "from_nnx: neither a module nor a factory",
@@ -132,9 +132,9 @@ def session_of_module(
             expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
             fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
         )
-    graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, seed, trainable))
+    graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, trainable))
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    return Session(StateCell(graph, plan, plan.init(init)), call or default_call, distribution, seed)
+    return Session(StateCell(graph, plan, plan.init(init, np.uint32(seed))), call, distribution, seed)
 
 
 def _session_of_layers(
@@ -151,13 +151,13 @@ def _session_of_layers(
 
     def trace(shapes: list[jax.ShapeDtypeStruct]) -> PyTree:
         def factory(rngs: nnx.Rngs) -> Any:
-            del rngs  # keys are drawn in the order in which weights are created: the same for all forms of a model
             copy, values = fresh_copy(model)
             known.update(values)
             zeros = iter([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
             filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]
             args, kwargs = structure.unflatten(filled)
-            with random.key_stream(seed), call_context.entered(False, anew=True) as context:
+            # keys are drawn in the order in which weights are created: the same for all forms of a model
+            with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
                 traced_in(distribution, None, lambda: copy(*args, **kwargs))
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
@@ -169,7 +169,7 @@ def _session_of_layers(
             tell_paths(copy)
             return copy
 
-        return trace_factory(factory, seed, None)
+        return trace_factory(factory, None)
 
     graph, init = shape_tracing.trace(trace, tensors)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
@@ -182,12 +182,12 @@ def _session_of_layers(
     with told_of_one_device(chosen):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    cell = StateCell(graph, plan, plan.init(init))
+    cell = StateCell(graph, plan, plan.init(init, np.uint32(seed)))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:
         indices = {parts: index for index, parts in enumerate(graph.parts)}
         cell.write_all({indices[parts]: value for parts, value in known.items()})
-    session = Session(cell, _call, distribution, seed, built["order"], _compute_loss, names)
+    session = Session(cell, None, distribution, seed, built["order"], _compute_loss, names)
     _link(model, session)
     bind(model, graph.described(), session, instead_of=model._outside.session_before)
     model._outside.session_before = None
@@ -306,11 +306,6 @@ def _keras_names(root: nnx.Module) -> list[tuple[str, str]]:
 def _with_alias(spec: VariableSpec, names: dict[str, str]) -> VariableSpec:
     aliases = dict.fromkeys((*spec.aliases, names.get(spec.path, spec.path)))
     return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path))
-
-
-def _call(module: Any, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
-    del rngs  # layers carry their own streams
-    return module(x, training=training)
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

@@ -50,7 +50,7 @@ class Session:
 
     Args:
         cell: owns the arrays.
-        call: how the module is called.
+        call: how the module is called; by default as `module(x)`.
         distribution: where data lives, as it was when the weights were born.
         seed: fixes initial values, Dropout and the order of rows.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
@@ -72,7 +72,7 @@ class Session:
     def __init__(
         self,
         cell: StateCell,
-        call: ModuleCall,
+        call: ModuleCall | None,
         distribution: Distribution,
         seed: int,
         order: Sequence[str] | None = None,
@@ -258,7 +258,7 @@ class Session:
         def call() -> PyTree:
             if isinstance(module, Layer):
                 return module(*args, **kwargs, training=training)
-            return self._call(module, args[0], training, self.forward.rngs(self.cell.state.step))
+            return self.forward.run(module, self.cell.state.step, args[0], training)
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:

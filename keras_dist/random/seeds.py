@@ -61,7 +61,8 @@ def next_key() -> jax.Array:
     stream = _stream.get()
     if stream is None:
         if _process_stream is None:
-            _process_stream = _keys(current_seed())
+            seed = current_seed()
+            _process_stream = (jax.random.fold_in(jax.random.key(seed), count) for count in itertools.count())
         stream = _process_stream
     return next(stream)
 
@@ -86,17 +87,13 @@ def unseeded_key() -> jax.Array:
 
 
 @contextlib.contextmanager
-def key_stream(seed: int) -> Generator[None]:
-    """Let `next_key` return the keys of `seed` inside, in the order of the calls."""
-    token = _stream.set(_keys(seed))
+def key_stream(key: jax.Array) -> Generator[None]:
+    """Let `next_key` return `key` folded with 0, 1, ... inside, in the order of the calls."""
+    token = _stream.set(jax.random.fold_in(key, count) for count in itertools.count())
     try:
         yield
     finally:
         _stream.reset(token)
-
-
-def _keys(seed: int) -> Iterator[jax.Array]:
-    return (jax.random.fold_in(jax.random.key(seed), count) for count in itertools.count())
 
 
 class SeedGenerator(nnx.Module):

@@ -24,7 +24,7 @@ from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import batch_first
 from keras_dist.training.executions import Execution, Single, data_layouts
-from keras_dist.training.step import Forward, TrainStep, check_train_step
+from keras_dist.training.step import Step, check_train_step
 from keras_dist.training.train_state import TrainState
 
 Logs = dict[str, Any]
@@ -66,16 +66,12 @@ class CompiledSteps:
 
     Args:
         plan: plan of the whole `TrainState`.
-        forward: the module and its seed.
         distribution: gives the layouts of data.
         options: how the steps run.
     """
 
-    def __init__(
-        self, plan: LayoutPlan, forward: Forward, distribution: Distribution, options: StepOptions | None = None
-    ) -> None:
+    def __init__(self, plan: LayoutPlan, distribution: Distribution, options: StepOptions | None = None) -> None:
         self._options = options or StepOptions()
-        self._forward = forward
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
@@ -102,7 +98,7 @@ class CompiledSteps:
         return len(self._programs)
 
     def train(
-        self, step: TrainStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
+        self, step: Step, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
     ) -> Callable[[], tuple[Flat, Logs]]:
         """What runs the steps: it consumes `state`, and gives the one after them, and `logs` with their batches added.
 
@@ -142,7 +138,7 @@ class CompiledSteps:
             traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
         return accumulators
 
-    def lower_train(self, step: TrainStep, state: Flat, logs: Any, batch: Batch) -> Any:
+    def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
         program = self._compile_train(step, Single(batch))
         program = program if self._options.jit else jax.jit(program)
@@ -237,12 +233,10 @@ class CompiledSteps:
             return
         warnings.warn(what, RecompileWarning, stacklevel=2)
 
-    def _stepped(self, step: TrainStep, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
-        return check_train_step(
-            state, step(state, real_rows(arrays, rows, self._distribution), self._forward.rngs(state.step))
-        )
+    def _stepped(self, step: Step, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
+        return check_train_step(state, step(state, real_rows(arrays, rows, self._distribution)))
 
-    def _compile_train(self, step: TrainStep, execution: Execution) -> Any:
+    def _compile_train(self, step: Step, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 

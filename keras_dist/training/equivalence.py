@@ -20,7 +20,7 @@ from keras_dist.training.compiled import real_rows, rows_multiple
 from keras_dist.training.graph import trace_factory
 from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.state_cell import host_copy
-from keras_dist.training.step import Forward, ModuleCall, default_call
+from keras_dist.training.step import Forward, ModuleCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def check_equivalence(
         )
     seed = random.check_seed(seed)
     objective = resolve_objective(loss)
-    reference, *others = (_run(factory, batch, objective, d, call or default_call, seed) for d in distributions)
+    reference, *others = (_run(factory, batch, objective, d, call, seed) for d in distributions)
     if not np.isfinite(reference.loss):
         raise EquivalenceError(
             "the loss of one step is not finite",
@@ -138,13 +138,13 @@ def _run(
     batch: tuple[PyTree, ...],
     objective: Objective,
     distribution: Distribution,
-    call: ModuleCall,
+    call: ModuleCall | None,
     seed: int,
 ) -> _Outcome:
     with distribution.scope():
-        graph, init = trace_factory(factory, seed, None)
+        graph, init = trace_factory(factory, None)
         plan = distribution.plan_variables(graph.specs, graph.treedef)
-        leaves = jax.tree.leaves(plan.init(init))
+        leaves = jax.tree.leaves(plan.init(init, np.uint32(seed)))
         forward = Forward(graph, call, distribution, seed)
         source = ArraySource(*batch)
         rows = source.whole(rows_multiple(source.x, distribution))

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
 from keras_dist._patterns import Pattern, pattern
 from keras_dist._signatures import takes
-from keras_dist._types import PyTree, PyTreeDef
+from keras_dist._types import ArrayLike, PyTree, PyTreeDef
 from keras_dist.distribution import lint
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
 from keras_dist.errors import ModelError, nearest, shorten
@@ -168,11 +169,11 @@ class ModuleGraph:
 
 
 def trace_factory(
-    factory: Callable[..., object], seed: int, trainable: Trainable
-) -> tuple[ModuleGraph, Callable[[], PyTree]]:
-    """The graph of the module that `factory(rngs=rngs)` makes, and the function that computes its state.
+    factory: Callable[..., object], trainable: Trainable
+) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
+    """The graph of the module that `factory(rngs=rngs)` makes, and the function from a seed to its state.
 
-    Nothing is allocated.
+    Nothing is allocated. The seed, a uint32, is an argument: a program that computes the state serves all seeds.
 
     Raises:
         ModelError: the factory does not take `rngs`, or does not return an NNX module.
@@ -180,16 +181,16 @@ def trace_factory(
     _check_signature(factory)
     seen: dict[str, Any] = {}
 
-    def init() -> PyTree:
+    def init(seed: ArrayLike) -> PyTree:
         with _jax.without_eager_sharding():
-            module = factory(rngs=nnx.Rngs(seed))
+            module = factory(rngs=nnx.Rngs(jax.random.key(seed)))
             _check_module(module, "the factory's result")
             _jax.adopt_traced_buffers(module)
             seen["module"] = module
             seen["graphdef"], state = nnx.split(module)
         return state
 
-    state = jax.eval_shape(init)
+    state = jax.eval_shape(init, jax.ShapeDtypeStruct((), np.uint32))
     module = seen.pop("module")
     return _graph_of(module, seen["graphdef"], state, trainable), init
 

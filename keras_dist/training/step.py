@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import _paths
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context
+from keras_dist.layers import Layer, call_context
 from keras_dist.training.accumulators import Observation
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
 from keras_dist.training.graph import ModuleGraph
@@ -33,8 +33,10 @@ Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""
 
 TrainStep = Callable[[TrainState, Batch, nnx.Rngs], tuple[TrainState, dict[str, Any]]]
-"""`train_step(state, batch, rngs) -> (state, logs)`."""
+"""`train_step(state, batch, rngs) -> (state, logs)`, as users write it."""
 
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]
+"""`step(state, batch) -> (state, logs)`."""
 
 ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 """`call(module, x, training, rngs) -> y_pred`."""
@@ -46,16 +48,16 @@ class Forward:
 
     Attributes:
         graph: the module without its arrays.
-        call: `call(module, x, training, rngs) -> y_pred`.
+        call: `call(module, x, training, rngs) -> y_pred`; None for `module(x)`, which draws from its own streams.
         distribution: gives the layouts of inputs and activations.
-        seed: fixes the random numbers of every step; programs that were traced with another one keep that.
+        seed: fixes the `rngs` of every step; programs that were traced with another one keep that.
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
     """
 
     graph: ModuleGraph
-    call: ModuleCall
+    call: ModuleCall | None
     distribution: Distribution
     seed: int
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
@@ -65,7 +67,7 @@ class Forward:
         """The output for `x`, and `rest` afterwards."""
         module = self.module(trainable, rest)
         with call_context.entered(training, anew=True):
-            y_pred = self._run(module, step, x, training)
+            y_pred = self.run(module, step, constrain_inputs(x, self.distribution), training)
         return y_pred, self.graph.split(module)[1]
 
     def measure(
@@ -76,7 +78,7 @@ class Forward:
         if training and self.remat is not None:
             self.remat.mark(module)
         with call_context.entered(training, anew=True) as context:
-            y_pred = self._run(module, state.step, batch[0], training)
+            y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
             mask = context.mask_of(y_pred)
             mask = mask if jax.tree.leaves(mask) else None
             losses = objective.losses(batch, y_pred, mask)
@@ -91,31 +93,28 @@ class Forward:
         constrain_outputs(module, self.distribution)
         return module
 
-    def _run(self, module: Any, step: jax.Array, x: PyTree, training: bool) -> PyTree:
-        return self.call(module, constrain_inputs(x, self.distribution), training, self.rngs(step))
+    def run(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
+        """What the module returns for `x` in training or evaluation mode."""
+        if self.call is not None:
+            return self.call(module, x, training, self.rngs(step))
+        if isinstance(module, Layer):
+            return module(x, training=training)
+        if training:
+            module.train()
+        else:
+            module.eval()
+        return module(x)
 
-    def rngs(self, step: jax.Array) -> nnx.Rngs:
-        """Random streams of one step."""
+    def rngs(self, step: ArrayLike) -> nnx.Rngs:
+        """Random streams of one step. The seed becomes a constant of the program in which it is called."""
         return nnx.Rngs(jax.random.fold_in(jax.random.key(self.seed), step))
 
 
-def default_call(module: Any, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
-    """`module(x)` in training or evaluation mode."""
-    del rngs  # an NNX module carries its own streams
-    if training:
-        module.train()
-    else:
-        module.eval()
-    return module(x)
-
-
-def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> TrainStep:
+def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> Step:
     """One step of gradient descent on the mean loss of a batch."""
     check_loss_scales(optimizers)
 
-    def train_step(state: TrainState, batch: Batch, rngs: nnx.Rngs) -> tuple[TrainState, dict[str, Any]]:
-        del rngs  # drawn inside, where the gradient is traced
-
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree) -> tuple[jax.Array, tuple[PyTree, ...]]:
             losses, *others = forward.measure(objective, state, trainable, batch, True)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others)
@@ -136,9 +135,12 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
     return train_step
 
 
-def make_test_step(
-    forward: Forward, objective: Objective
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+def own_train_step(forward: Forward, train_step: TrainStep) -> Step:
+    """The train step that a user wrote, with the random streams of each step."""
+    return lambda state, batch: train_step(state, batch, forward.rngs(state.step))
+
+
+def make_test_step(forward: Forward, objective: Objective) -> Step:
     """Loss and metrics of a batch, and the state afterwards."""
 
     def test_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:

@@ -73,7 +73,7 @@ class Trainer:
     def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices or Choices()
         self._options = self._choices.options
-        self._compiled = CompiledSteps(cell.state_plan, forward, forward.distribution, self._options)
+        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, self._choices)
         self._logged_steps: dict[Mode, LoggedStep] = {}
@@ -377,7 +377,7 @@ def _steps(forward: Forward, choices: Choices) -> dict[Mode, Callable[..., PyTre
     if choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
     if choices.train_step is not None:
-        found["train"] = choices.train_step
+        found["train"] = steps.own_train_step(forward, choices.train_step)
     elif choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     return found
