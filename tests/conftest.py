@@ -1,5 +1,6 @@
 """Every test runs on 8 fake CPU devices, from a clean slate, with programs that compile quickly and are kept."""
 
+import gc
 import os
 import pathlib
 import threading
@@ -44,6 +45,8 @@ def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
 
 
 lru_cache.LRUCache.put = put
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)  # most of what is alive are modules and programs, for good
 if "SOAK" not in os.environ:
     sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / "tests"))
