@@ -122,10 +122,11 @@ def test_another_process_without_layers_and_models_predicts_the_same(tmp_path):
     assert run_python(f"import os; os.chdir({str(tmp_path)!r})\n{ELSEWHERE}") == "[]"
     for name in CASES:
         for size in SIZES[name]:
-            found, expected = (np.load(tmp_path / name / f"{size}.{kind}.npz") for kind in ("found", "expected"))
-            assert len(found) == len(expected) > 0, name
-            for key, value in expected.items():
-                np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6, err_msg=name, strict=True)
+            files = (tmp_path / name / f"{size}.{kind}.npz" for kind in ("found", "expected"))
+            with np.load(next(files)) as found, np.load(next(files)) as expected:
+                assert len(found) == len(expected) > 0, name
+                for key, value in expected.items():
+                    np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6, err_msg=name, strict=True)
 
 
 def scramble(model):
