@@ -30,8 +30,8 @@ def sharding_on(mesh, batch="data"):
 
 def be(monkeypatch, processes, index):
     """Let this be process `index` of a fake job, whose devices belong to these processes, by their numbers."""
-    monkeypatch.setattr(cluster, "num_processes", lambda: len(set(processes)))
-    monkeypatch.setattr(cluster, "process_id", lambda: index)
+    monkeypatch.setattr(cluster, "process_count", lambda: len(set(processes)))
+    monkeypatch.setattr(cluster, "process_index", lambda: index)
     monkeypatch.setattr(cluster, "process_of", place_of(processes))
 
 

@@ -60,7 +60,7 @@ class Rendezvous:
 
     def __init__(self, about: str = "meet the others", client: Any = None) -> None:
         # asked for now: in a thread that is there longer than JAX's backend, the answer would be a new backend
-        self.process, self.processes = cluster.process_id(), cluster.num_processes()
+        self.process, self.processes = cluster.process_index(), cluster.process_count()
         self._about = about
         self._client = client
         self._place = f"keras_dist/{next(_numbers)}"

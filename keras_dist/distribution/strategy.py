@@ -67,8 +67,8 @@ class Distribution:
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
         self.auto_shard_dataset = auto_shard_dataset
-        self._num_processes = cluster.num_processes()
-        self._process_id = cluster.process_id()
+        self._num_processes = cluster.process_count()
+        self._process_id = cluster.process_index()
         self._is_multi_process = self._num_processes > 1
 
     @classmethod

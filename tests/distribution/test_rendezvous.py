@@ -69,8 +69,8 @@ def service():
 def run(monkeypatch, service):
     """Runs a function of a rendezvous and the number of the process in all processes; exceptions are returned."""
     here = threading.local()
-    monkeypatch.setattr(cluster, "num_processes", lambda: PROCESSES)
-    monkeypatch.setattr(cluster, "process_id", lambda: here.process)
+    monkeypatch.setattr(cluster, "process_count", lambda: PROCESSES)
+    monkeypatch.setattr(cluster, "process_index", lambda: here.process)
 
     def run(function, absent=()):
         monkeypatch.setattr(rendezvous, "_numbers", Numbers(here))
@@ -226,7 +226,7 @@ except ClusterError as error:
 kd.initialize(f"127.0.0.1:{port}", 1, 0)
 print({one.laddr.ip.removeprefix("::ffff:") for one in psutil.Process().net_connections() if one.laddr.port == port})
 
-cluster.num_processes = lambda: 2
+cluster.process_count = lambda: 2
 rendezvous._jax.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
 try:
     rendezvous.Rendezvous().each(lambda: None)

@@ -12,8 +12,8 @@ from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
 def processes(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
     """Let this be process `index` of a job of `count`."""
-    monkeypatch.setattr(cluster, "num_processes", lambda: count)
-    monkeypatch.setattr(cluster, "process_id", lambda: index)
+    monkeypatch.setattr(cluster, "process_count", lambda: count)
+    monkeypatch.setattr(cluster, "process_index", lambda: index)
 
 
 def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.DeviceMesh) -> None:
