@@ -151,7 +151,8 @@ class ProjectedAttention(Layer):
         self._members = members
         inputs = {"query": query_shape, "key": key_shape, "value": value_shape, "gate": query_shape}
         inputs["attention_output"] = (*query_shape[:-1], self.query_heads, self.value_size)
-        for name, shape in inputs.items():  # in the order of their first calls, which the keys of the seed follow
+        inputs["dropout"] = query_shape  # any will do
+        for name, shape in inputs.items():  # in the order that the keys of the seed follow
             if name in members:
                 members[name].build(shape)
 

@@ -252,7 +252,9 @@ class CustomLoops:
             ModelError: it does not keep its rate in state (plain optax); or it is set while it follows a schedule, or
                 to something that is not a finite number.
         """
-        return self._rate if self._state is None else LearningRate(self._rated().learning_rate.numpy(), self)
+        if self._state is not None:
+            return LearningRate(self._rated().learning_rate.numpy(), self)
+        return next((inner.learning_rate for inner in self._inner().values()), self._rate)
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
