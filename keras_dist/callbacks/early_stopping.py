@@ -45,8 +45,6 @@ class EarlyStopping(MonitorCallback):
         3
 
     Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
-
-    Source: `keras.callbacks.EarlyStopping`.
     """
 
     state_names = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")

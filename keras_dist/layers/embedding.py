@@ -32,8 +32,6 @@ class Embedding(Layer):
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
     Differs from Keras: there are no `lora_rank` and `quantization_config`.
-
-    Source: `keras.layers.Embedding`.
     """
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}

@@ -30,8 +30,6 @@ class Rescaling(Layer):
         scale: a number, or one for each channel.
         offset: a number, or one for each channel.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Rescaling`.
     """
 
     def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -66,8 +64,6 @@ class Normalization(Layer):
         >>> layer.adapt(np.array([[0.0, 7.0], [2.0, 9.0]], "float32"))
         >>> layer(np.array([[0.0, 9.0]], "float32")).tolist()
         [[-1.0, 1.0]]
-
-    Source: `keras.layers.Normalization`.
     """
 
     def __init__(

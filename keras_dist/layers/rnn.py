@@ -29,8 +29,6 @@ class StackedRNNCells(Layer):
     Args:
         cells: the cells, as `RNN` takes them.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.StackedRNNCells`.
     """
 
     def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
@@ -113,8 +111,6 @@ class RNN(Layer):
         **kwargs: as of `Layer`.
 
     Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
-
-    Source: `keras.layers.RNN`.
     """
 
     def __init__(

@@ -117,36 +117,25 @@ class TruePositives(_Count, direction="up"):
     Args:
         thresholds: a number from 0 to 1 or several; 0.5 by default, 0 for logits.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.TruePositives`.
     """
 
     _count = "true_positives"
 
 
 class FalsePositives(_Count, direction="down"):
-    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.FalsePositives`.
-    """
+    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`."""
 
     _count = "false_positives"
 
 
 class TrueNegatives(_Count, direction="up"):
-    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.TrueNegatives`.
-    """
+    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`."""
 
     _count = "true_negatives"
 
 
 class FalseNegatives(_Count, direction="down"):
-    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.FalseNegatives`.
-    """
+    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`."""
 
     _count = "false_negatives"
 
@@ -183,18 +172,13 @@ class Precision(_Rate):
         top_k: only the `top_k` largest scores of a row count as positive.
         class_id: only this class counts.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.Precision`.
     """
 
     _rate = "precision"
 
 
 class Recall(_Rate):
-    """Recall, `TP / (TP + FN)`; arguments as of `Precision`.
-
-    Source: `keras.metrics.Recall`.
-    """
+    """Recall, `TP / (TP + FN)`; arguments as of `Precision`."""
 
     _rate = "recall"
 
@@ -237,8 +221,6 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
 
     Raises:
         ModelError: an argument is out of range.
-
-    Source: `keras.metrics.SensitivityAtSpecificity`.
     """
 
     _best, _where = "recall", "specificity"
@@ -259,8 +241,6 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
     """Best specificity `TN / (TN + FP)` where sensitivity `TP / (TP + FN)` is at least `sensitivity`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.SpecificityAtSensitivity`.
     """
 
     _best, _where = "specificity", "recall"
@@ -281,8 +261,6 @@ class PrecisionAtRecall(_AtOperatingPoint):
     """Best precision `TP / (TP + FP)` where recall `TP / (TP + FN)` is at least `recall`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.PrecisionAtRecall`.
     """
 
     _best, _where = "precision", "recall"
@@ -303,8 +281,6 @@ class RecallAtPrecision(_AtOperatingPoint):
     """Best recall `TP / (TP + FN)` where precision `TP / (TP + FP)` is at least `precision`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.RecallAtPrecision`.
     """
 
     _best, _where = "recall", "precision"

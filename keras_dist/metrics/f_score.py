@@ -28,8 +28,6 @@ class FBetaScore(Metric, direction="up"):
 
     Raises:
         ModelError: an argument is none of its options, or out of range.
-
-    Source: `keras.metrics.FBetaScore`.
     """
 
     def __init__(
@@ -98,10 +96,7 @@ class FBetaScore(Metric, direction="up"):
 
 
 class F1Score(FBetaScore):
-    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`.
-
-    Source: `keras.metrics.F1Score`.
-    """
+    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`."""
 
     def __init__(
         self,

@@ -56,8 +56,6 @@ class LossScaleOptimizer(Optimizer):
         >>> updates, state = optimizer.update({"w": jnp.asarray(jnp.inf)}, state, {"w": jnp.ones(())})
         >>> float(updates["w"]), float(state.dynamic_scale)
         (0.0, 4.0)
-
-    Source: `keras.optimizers.LossScaleOptimizer`.
     """
 
     def __init__(

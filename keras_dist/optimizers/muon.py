@@ -38,8 +38,6 @@ class Muon(Optimizer):
         ns_steps: number of Newton-Schulz steps.
         nesterov: whether to use Nesterov momentum.
         rms_rate: the root mean square of a step, near that of Adam; None for orthogonal matrices as they are.
-
-    Source: `keras.optimizers.Muon`.
     """
 
     needs_params: ClassVar[bool] = True

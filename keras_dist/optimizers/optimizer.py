@@ -113,8 +113,6 @@ class Optimizer(CustomLoops, Configurable):
     the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
     transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
     does not scale the loss.
-
-    Source: `keras.optimizers.Optimizer`.
     """
 
     _never_called: ClassVar[dict[str, str]] = {
