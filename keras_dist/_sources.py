@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,8 +14,8 @@ def name_sources(package: Mapping[str, Any], ours: Collection[str] = ()) -> None
         ours: names that Keras does not have.
     """
     place = package["__name__"].replace("keras_dist", "keras", 1)
-    for name in package["__all__"]:
-        value = package[name]
-        documented = (inspect.isclass(value) or inspect.isfunction(value)) and value.__doc__  # None under python -OO
-        if documented and value.__name__ == name and name not in ours and "Source:" not in documented:
-            value.__doc__ = f"{documented.rstrip()}\n\n    Source: `{place}.{name}`.\n    "
+    for name in set(package["__all__"]) - set(ours):
+        value: Any = package[name]
+        text: str = getattr(value, "__doc__", None) or ""  # None under python -OO
+        if text and "Source:" not in text and getattr(value, "__name__", "") == name and callable(value):
+            value.__doc__ = f"{text.rstrip()}\n\n    Source: `{place}.{name}`.\n    "
