@@ -237,11 +237,7 @@ def dot(inputs: Sequence[jax.Array], axes: int | Sequence[int] = -1, **kwargs: A
 
 
 def check_list(inputs: object, layer: str, count: int | None = None) -> None:
-    """Check that the inputs of a layer are a list of arrays, of `count` if it is given.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Check that the inputs of a layer are a list of arrays, of `count` if it is given."""
     several = isinstance(inputs, list | tuple)
     if not several or not inputs or (count is not None and len(inputs) != count):
         raise ModelError(
@@ -253,11 +249,7 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
 
 
 def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
-    """Check that arrays have one batch size.
-
-    Raises:
-        ModelError: they do not.
-    """
+    """Check that arrays have one batch size."""
     if len({x.shape[:1] for x in inputs}) > 1:
         raise shapes_differ(inputs, "one batch size: that of dim 0", layer)
 

@@ -288,11 +288,7 @@ class RecurrentLayer(RNN):
 
 
 def check_cell(cell: Any, layer: str) -> Layer:
-    """Return `cell`, if it can be called as the step of a recurrent layer.
-
-    Raises:
-        ModelError: it is no layer, or does not say how large its states are.
-    """
+    """Return `cell`, if it can be called as the step of a recurrent layer."""
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
         check_is_ours(f"`cell` of layer {layer!r}", cell)
         raise ModelError(

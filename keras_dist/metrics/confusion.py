@@ -298,11 +298,7 @@ class RecallAtPrecision(_AtOperatingPoint):
 
 
 def parse_thresholds(thresholds: float | Sequence[float] | None, default: float = 0.5) -> list[float]:
-    """Return the thresholds as a list.
-
-    Raises:
-        ModelError: one is no number from 0 to 1.
-    """
+    """Return the thresholds as a list."""
     if thresholds is None:
         return [default]
     found: list[Any] = list(thresholds) if isinstance(thresholds, Sequence | np.ndarray) else [thresholds]
@@ -353,11 +349,7 @@ def count(
 
 
 def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
-    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it.
-
-    Raises:
-        ModelError: they have another shape.
-    """
+    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it."""
     weight = jnp.asarray(sample_weight, values.dtype)
     if weight.ndim == values.ndim + 1 and weight.shape[-1] == 1:
         weight = jnp.squeeze(weight, -1)
@@ -375,11 +367,7 @@ def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
 def selected(
     name: str, y_true: ArrayLike, y_pred: ArrayLike, top_k: int | None = None, class_id: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return targets and scores of one shape: of `class_id` only, with scores outside the `top_k` below all thresholds.
-
-    Raises:
-        ModelError: the shapes differ, or there are no classes to choose one of.
-    """
+    """Return targets and scores of one shape: of `class_id`, with scores outside the `top_k` below all thresholds."""
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.shape != y_pred.shape:
         raise ModelError(

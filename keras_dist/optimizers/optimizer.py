@@ -467,11 +467,7 @@ def _check_clips(clips: dict[str, float | None]) -> None:
 
 
 def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    """Return a list of regular expressions as a tuple; None as an empty one.
-
-    Raises:
-        ModelError: it is not such a list.
-    """
+    """Return a list of regular expressions as a tuple; None as an empty one."""
     problem = "a string" if isinstance(values, str) else ""
     try:
         rules = tuple(values or ())
