@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
+from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
@@ -76,8 +76,8 @@ class Normalization(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.axis = () if axis is None or axis in ((), []) else check_axes("axis", axis, self.name)
-        self.input_mean = None if mean is None else check_numbers("mean", mean, self.name)
-        self.input_variance = None if variance is None else check_numbers("variance", variance, self.name)
+        self.input_mean = check_optional(check_numbers, "mean", mean, self.name)
+        self.input_variance = check_optional(check_numbers, "variance", variance, self.name)
         self._check_statistics()
         self.invert = invert
         self.supports_masking = True

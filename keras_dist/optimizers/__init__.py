@@ -20,8 +20,6 @@ from keras_dist.optimizers.adagrad import Adagrad as Adagrad
 from keras_dist.optimizers.adam import Adam as Adam
 from keras_dist.optimizers.adam import AdamW as AdamW
 from keras_dist.optimizers.adamax import Adamax as Adamax
-from keras_dist.optimizers.custom_loops import ModelState as ModelState
-from keras_dist.optimizers.custom_loops import OptimizerVariable as OptimizerVariable
 from keras_dist.optimizers.ftrl import Ftrl as Ftrl
 from keras_dist.optimizers.lamb import Lamb as Lamb
 from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
@@ -39,6 +37,8 @@ from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
 from keras_dist.optimizers.sgd import SGD as SGD
+from keras_dist.optimizers.variable import ModelState as ModelState
+from keras_dist.optimizers.variable import OptimizerVariable as OptimizerVariable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
 
