@@ -118,6 +118,11 @@ def join_job(
         distributed._jax = runtime
 
 
+def leave_job() -> None:
+    """Close the connection to the coordinator, without waiting for other processes."""
+    jax.distributed.shutdown()
+
+
 def has_preemption_service() -> bool:
     """Whether JAX's preemption service tells the processes of a job when one of them is to end."""
     return distributed.global_state.preemption_sync_manager is not None

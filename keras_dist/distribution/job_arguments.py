@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
-from keras_dist._arguments import check_int
+from keras_dist._arguments import check_int, check_optional
 from keras_dist.errors import ClusterError, shorten
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -92,8 +92,7 @@ def _integer_variable(name: str, environ: Mapping[str, str]) -> int | None:
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
     for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
-        if value is not None:
-            check_int(name, value, low, error=ClusterError)
+        check_optional(check_int, name, value, low, error=ClusterError)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ClusterError(
             "process_id is out of range",

@@ -22,6 +22,7 @@ from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
+from keras_dist.distribution import liveness
 from keras_dist.distribution.job_arguments import JobArguments
 from keras_dist.errors import ClusterError, shorten
 
@@ -39,6 +40,7 @@ def initialize(
     initialization_timeout_s: float = 60,
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 30,
+    hang_timeout_s: float | None = None,
 ) -> None:
     """Join this process to its job. Call it before any computation.
 
@@ -59,6 +61,9 @@ def initialize(
         initialization_timeout_s: seconds within which all processes must come.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
         shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
+        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
+            stacks of all threads on stderr; compilation counts. None for never; variable
+            `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
 
     Raises:
         ClusterError: this process has joined a job, or has started a JAX backend; the values are malformed or
@@ -102,6 +107,7 @@ def initialize(
     process, processes = _jax.place_in_job()
     with _telling(f"process {process} of {processes} waits for what the others say about themselves"):
         _check_same_job(_jax.job_client(), process, processes, end)
+    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
     _agree_on_seed()
 
 

@@ -16,6 +16,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.distribution import liveness
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
@@ -162,7 +163,8 @@ class Trainer:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            yield
+            with liveness.failures_told():
+                yield
         except BaseException as error:
             hooks.on_train_exit(error)
             raise
@@ -173,7 +175,7 @@ class Trainer:
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
-        with interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
     def _validation(
@@ -228,7 +230,7 @@ class Trainer:
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
-        with interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
