@@ -1,6 +1,5 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
-from keras_dist.distribution.cluster import Cluster, cluster, is_chief, process_count, process_index
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -11,6 +10,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.processes import Cluster, cluster, is_chief, process_count, process_index
 from keras_dist.distribution.strategy import Distribution, distribution, register_strategy, set_distribution
 
 __all__ = [

@@ -133,12 +133,13 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
 
 
 def _tf_config(text: str) -> tuple[list[str], int] | None:
-    """The addresses of the workers in `TF_CONFIG`, the chief's first, and the index of this one; None without a cluster.
+    """The workers' addresses in `TF_CONFIG`, the chief's first, and the index of this one; None without a cluster.
 
     Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
     """
 
-    def mistake(summary: str, given: Any, expected: str, fix: str = f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'") -> ClusterError:
+    def mistake(summary: str, given: Any, expected: str, fix: str = "") -> ClusterError:
+        fix = fix or f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'"
         return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), expected=expected, fix=fix)
 
     try:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
@@ -50,6 +50,7 @@ class Beat:
     why: str = ""
 
     def encode(self) -> str:
+        """The beat as JSON."""
         return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4]])
 
     @classmethod

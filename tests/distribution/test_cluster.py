@@ -5,7 +5,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import random
-from keras_dist.distribution import cluster, num_processes, process_id
+from keras_dist.distribution import num_processes, process_id, processes
 from keras_dist.errors import ClusterError
 
 ADDRESSES = "10.0.0.1:1234,10.0.0.2:2345"
@@ -18,7 +18,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments with which JAX's runtime was started, instead of starting it."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
-    monkeypatch.setattr(cluster, "_check_can_listen", lambda address: None)
+    monkeypatch.setattr(processes, "_check_can_listen", lambda address: None)
     monkeypatch.setattr(random.seeds, "_seed", None)
     return calls
 
