@@ -6,6 +6,7 @@ SIGABRT. Here it stays until they have heard of the death, saved what they write
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 _LISTENS = "listens"
 _END = "end"
+_MOMENT_S = 1.0
 _LOG_LIMIT_BYTES = 2**20
 
 
@@ -58,12 +60,9 @@ class CoordinationService:
         return self._said
 
     def shutdown(self) -> None:
-        """End the service. Processes that have not left the job are ended by JAX."""
-        try:
-            self._process.communicate(f"{_END}\n", timeout=10)
-        except (subprocess.TimeoutExpired, BrokenPipeError, ValueError):
-            self._process.kill()
-            self._process.wait()
+        """End the service, after a moment in which processes that are leaving the job can do so."""
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.communicate(f"{_END}\n")
         self.log()
         self._log.close()
 
@@ -77,8 +76,7 @@ def _serve(described: Mapping[str, Any]) -> None:
     )
     sys.stdout.write(f"{_LISTENS}\n")
     sys.stdout.flush()
-    if sys.stdin.readline().strip() != _END:
-        time.sleep(described["linger_s"])
+    time.sleep(_MOMENT_S if sys.stdin.readline().strip() == _END else described["linger_s"])
     del service
 
 

@@ -10,7 +10,7 @@ from keras_dist._arguments import check_int, check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution.processes import print_message
+from keras_dist.distribution.job import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 

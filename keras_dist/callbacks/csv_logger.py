@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_dist._arguments import argument_error, check_path
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.processes import is_chief
+from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
 

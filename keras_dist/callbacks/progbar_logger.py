@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.distribution.processes import is_chief
+from keras_dist.distribution.job import is_chief
 
 _BAR_WIDTH = 20
 _SECONDS_BETWEEN_UPDATES = 0.1

@@ -17,7 +17,7 @@ from keras_dist._extras import import_extra
 from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
-from keras_dist.distribution.processes import is_chief
+from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError
 
 _TRAIN, _VALIDATION = "train", "validation"

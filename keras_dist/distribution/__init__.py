@@ -1,8 +1,10 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
+from keras_dist._sources import name_sources
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
+from keras_dist.distribution.job import Cluster, cluster, is_chief, process_count, process_index
 from keras_dist.distribution.joining import initialize
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -10,7 +12,6 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.processes import Cluster, cluster, is_chief, process_count, process_index
 from keras_dist.distribution.strategy import Distribution, distribution, register_strategy, set_distribution
 
 __all__ = [
@@ -36,3 +37,4 @@ __all__ = [
     "set_distribution",
     "use_cpu_devices",
 ]
+name_sources(vars(), ours=("LayoutPlan", "num_processes", "process_id", "register_strategy", "use_cpu_devices"))

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from keras_dist import _jax, random
-from keras_dist._arguments import check_number
+from keras_dist._arguments import check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -28,7 +27,7 @@ from keras_dist.errors import ClusterError, shorten
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _REPORT_EVERY_S = 15.0
 _JOINED = "keras_dist/joined"
-_LIMIT_BYTES = 4096  # of what a process says about itself when it joins
+_LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
 
 
 def initialize(
@@ -78,6 +77,7 @@ def initialize(
     }
     for name, value in timeouts.items():
         check_number(name, value, low=1, error=ClusterError)
+    check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     end = time.monotonic() + initialization_timeout_s
@@ -104,10 +104,10 @@ def initialize(
             raise
         raise _join_error(given, error, services, initialization_timeout_s) from error
     process, processes = _jax.place_in_job()
-    with _telling(f"process {process} of {processes} waits for what the others say about themselves"):
-        _check_same_job(_jax.job_client(), process, processes, end)
     liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
-    _agree_on_seed()
+    with _telling(f"process {process} of {processes} waits for what the others say about themselves"):
+        seed = _agree(_jax.job_client(), process, processes, end)
+    random.set_random_seed(seed)
 
 
 def _seconds_until(end: float) -> int:
@@ -204,14 +204,18 @@ def _missing(services: list[CoordinationService]) -> list[str]:
     return [name for match in found if match is not None for name in match[1].split()]
 
 
-def _check_same_job(client: Any, process: int, processes: int, end: float) -> None:
+def _agree(client: Any, process: int, processes: int, end: float) -> int:
     """Check that every process expects as many others, and that none has the index of another.
+
+    Returns:
+        The seed of the first process, for all.
 
     Raises:
         ClusterError: two differ.
     """
+    mine = {"processes": processes, "seed": random.current_seed()}
     try:
-        client.key_value_set(f"{_JOINED}/{process}", json.dumps(processes))
+        client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
     except RuntimeError as error:
         raise ClusterError(
             f"process {process} of {processes} has joined already",
@@ -219,11 +223,14 @@ def _check_same_job(client: Any, process: int, processes: int, end: float) -> No
             expected="another process_id in each process",
             fix="number the processes from 0, each once",
         ) from error
+    seeds: list[int] = []
     for other in range(processes):
         try:
             told = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
-            count = int(told[:_LIMIT_BYTES])
-        except (RuntimeError, ValueError) as error:
+            record = json.loads(told[:_LIMIT_CHARACTERS])
+            count = int(record["processes"])
+            seeds.append(random.check_seed(record["seed"]))
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
             count, given = None, f"process {other} does not say how many there are: {shorten(error)}"
         else:
             given = f"num_processes={processes} in process {process}, {count} in process {other}"
@@ -234,6 +241,7 @@ def _check_same_job(client: Any, process: int, processes: int, end: float) -> No
                 expected="the same addresses and the same number of processes in each",
                 fix="start all processes with the same arguments",
             )
+    return seeds[0]
 
 
 def _check_can_listen(address: str) -> None:
@@ -251,9 +259,3 @@ def _check_can_listen(address: str) -> None:
             expected="an address of this machine, and a port that is free",
             fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
         ) from error
-
-
-def _agree_on_seed() -> None:
-    """Give every process the coordinator's seed, so that unseeded models are equal on all of them."""
-    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.current_seed()))
-    random.set_random_seed(int(seed))

@@ -17,7 +17,7 @@ from keras_dist._arguments import is_int
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist._types import Device
-from keras_dist.distribution import processes
+from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import DataError, shorten
 
@@ -37,7 +37,7 @@ ProcessOf = Callable[[Device], int]
 
 def process_of_device(device: Device) -> int:
     """Return the process of a device of the job."""
-    return processes.process_of(device)
+    return job.process_of(device)
 
 
 def process_rows(
@@ -72,7 +72,7 @@ def process_rows(
     """
     sharding = sharding_of_rows(layout)
     check_divides(global_rows, shards_of(sharding))
-    process_index = processes.process_index() if process_index is None else process_index
+    process_index = job.process_index() if process_index is None else process_index
     spans = {
         index.indices(global_rows)
         for device, (index,) in sharding.devices_indices_map((global_rows,)).items()
@@ -130,7 +130,7 @@ def check_process_rows(
     Raises:
         DataError: it owns another number of rows, or none at all.
     """
-    process_index = processes.process_index() if process_index is None else process_index
+    process_index = job.process_index() if process_index is None else process_index
     owned = process_rows(layout, global_rows, process_index, process_of)
     if not local_rows == len(owned) > 0:
         raise wrong_rows({name: local_rows}, owned, global_rows, process_index)
@@ -364,7 +364,7 @@ class Share:
         if not self.is_own:
             values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())
         devices = {device for layout in self.layouts for device in sharding_of_rows(layout).device_set}
-        if len({self.process_of(device) for device in devices}) != processes.process_count():
+        if len({self.process_of(device) for device in devices}) != job.process_count():
             return  # to ask the others takes all processes of the job
         table = np.asarray(multihost_utils.process_allgather(np.array(list(values.values())).astype(np.int32)))
         others = {name: column for name, column in zip(values, table.T, strict=True) if (column != column[0]).any()}
@@ -382,7 +382,7 @@ class Share:
 
     @property
     def _process(self) -> int:
-        return processes.process_index() if self.process_index is None else self.process_index
+        return job.process_index() if self.process_index is None else self.process_index
 
     @functools.cached_property
     def _parts(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from keras_dist import _jax, errors
-from keras_dist.distribution import processes
+from keras_dist.distribution import job
 from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Rendezvous:
 
     def __init__(self, about: str = "meet the others", client: Any = None) -> None:
         # asked for now: in a thread that is there longer than JAX's backend, the answer would be a new backend
-        self.process, self.processes = processes.process_index(), processes.process_count()
+        self.process, self.processes = job.process_index(), job.process_count()
         self._about = about
         self._client = client
         self._place = f"keras_dist/{next(_numbers)}"

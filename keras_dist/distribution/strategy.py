@@ -18,7 +18,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, PyTreeDef
-from keras_dist.distribution import lint, processes
+from keras_dist.distribution import job, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
@@ -51,7 +51,7 @@ class Distribution:
         axis_names: mesh axes for the names that models give to dims; empty for a strategy without rules.
         strict: whether a layout rule without effect is an error.
 
-    Source: `keras.distribution.Distribution`.
+    Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
 
     auto_shard_dataset: bool = True
@@ -67,8 +67,8 @@ class Distribution:
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
         self.auto_shard_dataset = auto_shard_dataset
-        self._num_processes = processes.process_count()
-        self._process_id = processes.process_index()
+        self._num_processes = job.process_count()
+        self._process_id = job.process_index()
         self._is_multi_process = self._num_processes > 1
 
     @classmethod
@@ -312,10 +312,7 @@ _override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution
 
 
 def distribution() -> Distribution | None:
-    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None.
-
-    Source: `keras.distribution.distribution`.
-    """
+    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None."""
     override_value = _override.get()
     return _default if override_value is None else override_value
 
@@ -325,8 +322,6 @@ def set_distribution(value: Distribution | None) -> None:
 
     Raises:
         DistributionError: `value` is not a distribution.
-
-    Source: `keras.distribution.set_distribution`.
     """
     global _default
     _default = None if value is None else check_distribution("value", value)

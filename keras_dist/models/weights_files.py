@@ -21,8 +21,8 @@ from keras_dist._arguments import check_number
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
 from keras_dist.distribution import lint
+from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.processes import is_chief
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 from keras_dist.models.saving import FROM_KERAS, KERAS_FILES, OVERWRITE, check_free

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import processes
+from keras_dist.distribution import job
 from keras_dist.errors import DataError, DistributionError, LayoutError
 from tests.distribution.shapes import axes_of, f32
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be
@@ -12,8 +12,8 @@ from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
 def pretend_to_be(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
     """Let this be process `index` of a job of `count`."""
-    monkeypatch.setattr(processes, "process_count", lambda: count)
-    monkeypatch.setattr(processes, "process_index", lambda: index)
+    monkeypatch.setattr(job, "process_count", lambda: count)
+    monkeypatch.setattr(job, "process_index", lambda: index)
 
 
 def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.DeviceMesh) -> None:
