@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from keras_dist._arguments import is_int
 
@@ -357,24 +355,6 @@ class Share:
                 fix=f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere",
             )
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
-
-    def check_agreement(self, sizes: Mapping[str, int | None], shuffle_key: tuple[int, ...] | None) -> None:
-        """Check that all processes iterate over their data in the same way. All processes of the mesh must call it."""
-        values = {name: -1 if size is None else size for name, size in sizes.items()}
-        if not self.is_own:
-            values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())
-        devices = {device for layout in self.layouts for device in sharding_of_rows(layout).device_set}
-        if len({self.process_of(device) for device in devices}) != job.process_count():
-            return  # to ask the others takes all processes of the job
-        table = np.asarray(multihost_utils.process_allgather(np.array(list(values.values())).astype(np.int32)))
-        others = {name: column for name, column in zip(values, table.T, strict=True) if (column != column[0]).any()}
-        if others:
-            raise DataError(
-                "the processes of the job do not go through their data alike",
-                given="; ".join(f"{name}: {', '.join(map(str, column))}" for name, column in others.items()),
-                expected="the same in every process",
-                fix="give all processes the same arguments; keras_dist.initialize() gives them one seed",
-            )
 
     @functools.cached_property
     def _known(self) -> dict[int, np.ndarray]:
