@@ -176,8 +176,8 @@ def test_masks_of_tensors_reach_attention_and_go_on() -> None:
         names = {"query_mask": query_mask, "value_mask": value_mask} if is_apart else {"mask": [query_mask, value_mask]}
 
         @jax.jit
-        def call(*inputs: Any, layer: Any = layer, is_apart: bool = is_apart, names: Any = names) -> Any:
-            given = inputs if is_apart else [list(inputs)]
+        def call(*inputs: Any, parts: Any = nnx.split(layer), is_apart: bool = is_apart, names: Any = names) -> Any:
+            layer, given = nnx.merge(*parts, copy=True), inputs if is_apart else [list(inputs)]
             with call_context.entered(False) as context:
                 context.set_mask(list(inputs), [query_mask, value_mask])
                 outputs = layer(*given)

@@ -164,7 +164,7 @@ def agree(keras: Any, name: str, options: dict[str, Any], batches: list[tuple[An
         return
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", UserWarning)  # adjusted R2 of few rows
-        check(jax.jit(functools.partial(result, ours))(states[0], batches), result(theirs, states[1], batches))
+        check(*(result(metric, state, batches) for metric, state in zip((ours, theirs), states, strict=True)))
 
 
 @pytest.mark.parametrize("name", CASES)
