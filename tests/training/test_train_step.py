@@ -64,7 +64,7 @@ class TestGan:
         model.compile(
             optimizer={"generator": optax.adam(0.01), "discriminator": "sgd"}, train_step=cls.train_step_of(model)
         )
-        return model, model.fit(cls.POINTS, batch_size=32, epochs=2, verbose=0).history
+        return model, model.fit(cls.POINTS, batch_size=25, epochs=2, verbose=0).history
 
     def test_the_numbers_are_the_same_on_every_mesh(self, sharded_gan):
         _, expected = self.trained("one device")
@@ -88,13 +88,13 @@ class TestGan:
     def test_train_on_batch_runs_it_too_and_both_play(self, sharded_gan):
         model, _ = sharded_gan
         before, step = values(model), int(model.state.step)
-        logs = model.train_on_batch(self.POINTS[96:], return_dict=True)
+        logs = model.train_on_batch(self.POINTS[:25], return_dict=True)
         assert set(logs) == {"g_loss", "d_loss"}
         assert int(model.state.step) == step + 1
         assert all(not np.array_equal(value, before[path]) for path, value in values(model).items())
         noise = np.random.default_rng(1).normal(size=(48, 3)).astype("f4")
         distances = [np.abs(model.predict(noise, verbose=0) - 2).mean()]
-        model.fit(self.POINTS, batch_size=32, epochs=20, verbose=0)
+        model.fit(self.POINTS, batch_size=25, epochs=20, verbose=0)
         distances.append(np.abs(model.predict(noise, verbose=0) - 2).mean())
         assert distances[1] < distances[0]
 
@@ -125,7 +125,7 @@ class TestOwnStep:
         ours, own = built(Noisy, "data=4,model=2"), built(Noisy, "data=4,model=2")
         ours.compile("adam", loss=LOSS)
         own.compile("adam", train_step=self.descent(own))
-        histories = [m.fit(X, Y, batch_size=12, epochs=2, verbose=0).history for m in (ours, own)]
+        histories = [m.fit(X[:30], Y[:30], batch_size=10, epochs=2, verbose=0).history for m in (ours, own)]
         np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], atol=1e-6)
         assert int(own.state.step) == 6, "the step is counted for it"
 
