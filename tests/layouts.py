@@ -29,3 +29,9 @@ def on(name: str, rules: Mapping[str, tuple[Any, ...]] = RULES) -> kd.Distributi
     if name.startswith("fully"):
         return kd.FullySharded(mesh, axis="data", layout_map=layout_map, strict=True)
     return kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)
+
+
+def model_on(where: str | kd.Distribution, factory: Any, rules: Any = RULES, seed: int = 0, **options: Any) -> kd.Model:
+    """A model of an NNX module that is born on a distribution, or on that called `where`."""
+    with (on(where, rules) if isinstance(where, str) else where).scope():
+        return kd.Model.from_nnx(factory, seed=seed, **options)

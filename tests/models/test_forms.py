@@ -8,19 +8,19 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from tests.layouts import ALL, on
-from tests.models.forms import FORMS, LOSS, Subclassed, functional, sequential
-from tests.networks import FEATURES, blobs
+from tests.models.forms import FORMS, Subclassed, functional, sequential
+from tests.networks import FEATURES, LOSS, blobs
 from tests.soak import ROUNDS
 
 
 def losses_of(make: Any, distribution: str) -> list[float]:
     kd.set_random_seed(7)
-    x, y = blobs(20)
+    x, y = blobs(16)
     with on(distribution).scope():
         model = make()
         model.compile("adam", loss=LOSS)
         history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
-        return [*history, model.evaluate(x, y, verbose=0)]
+        return [*history, model.evaluate(x, y, batch_size=8, verbose=0)]
 
 
 @pytest.fixture(scope="module")

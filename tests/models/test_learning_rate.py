@@ -9,15 +9,13 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
 def built(optimizer: Any = "sgd", name="data=2,model=4", factory: Any = Plain):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(name, factory)
     model.compile(optimizer, loss=LOSS)
     return model
 

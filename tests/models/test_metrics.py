@@ -10,9 +10,8 @@ import keras_dist as kd
 from keras_dist import metrics
 from keras_dist.errors import ModelError
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(43)
 
 
@@ -23,8 +22,7 @@ def accuracy() -> metrics.Metric:
 
 @pytest.fixture(scope="module")
 def model(accuracy: metrics.Metric) -> kd.Model:
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=2,model=4", Plain)
     model.compile("sgd", LOSS, metrics=[accuracy], weighted_metrics=["accuracy"])
     return model
 

@@ -10,16 +10,14 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
 @pytest.fixture(scope="module")
 def model() -> kd.Model:
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=2,model=4", Plain)
     model.compile(kd.optimizers.SGD(0.1, momentum=0.5, name="mine"), LOSS)
     return model
 

@@ -18,9 +18,9 @@ from keras_dist.training import compiled, executions, placement
 from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 from tests.soak import ROUNDS
-from tests.training.trained import LOSS, Trained, assert_same
+from tests.training.trained import Trained, assert_same
 
 X, Y = blobs(107)  # 13 batches of 8 and one of 3
 OPTIONS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "shuffle": True, "seed": 0}
@@ -184,8 +184,7 @@ class TestPrograms:
 
     def test_many_shapes_of_many_data_sets_are_warned_of_once(self, monkeypatch):
         monkeypatch.setattr(compiled, "MANY_SHAPES", 4)
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(Plain, seed=0)
+        model = layouts.model_on("one device", Plain)
         for rows in range(1, 4):
             model.predict(X[:rows], verbose=0)
         with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 4 shapes .*: x float32\(4, 8\)"):
@@ -349,8 +348,7 @@ def test_only_many_small_batches_are_stacked():
 
 class TestOptions:
     def test_operation_by_operation_gives_the_same(self):
-        with layouts.on("data=4,model=2", {}).scope():
-            model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 4, rngs=rngs), seed=0)
+        model = layouts.model_on("data=4,model=2", lambda rngs: nnx.Linear(8, 4, rngs=rngs), {})
         initial, found = model.get_weights(), []
         for options in ({}, {"run_eagerly": True}, {"jit_compile": False}):
             model.set_weights(initial)

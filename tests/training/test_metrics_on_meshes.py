@@ -78,8 +78,7 @@ def made() -> list[metrics.Metric]:
 
 
 def compiled(name: str) -> kd.Model:
-    with layouts.on(name, {}).scope():
-        model = kd.Model.from_nnx(Echo, seed=0)
+    model = layouts.model_on(name, Echo, {})
     model.compile("sgd", "categorical_crossentropy", metrics=made())
     return model
 
@@ -130,8 +129,7 @@ def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MESHES)
 def test_weighted_metrics_see_weights_and_others_do_not(name):
-    with layouts.on(name, {}).scope():
-        model = kd.Model.from_nnx(Echo, seed=0)
+    model = layouts.model_on(name, Echo, {})
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mae", metrics.Precision()])
     found = model.evaluate(P, ONE_HOT, batch_size=16, sample_weight=WEIGHT, verbose=0, return_dict=True)
     errors = np.abs(ONE_HOT - P).mean(-1)
@@ -156,8 +154,7 @@ class TwoHeads(nnx.Module):
 @pytest.mark.parametrize("name", MESHES)
 def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):
     size = X.sum(-1)
-    with layouts.on(name, {".*/kernel": (None, None)}).scope():
-        model = kd.Model.from_nnx(TwoHeads, seed=0)
+    model = layouts.model_on(name, TwoHeads, {".*/kernel": (None, None)})
     model.compile(
         "adam",
         loss={"kind": kd.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},

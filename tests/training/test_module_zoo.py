@@ -1,5 +1,7 @@
 """Modules of all kinds train on a 2x4 mesh as on one device."""
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from tests import layouts
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES = RANDOM.normal(size=(16, 6, 16)).astype("float32")
@@ -115,20 +118,26 @@ ZOO = {
 }
 
 
-def epoch_losses(distribution, factory, x, y, options):
+def epoch_losses(distribution, name):
+    factory, x, y, _, options = ZOO[name]
     loss = kd.losses.SparseCategoricalCrossentropy(from_logits=True) if y is TOKENS else "mse"
-    with distribution.scope():
-        model = kd.Model.from_nnx(factory, seed=1, **options)
+    model = layouts.model_on(distribution, factory, seed=1, **options)
     model.compile("adam", loss)
     return model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
 
 
+@functools.cache
+def alone_losses(factory):
+    name = next(name for name, row in ZOO.items() if row[0] is factory)
+    return epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), name)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_trains_as_on_one_device(name):
-    factory, x, y, rules, options = ZOO[name]
+    factory, _, _, rules, _ = ZOO[name]
     layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
     layout_map.update(rules)
-    sharded = epoch_losses(kd.ModelParallel(layout_map, "data", strict=True), factory, x, y, options)
-    alone = epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), factory, x, y, options)
+    sharded = epoch_losses(kd.ModelParallel(layout_map, "data", strict=True), name)
+    alone = alone_losses(factory)
     np.testing.assert_allclose(sharded, alone, rtol=1e-5)
     assert alone[1] < alone[0]

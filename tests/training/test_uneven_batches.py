@@ -14,10 +14,9 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import by_hand, layouts
-from tests.networks import ForeignNorm, Noisy, Plain, blobs
+from tests.networks import LOSS, ForeignNorm, Noisy, Plain, blobs
 from tests.soak import ROUNDS
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 WEIGHT = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
 X, Y = blobs(100)
 MESHES = ["data=8,model=1", "data=4,model=2", "fully data=8"]
@@ -25,8 +24,7 @@ RUNS: Any = [*itertools.product([Noisy, ForeignNorm], MESHES)]
 
 
 def built(factory, name, loss=LOSS):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=2)
+    model = layouts.model_on(name, factory, seed=2)
     model.compile("sgd", loss=loss, metrics=["accuracy"])
     model.optimizer.learning_rate = 0.1
     return model
@@ -139,8 +137,7 @@ class Embedded(nnx.Module):
 
 @functools.cache
 def trained_embedding(name, axes):
-    with layouts.on(name, {"embed/embedding": axes} if axes else {}).scope():
-        model = kd.Model.from_nnx(Embedded, seed=0)
+    model = layouts.model_on(name, Embedded, {"embed/embedding": axes} if axes else {})
     model.compile("sgd", loss=LOSS)
     model.optimizer.learning_rate = 0.5
     rng = np.random.default_rng(0)
