@@ -9,12 +9,15 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 
 from keras_dist._signatures import takes
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, type_name
+
+Arguments = ParamSpec("Arguments")
+Checked = TypeVar("Checked")
 
 LARGEST_SIZE = 2**31 - 1
 """The largest size of a dim: JAX counts indices in 32 bits."""
@@ -136,6 +139,17 @@ def _range_text(low: float | None, high: float | None, above: float | None = Non
     named = {"of at least": low, "of at most": high, "above": above, "below": below}
     texts = [f"{name} {bound}" for name, bound in named.items() if bound is not None]
     return " ".join(["", " and ".join(texts)]) if texts else ""
+
+
+def check_optional(
+    check: Callable[Concatenate[str, Any, Arguments], Checked],
+    argument: str,
+    value: Any,
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Checked | None:
+    """Return `check(argument, value, ...)`; None for None."""
+    return None if value is None else check(argument, value, *args, **kwargs)
 
 
 def check_fraction(argument: str, value: Any, layer: str = "") -> float:

@@ -25,8 +25,6 @@ class Flatten(Layer):
         data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
             (batch, channels, ...), whose channels become the innermost dim, too.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Flatten`.
     """
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
@@ -48,8 +46,6 @@ class Reshape(Layer):
     Args:
         target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Reshape`.
     """
 
     def __init__(self, target_shape: Sequence[int | None], **kwargs: Unpack[LayerArguments]) -> None:
@@ -92,8 +88,6 @@ class Permute(Layer):
         >>> from keras_dist import layers
         >>> layers.Permute((2, 1))(layers.Input((10, 64))).shape
         (None, 64, 10)
-
-    Source: `keras.layers.Permute`.
     """
 
     def __init__(self, dims: Sequence[int], **kwargs: Unpack[LayerArguments]) -> None:
@@ -120,8 +114,6 @@ class RepeatVector(Layer):
     Args:
         n: number of repetitions.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.RepeatVector`.
     """
 
     def __init__(self, n: int, **kwargs: Unpack[LayerArguments]) -> None:

@@ -37,8 +37,6 @@ def categorical_crossentropy(
         ModelError: the shapes differ.
 
     Differs from Keras: smoothing spreads over the classes of `axis`, in Keras always over as many as the last dim has.
-
-    Source: `keras.losses.categorical_crossentropy`.
     """
     y_true, y_pred = _distributions("categorical_crossentropy", y_true, y_pred, label_smoothing, axis)
     if from_logits:
@@ -74,8 +72,6 @@ def categorical_focal_crossentropy(
 
     Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities; smoothing as of
     `categorical_crossentropy`.
-
-    Source: `keras.losses.categorical_focal_crossentropy`.
     """
     y_true, y_pred = _distributions("categorical_focal_crossentropy", y_true, y_pred, label_smoothing, axis)
     p = _probabilities(jax.nn.softmax(y_pred, axis) if from_logits else y_pred, axis)
@@ -103,8 +99,6 @@ def sparse_categorical_crossentropy(
         DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
 
     Differs from Keras: a class index out of range is an error, in compiled steps NaN, not 0; any `axis` works.
-
-    Source: `keras.losses.sparse_categorical_crossentropy`.
     """
     index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis, ignore_class)
     if ignore_class is not None:
@@ -136,8 +130,6 @@ def categorical_generalized_cross_entropy(y_true: ArrayLike, y_pred: ArrayLike, 
 
     Differs from Keras: a class index out of range is an error, in compiled steps NaN, not `1 / q`; indices (batch, 1)
     are not paired with every row of predictions.
-
-    Source: `keras.losses.categorical_generalized_cross_entropy`.
     """
     index, y_pred = _class_indices("categorical_generalized_cross_entropy", y_true, y_pred, -1)
     return (1 - _pick(y_pred, index, -1) ** q) / q
@@ -228,8 +220,6 @@ class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
     """`-sum(y_true * log(p))` of one-hot targets, as a `Loss`.
 
     Arguments: as of `categorical_crossentropy` and `Loss`.
-
-    Source: `keras.losses.CategoricalCrossentropy`.
     """
 
     def __init__(
@@ -249,8 +239,6 @@ class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_cros
     """`-sum(alpha * (1 - p)**gamma * y_true * log(p))` of one-hot targets, as a `Loss`.
 
     Arguments: as of `categorical_focal_crossentropy` and `Loss`.
-
-    Source: `keras.losses.CategoricalFocalCrossentropy`.
     """
 
     def __init__(
@@ -272,8 +260,6 @@ class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_cr
     """`-log(p[y_true])` of class indices, as a `Loss`.
 
     Arguments: as of `sparse_categorical_crossentropy` and `Loss`. Targets equal to `ignore_class` do not count.
-
-    Source: `keras.losses.SparseCategoricalCrossentropy`.
     """
 
     ignore_class: int | None
@@ -301,8 +287,6 @@ class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_gene
 
     Raises:
         ModelError: `q` is not between 0 and 1.
-
-    Source: `keras.losses.CategoricalGeneralizedCrossEntropy`.
     """
 
     def __init__(

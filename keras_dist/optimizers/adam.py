@@ -41,8 +41,6 @@ class Adam(MomentsOptimizer):
         beta_2: how much of `v`, the mean of their squares, each step keeps.
         epsilon: added to the root, before the bias of the first steps is corrected.
         amsgrad: whether `v` is the largest mean of squares so far instead of the last.
-
-    Source: `keras.optimizers.Adam`.
     """
 
     def __init__(
@@ -64,10 +62,7 @@ class Adam(MomentsOptimizer):
 
 
 class AdamW(Adam):
-    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`.
-
-    Source: `keras.optimizers.AdamW`.
-    """
+    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`."""
 
     def __init__(
         self,

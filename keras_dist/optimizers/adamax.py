@@ -19,8 +19,6 @@ class Adamax(MomentsOptimizer):
         beta_1: how much of `m`, the mean of gradients, each step keeps.
         beta_2: how much of `u`, the largest absolute gradient, each step keeps.
         epsilon: added to `u`.
-
-    Source: `keras.optimizers.Adamax`.
     """
 
     def transformation(self) -> optax.GradientTransformation:

@@ -14,8 +14,6 @@ class Lamb(MomentsOptimizer):
     """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam, for each variable.
 
     Arguments: as of `Adam`.
-
-    Source: `keras.optimizers.Lamb`.
     """
 
     needs_params: ClassVar[bool] = True

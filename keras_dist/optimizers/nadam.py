@@ -17,8 +17,6 @@ class Nadam(MomentsOptimizer):
     """Adam with Nesterov momentum, which grows from half of `beta_1` to all of it.
 
     Arguments: as of `Adam`.
-
-    Source: `keras.optimizers.Nadam`.
     """
 
     def transformation(self) -> optax.GradientTransformation:

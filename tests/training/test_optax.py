@@ -79,7 +79,7 @@ class Losses(kd.callbacks.Callback):
 )
 def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
     losses, values = expected(name)
-    model = layouts.model_on(layout, Plain, seed=4)
+    model = layouts.plain_on(layout, seed=4)
     model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
     recorded = Losses()
     model.fit(X, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[recorded])

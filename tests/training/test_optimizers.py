@@ -1,7 +1,6 @@
 """Optimizers of Keras in training: sharded slots, averages at the end, scaled losses."""
 
 import copy
-import functools
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import keras_dist as kd
 from keras_dist import optimizers
 from keras_dist.errors import ModelError
 from tests import by_hand, layouts
-from tests.networks import Plain, blobs
+from tests.networks import blobs
 from tests.soak import ROUNDS
 
 X, Y = blobs(96)
@@ -40,16 +39,8 @@ SLOTS: dict[str, Any] = {
 }
 
 
-@functools.cache
-def born(name: str) -> tuple[kd.Model, list[np.ndarray]]:
-    model = layouts.model_on(name, Plain, seed=4)
-    return model, model.get_weights()
-
-
 def built(optimizer: Any, name: str = "data=2,model=4") -> kd.Model:
-    """The model of a mesh, as it was born."""
-    model, weights = born(name)
-    model.set_weights(weights)
+    model = layouts.plain_on(name, seed=4)
     model.compile(copy.deepcopy(optimizer), loss=by_hand.cross_entropy)  # each trains one model
     return model
 

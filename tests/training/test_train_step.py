@@ -1,6 +1,5 @@
 """A train step of the user's own, several named optimizers, and which variables are trained."""
 
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -20,19 +19,9 @@ X, Y = blobs(32)
 
 def built(factory: Any = Plain, name="one device", **options):
     if factory is Plain and not options:
-        model, weights = plain(name)
-        model.set_weights(weights)
-        return model
+        return layouts.plain_on(name)
     rules = {".*/kernel": (None, None)} if factory is Gan else layouts.RULES
-    with layouts.on(name, rules).scope():
-        return kd.Model.from_nnx(factory, seed=0, **options)
-
-
-@functools.cache
-def plain(name):
-    """One for all tests, which compile it anew, and the weights that it begins with."""
-    model = layouts.model_on(name, Plain)
-    return model, model.get_weights()
+    return layouts.model_on(name, factory, rules, **options)
 
 
 def values(model):
