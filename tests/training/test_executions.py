@@ -423,7 +423,7 @@ class TestOptions:
         ids=str,
     )
     def test_others_are_refused(self, options):
-        model = kd.Model.from_nnx(Plain, seed=0)
+        model = layouts.plain_on("one device")
         (name,) = options
         with pytest.raises(kd.errors.ModelError, match=f"`{name}`") as caught:
             model.compile("sgd", loss=LOSS, **options)
