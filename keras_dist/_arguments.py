@@ -173,6 +173,12 @@ def check_option(
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
+def check_data_format(value: str | None, layer: str) -> str:
+    """Return the format of images that `value` names; None is `"channels_last"`."""
+    formats = ("channels_last", "channels_first")
+    return check_option("data_format", value or formats[0], formats, layer)
+
+
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
     """Return `value`, if it can be called with these parameters: names that are separated by commas."""
     if callable(value) and takes(value, *parameters.split(", ")):
@@ -216,12 +222,12 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: in
     raise argument_error(argument, value, expected, wrong=f"does not have {rank} sizes", layer=layer, example=example)
 
 
-def check_shape(argument: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """Return `value` as a tuple of ints, if each is at least `least`."""
+def check_shape(argument: str, value: Any) -> tuple[int, ...]:
+    """Return `value` as a tuple of ints, if none is negative."""
     dims = _items(value)
-    if dims is not None and all(is_int(dim, least) for dim in dims):
+    if dims is not None and all(is_int(dim, 0) for dim in dims):
         return tuple(map(operator.index, dims))
-    expected = f"a tuple of integers of at least {least}"
+    expected = "a tuple of integers of at least 0"
     raise argument_error(argument, value, expected, wrong="is not the shape of an array", example=(2, 3))
 
 

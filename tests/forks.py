@@ -118,15 +118,15 @@ def _next_program(requests: socket.socket) -> list[str]:
     """Fork for each program, and return its arguments in the fork. Its parent tells how it ends, and is a fork, too."""
     while True:
         message, files, *_ = socket.recv_fds(requests, 1, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not message:
             os._exit(0)
         if not _fork():
             break
         for file in files:
             os.close(file)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
     requests.close()
     with socket.socket(fileno=files.pop()) as asks:
         arguments, environment, folder = json.loads(asks.makefile().readline())

@@ -47,8 +47,6 @@ def initialize(
     Raises:
         ClusterError: a variable is not an integer, an id is out of range, or the number of addresses and
             `num_processes` differ; or the coordinator cannot listen on its address.
-
-    Source: `keras.distribution.initialize`.
     """
     if job_addresses is None:
         job_addresses = os.environ.get(ADDRESSES_VARIABLE)

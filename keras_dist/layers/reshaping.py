@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_option, check_size, is_int
+from keras_dist._arguments import argument_error, check_data_format, check_size, is_int
 from keras_dist._types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
@@ -29,8 +29,7 @@ class Flatten(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        formats = ("channels_last", "channels_first")
-        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.input_spec = InputSpec(min_ndim=1)
 
     def call(self, inputs: jax.Array) -> jax.Array:

@@ -101,8 +101,7 @@ class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
         name: str = "binary_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class BinaryFocalCrossentropy(ElementwiseLoss, function=binary_focal_crossentropy):

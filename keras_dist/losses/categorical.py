@@ -231,8 +231,7 @@ class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
         name: str = "categorical_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_crossentropy):
@@ -273,8 +272,7 @@ class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_cr
         name: str = "sparse_categorical_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
 
     def _counts(self, y_true: ArrayLike, values: jax.Array) -> jax.Array | None:
         return None if self.ignore_class is None else jnp.asarray(y_true != self.ignore_class).reshape(values.shape)

@@ -76,8 +76,7 @@ class CategoricalCrossentropy(FunctionMetric, function=categorical_crossentropy,
         axis: int = -1,
         mesh: object = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(name, dtype, mesh, **options)
+        super().__init__(name, dtype, mesh, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_crossentropy, direction="down"):
@@ -101,8 +100,7 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
         axis: int = -1,
         mesh: object = None,
     ) -> None:
-        options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
-        super().__init__(name, dtype, mesh, **options)
+        super().__init__(name, dtype, mesh, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch."""

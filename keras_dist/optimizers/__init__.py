@@ -18,10 +18,11 @@ from keras_dist.optimizers.adafactor import Adafactor as Adafactor
 from keras_dist.optimizers.adagrad import Adadelta as Adadelta
 from keras_dist.optimizers.adagrad import Adagrad as Adagrad
 from keras_dist.optimizers.adam import Adam as Adam
+from keras_dist.optimizers.adam import Adamax as Adamax
 from keras_dist.optimizers.adam import AdamW as AdamW
-from keras_dist.optimizers.adamax import Adamax as Adamax
+from keras_dist.optimizers.adam import Lamb as Lamb
+from keras_dist.optimizers.adam import Nadam as Nadam
 from keras_dist.optimizers.ftrl import Ftrl as Ftrl
-from keras_dist.optimizers.lamb import Lamb as Lamb
 from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
 from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
 from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
@@ -31,7 +32,6 @@ from keras_dist.optimizers.lion import Lion as Lion
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
 from keras_dist.optimizers.muon import Muon as Muon
-from keras_dist.optimizers.nadam import Nadam as Nadam
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
