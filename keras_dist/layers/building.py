@@ -208,6 +208,9 @@ class Building:
             self.build(next(iter(shapes.values()), None))
         else:
             self.build(**{name: shapes[name] for name in names if name in shapes})
+        if not self._is_built:  # a model, whose `build` is about the layers in it
+            self._outside.made = []
+            self._finish_building()
 
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
