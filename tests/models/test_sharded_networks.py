@@ -202,9 +202,9 @@ def test_a_convolution_may_be_sharded_spatially():
 
     expected, reference = trained(make, of_images, one_device(), 13, 8)
     both = ("input/x", "conv1/output")
-    for named in ([both], [both[:1]], [both[1:]]) if ROUNDS else [[both]]:
+    for named in (both, both[:1], both[1:]) if ROUNDS else (both,):
         rules: Any = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "spatial")))
-        rules.update(dict.fromkeys(*named, ("data", "spatial", None, None)))
+        rules.update(dict.fromkeys(named, ("data", "spatial", None, None)))
         distribution = kd.ModelParallel(layout_map=rules, batch_dim_name="data", strict=True)
         losses, model = trained(make, of_images, distribution, 13, 8)
         assert np.allclose(losses, expected, rtol=1e-5)
