@@ -12,6 +12,9 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo notebooks test soak lint type check bench dtensor clean
 
 help: ## show this list

@@ -9,12 +9,15 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 
 from keras_dist._signatures import takes
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, type_name
+
+Arguments = ParamSpec("Arguments")
+Checked = TypeVar("Checked")
 
 LARGEST_SIZE = 2**31 - 1
 """The largest size of a dim: JAX counts indices in 32 bits."""
@@ -138,6 +141,17 @@ def _range_text(low: float | None, high: float | None, above: float | None = Non
     return " ".join(["", " and ".join(texts)]) if texts else ""
 
 
+def check_optional(
+    check: Callable[Concatenate[str, Any, Arguments], Checked],
+    argument: str,
+    value: Any,
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Checked | None:
+    """Return `check(argument, value, ...)`; None for None."""
+    return None if value is None else check(argument, value, *args, **kwargs)
+
+
 def check_fraction(argument: str, value: Any, layer: str = "") -> float:
     """Return `value` as a float, if it is a number from 0 to 1."""
     return check_number(argument, value, 0, 1, wrong="is not a fraction", layer=layer, example=0.5)
@@ -157,6 +171,12 @@ def check_option(
     expected = f"one of {', '.join(map(repr, options))}"
     wrong = f"is none of its options{near}"
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+
+
+def check_data_format(value: str | None, layer: str) -> str:
+    """Return the format of images that `value` names; None is `"channels_last"`."""
+    formats = ("channels_last", "channels_first")
+    return check_option("data_format", value or formats[0], formats, layer)
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
@@ -202,12 +222,12 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: in
     raise argument_error(argument, value, expected, wrong=f"does not have {rank} sizes", layer=layer, example=example)
 
 
-def check_shape(argument: str, value: Any, least: int = 0) -> tuple[int, ...]:
-    """Return `value` as a tuple of ints, if each is at least `least`."""
+def check_shape(argument: str, value: Any) -> tuple[int, ...]:
+    """Return `value` as a tuple of ints, if none is negative."""
     dims = _items(value)
-    if dims is not None and all(is_int(dim, least) for dim in dims):
+    if dims is not None and all(is_int(dim, 0) for dim in dims):
         return tuple(map(operator.index, dims))
-    expected = f"a tuple of integers of at least {least}"
+    expected = "a tuple of integers of at least 0"
     raise argument_error(argument, value, expected, wrong="is not the shape of an array", example=(2, 3))
 
 

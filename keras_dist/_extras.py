@@ -15,9 +15,6 @@ def import_extra(module: str, extra: str, needed_for: str) -> Any:
         module: its whole name.
         extra: the extra that installs it.
         needed_for: what needs it, for the error.
-
-    Raises:
-        MissingExtraError: it is not installed.
     """
     try:
         return importlib.import_module(module)

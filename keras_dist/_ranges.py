@@ -27,9 +27,6 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         array: of numpy, or what has a `dtype`, a `size`, and `outside(limits)`, which does what `_outside` does.
         name: how errors call it.
         rows: the numbers of its rows, as errors tell them; None for those from 0.
-
-    Raises:
-        DataError: a value does not fit; the first one is named.
     """
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
         return
@@ -66,9 +63,6 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
         stop: how many there are to choose from.
         what: is wrong if one is not, as `layer 'tokens': an integer is no row of the table`.
         fix: the way out.
-
-    Raises:
-        DataError: one is not; it is named.
     """
     if not isinstance(indices, jax.Array):
         indices = np.asarray(indices)

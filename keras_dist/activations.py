@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
+from keras_dist._sources import name_sources
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.serialization import serialize_keras_object
@@ -27,8 +28,6 @@ def relu(
         negative_slope: a number.
         max_value: a number, or None for no limit.
         threshold: a number.
-
-    Source: `keras.activations.relu`.
     """
     x = jnp.asarray(x)
     if max_value is None and threshold == 0:
@@ -40,51 +39,33 @@ def relu(
 
 
 def leaky_relu(x: ArrayLike, negative_slope: float = 0.2) -> jax.Array:
-    """`x` above 0, `negative_slope * x` below.
-
-    Source: `keras.activations.leaky_relu`.
-    """
+    """`x` above 0, `negative_slope * x` below."""
     return jax.nn.leaky_relu(jnp.asarray(x), negative_slope)
 
 
 def relu6(x: ArrayLike) -> jax.Array:
-    """`min(max(x, 0), 6)`.
-
-    Source: `keras.activations.relu6`.
-    """
+    """`min(max(x, 0), 6)`."""
     return jax.nn.relu6(jnp.asarray(x))
 
 
 def threshold(x: ArrayLike, threshold: float, default_value: float) -> jax.Array:
-    """`x` above `threshold`, else `default_value`.
-
-    Source: `keras.activations.threshold`.
-    """
+    """`x` above `threshold`, else `default_value`."""
     x = jnp.asarray(x)
     return jnp.where(x > threshold, x, default_value)
 
 
 def linear(x: Any) -> Any:
-    """`x`, as it is.
-
-    Source: `keras.activations.linear`.
-    """
+    """`x`, as it is."""
     return x
 
 
 def hard_tanh(x: ArrayLike) -> jax.Array:
-    """`min(max(x, -1), 1)`.
-
-    Source: `keras.activations.hard_tanh`.
-    """
+    """`min(max(x, -1), 1)`."""
     return jax.nn.hard_tanh(jnp.asarray(x))
 
 
 def hard_sigmoid(x: ArrayLike) -> jax.Array:
-    """`min(max(x / 6 + 1 / 2, 0), 1)`.
-
-    Source: `keras.activations.hard_sigmoid`.
-    """
+    """`min(max(x / 6 + 1 / 2, 0), 1)`."""
     return jax.nn.hard_sigmoid(jnp.asarray(x))
 
 
@@ -105,85 +86,55 @@ def hard_silu(x: ArrayLike) -> jax.Array:
 
 
 def sparse_plus(x: ArrayLike) -> jax.Array:
-    """0 below -1, `(x + 1)**2 / 4` up to 1, `x` above.
-
-    Source: `keras.activations.sparse_plus`.
-    """
+    """0 below -1, `(x + 1)**2 / 4` up to 1, `x` above."""
     return jax.nn.sparse_plus(jnp.asarray(x))
 
 
 def soft_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """`x`, moved by `threshold` towards 0 and at most up to it.
-
-    Source: `keras.activations.soft_shrink`.
-    """
+    """`x`, moved by `threshold` towards 0 and at most up to it."""
     x = jnp.asarray(x)
     return jnp.where(x > threshold, x - threshold, jnp.where(x < -threshold, x + threshold, 0))
 
 
 def hard_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """`x` where it is farther from 0 than `threshold`, else 0.
-
-    Source: `keras.activations.hard_shrink`.
-    """
+    """`x` where it is farther from 0 than `threshold`, else 0."""
     x = jnp.asarray(x)
     return jnp.where(jnp.abs(x) > threshold, x, 0)
 
 
 def tanh_shrink(x: ArrayLike) -> jax.Array:
-    """`x - tanh(x)`.
-
-    Source: `keras.activations.tanh_shrink`.
-    """
+    """`x - tanh(x)`."""
     x = jnp.asarray(x)
     return x - jnp.tanh(x)
 
 
 def sigmoid(x: ArrayLike) -> jax.Array:
-    """`1 / (1 + exp(-x))`.
-
-    Source: `keras.activations.sigmoid`.
-    """
+    """`1 / (1 + exp(-x))`."""
     return jax.nn.sigmoid(jnp.asarray(x))
 
 
 def log_sigmoid(x: ArrayLike) -> jax.Array:
-    """`log(sigmoid(x))`.
-
-    Source: `keras.activations.log_sigmoid`.
-    """
+    """`log(sigmoid(x))`."""
     return jax.nn.log_sigmoid(jnp.asarray(x))
 
 
 def tanh(x: ArrayLike) -> jax.Array:
-    """The hyperbolic tangent.
-
-    Source: `keras.activations.tanh`.
-    """
+    """The hyperbolic tangent."""
     return jax.nn.tanh(jnp.asarray(x))
 
 
 def exponential(x: ArrayLike) -> jax.Array:
-    """`exp(x)`.
-
-    Source: `keras.activations.exponential`.
-    """
+    """`exp(x)`."""
     return jnp.exp(jnp.asarray(x))
 
 
 def softplus(x: ArrayLike) -> jax.Array:
-    """`log(exp(x) + 1)`.
-
-    Source: `keras.activations.softplus`.
-    """
+    """`log(exp(x) + 1)`."""
     return jax.nn.softplus(jnp.asarray(x))
 
 
 def softsign(x: ArrayLike) -> jax.Array:
-    """`x / (abs(x) + 1)`.
-
-    Source: `keras.activations.softsign`.
-    """
+    """`x / (abs(x) + 1)`."""
     return jax.nn.soft_sign(jnp.asarray(x))
 
 
@@ -253,8 +204,6 @@ def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
     Args:
         x: an array.
         axis: of the classes.
-
-    Source: `keras.activations.softmax`.
     """
     return jax.nn.softmax(jnp.asarray(x), axis)
 
@@ -265,8 +214,6 @@ def log_softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
     Args:
         x: an array.
         axis: of the classes.
-
-    Source: `keras.activations.log_softmax`.
     """
     return jax.nn.log_softmax(jnp.asarray(x), axis)
 
@@ -340,8 +287,6 @@ def get(identifier: Any) -> Callable[[Any], Any]:
         >>> from keras_dist import activations
         >>> activations.get("relu") is activations.relu
         True
-
-    Source: `keras.activations.get`.
     """
     return linear if identifier is None else _ACTIVATIONS.get(identifier)
 
@@ -353,19 +298,15 @@ def serialize(activation: Any) -> Any:
         >>> from keras_dist import activations
         >>> activations.serialize(activations.silu)
         'silu'
-
-    Source: `keras.activations.serialize`.
     """
     is_ours = any(function is activation for function in _ACTIVATIONS.names.values())
     return activation.__name__ if is_ours else serialize_keras_object(activation)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the activation of a config or name; `custom_objects` are known by name besides.
-
-    Source: `keras.activations.deserialize`.
-    """
+    """Return the activation of a config or name; `custom_objects` are known by name besides."""
     return linear if config is None else _ACTIVATIONS.deserialize(config, custom_objects)
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(vars())

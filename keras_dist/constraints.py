@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_dist._sources import name_sources
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable
@@ -30,8 +31,6 @@ class Constraint(Configurable):
         ...         return jnp.minimum(w, 1.0)
         >>> AtMostOne()(jnp.array([0.5, 2.0]))
         Array([0.5, 1. ], dtype=float32)
-
-    Source: `keras.constraints.Constraint`.
     """
 
     def __call__(self, w: ArrayLike) -> Any:
@@ -40,10 +39,7 @@ class Constraint(Configurable):
 
 
 class NonNeg(Constraint):
-    """Sets negative values to 0.
-
-    Source: `keras.constraints.NonNeg`.
-    """
+    """Sets negative values to 0."""
 
     def __call__(self, w: ArrayLike) -> jax.Array:
         """Return the constrained weight."""
@@ -60,8 +56,6 @@ class MaxNorm(Constraint):
 
     Raises:
         ModelError: `max_value` is less than 0.
-
-    Source: `keras.constraints.MaxNorm`.
     """
 
     def __init__(self, max_value: float = 2, axis: int | Sequence[int] = 0) -> None:
@@ -80,8 +74,6 @@ class UnitNorm(Constraint):
 
     Args:
         axis: as in `MaxNorm`.
-
-    Source: `keras.constraints.UnitNorm`.
     """
 
     def __init__(self, axis: int | Sequence[int] = 0) -> None:
@@ -104,8 +96,6 @@ class MinMaxNorm(Constraint):
 
     Raises:
         ModelError: not `0 <= min_value <= max_value`.
-
-    Source: `keras.constraints.MinMaxNorm`.
     """
 
     def __init__(
@@ -172,26 +162,19 @@ def get(identifier: Any) -> Callable[[Any], Any] | None:
         >>> from keras_dist import constraints
         >>> constraints.get("max_norm").get_config()
         {'max_value': 2, 'axis': 0}
-
-    Source: `keras.constraints.get`.
     """
     return _CONSTRAINTS.get(identifier)
 
 
 def serialize(constraint: Any) -> Any:
-    """Return the config of a constraint.
-
-    Source: `keras.constraints.serialize`.
-    """
+    """Return the config of a constraint."""
     return serialize_keras_object(constraint)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the constraint of a config or name; `custom_objects` are known by name besides.
-
-    Source: `keras.constraints.deserialize`.
-    """
+    """Return the constraint of a config or name; `custom_objects` are known by name besides."""
     return _CONSTRAINTS.deserialize(config, custom_objects)
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(vars())

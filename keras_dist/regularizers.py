@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option
+from keras_dist._sources import name_sources
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
 from keras_dist.saving.configurable import Configurable
@@ -31,8 +32,6 @@ class Regularizer(Configurable):
         ...         return jnp.mean(x)
         >>> float(Mean()(jnp.array([1.0, 2.0])))
         1.5
-
-    Source: `keras.regularizers.Regularizer`.
     """
 
     def __call__(self, x: ArrayLike) -> jax.Array | float:
@@ -54,8 +53,6 @@ class L1L2(Regularizer):
 
     Raises:
         ModelError: a factor is not a number, infinite, or less than 0.
-
-    Source: `keras.regularizers.L1L2`.
     """
 
     def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
@@ -76,8 +73,6 @@ class L1(Regularizer):
 
     Raises:
         ModelError: `l1` is not a number, infinite, or less than 0.
-
-    Source: `keras.regularizers.L1`.
     """
 
     def __init__(self, l1: float | None = 0.01) -> None:
@@ -96,8 +91,6 @@ class L2(Regularizer):
 
     Raises:
         ModelError: `l2` is not a number, infinite, or less than 0.
-
-    Source: `keras.regularizers.L2`.
     """
 
     def __init__(self, l2: float | None = 0.01) -> None:
@@ -128,8 +121,6 @@ class OrthogonalRegularizer(Regularizer):
         UnknownNameError: no mode has this name.
 
     Differs from Keras: one row alone has no penalty; Keras divides 0 by 0.
-
-    Source: `keras.regularizers.OrthogonalRegularizer`.
     """
 
     def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
@@ -193,26 +184,19 @@ def get(identifier: Any) -> Callable[[Any], Any] | None:
         >>> from keras_dist import regularizers
         >>> regularizers.get("l2").get_config()
         {'l2': 0.01}
-
-    Source: `keras.regularizers.get`.
     """
     return _REGULARIZERS.get(identifier)
 
 
 def serialize(regularizer: Any) -> Any:
-    """Return the config of a regularizer.
-
-    Source: `keras.regularizers.serialize`.
-    """
+    """Return the config of a regularizer."""
     return serialize_keras_object(regularizer)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the regularizer of a config or name; `custom_objects` are known by name besides.
-
-    Source: `keras.regularizers.deserialize`.
-    """
+    """Return the regularizer of a config or name; `custom_objects` are known by name besides."""
     return _REGULARIZERS.deserialize(config, custom_objects)
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(vars())

@@ -3,8 +3,8 @@
 import os
 import pathlib
 import socket
-import subprocess
-import sys
+
+from tests import forks
 
 _COUNT = "--xla_force_host_platform_device_count"
 
@@ -59,30 +59,15 @@ class Job:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        root = pathlib.Path(__file__).parent.parent
-        path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-c", f"{SETUP}\n{program}\n{END}"]
+        program = f"{SETUP}\n{program}\n{END}"
+        env = environment(devices) | {"PJRT_NPROC": "32"}
         self.processes = [
-            subprocess.Popen(
-                [*command, str(index), str(processes), port, *map(str, arguments)],
-                env=environment(devices) | {"PYTHONPATH": path, "PJRT_NPROC": "32"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for index in range(processes)
+            forks.Python("-c", program, index, processes, port, *arguments, env=env) for index in range(processes)
         ]
 
     def outcomes(self, timeout: float = 120) -> list[tuple[int, str, str]]:
         """The exit code of each process, and what it printed. None lives on."""
-        try:
-            outputs = [process.communicate(timeout=timeout) for process in self.processes]
-        except BaseException:
-            for process in self.processes:
-                process.kill()
-                process.communicate()
-            raise
-        return [(process.returncode, *output) for process, output in zip(self.processes, outputs, strict=True)]
+        return [process.outcome(timeout) for process in self.processes]
 
 
 def run(program: str, *arguments: object, processes: int = 2, devices: int = 2) -> None:

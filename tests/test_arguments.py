@@ -40,6 +40,13 @@ def test_what_is_no_number_from_0_to_below_1(value):
     assert caught.value.expected == "a finite number of at least 0 and below 1"
 
 
+def test_none_stands_for_an_optional_number():
+    assert arguments.check_optional(arguments.check_number, "rate", None, 0) is None
+    assert arguments.check_optional(arguments.check_number, "rate", 1, 0) == 1.0
+    with pytest.raises(ModelError, match="`rate` is out of range"):
+        arguments.check_optional(arguments.check_number, "rate", -1, 0)
+
+
 def test_options():
     options = (None, True, "auto", "Sum", 3)
     for value, found in ((None, None), ("AUTO", "auto"), ("sum", "Sum"), (np.True_, True), (np.int8(3), 3)):

@@ -3,13 +3,13 @@
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 import keras_dist as kd
+from tests import forks
 
 PROGRAM = """
 import collections, json, sys
@@ -29,8 +29,8 @@ print(json.dumps([str(folder), counts["cache_hits"], counts["cache_misses"], log
 
 
 def start(*arguments: str, **environment: str) -> Any:
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment}, text=True)
+    done = forks.python("-c", PROGRAM, *arguments, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from tests.contracts.processes import run_python
+from tests.contracts.processes import run_fork
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLES = re.findall(
@@ -85,4 +85,4 @@ def test_a_stranger_adds_one_short_file(tmp_path, monkeypatch):
         assert len(text.splitlines()) <= 40
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    run_python(PROGRAM, PYTHONPATH=str(ROOT))
+    run_fork(PROGRAM)

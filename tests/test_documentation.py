@@ -7,30 +7,24 @@ import pathlib
 import pkgutil
 import re
 import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 import keras_dist
+from tests import forks
 from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."))
 
-
-PATH = {"PYTHONPATH": str(ROOT)}
 README = (ROOT / "README.md").read_text()
 BLOCKS = [textwrap.dedent(text) for text in re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)]
-BARE = environment()
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
 def test_every_block_of_the_readme_runs_as_it_stands(block, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, env=BARE | PATH, capture_output=True, text=True, check=False
-    )
+    run = forks.python("-c", block, cwd=tmp_path, env=environment())
     assert run.returncode == 0, run.stderr[-2000:]
     if "Model.from_nnx" in block:
         assert len(block.splitlines()) == 10, "the ten lines"
@@ -48,19 +42,11 @@ def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
         probe.bind(("127.0.0.1", 0))
         shared["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = f"127.0.0.1:{probe.getsockname()[1]}"
     processes = [
-        subprocess.Popen(
-            [sys.executable, "train.py"],
-            cwd=tmp_path,
-            env=BARE | PATH | shared | {name: index},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, index in commands
+        forks.Python("train.py", cwd=tmp_path, env=environment() | shared | {name: index}) for name, index in commands
     ]
-    printed = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)[-4000:]
-    assert "Epoch 2/2" in printed[0] and "Epoch" not in printed[1]
+    codes, printed, errors = zip(*(process.outcome(240) for process in processes), strict=True)
+    assert codes == (0, 0), "\n".join(errors)[-4000:]
+    assert "Epoch 2/2" in printed[0] and "Epoch" not in "".join([printed[1], *errors])
     assert (tmp_path / "trained").is_dir()
 
 

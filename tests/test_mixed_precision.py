@@ -264,6 +264,13 @@ class TestLossScale:
         assert again.get_config() == optimizer.get_config()
         assert (again.inner_optimizer.learning_rate, again.initial_scale, again.dynamic_growth_steps) == (0.1, 8.0, 3)
 
+    def test_before_it_has_state_its_rate_is_that_of_the_inner_optimizer(self) -> None:
+        optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
+        optimizer.inner_optimizer.learning_rate = 0.5
+        assert optimizer.learning_rate == 0.5
+        optimizer.learning_rate = 0.1
+        assert optimizer.learning_rate == optimizer.inner_optimizer.learning_rate == pytest.approx(0.1)
+
     def test_what_belongs_to_the_inner_optimizer_is_refused(self) -> None:
         with pytest.raises(errors.ModelError, match="clipnorm"):
             optimizers.LossScaleOptimizer(optimizers.SGD(), clipnorm=1.0)

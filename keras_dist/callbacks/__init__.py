@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
+from keras_dist._sources import name_sources
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore
 from keras_dist.callbacks.callback import Callback
 from keras_dist.callbacks.callback_list import CallbackList
@@ -32,6 +33,7 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
 ]
+name_sources(vars())
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -53,8 +53,6 @@ class BackupAndRestore(Callback):
 
     Differs from Keras: training resumes at the batch, not at the beginning of the epoch; two states are kept, and each
     is checked before it is used.
-
-    Source: `keras.callbacks.BackupAndRestore`.
     """
 
     EXIT_CODE = os.EX_TEMPFAIL

@@ -29,8 +29,6 @@ class Callback:
 
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
     execution has been dispatched, which may be before it has run; reading `logs` waits for it.
-
-    Source: `keras.callbacks.Callback`.
     """
 
     def __init__(self) -> None:

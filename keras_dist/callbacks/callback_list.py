@@ -30,8 +30,6 @@ class CallbackList(Callback):
 
     Raises:
         ModelError: one of them is not a `Callback`.
-
-    Source: `keras.callbacks.CallbackList`.
     """
 
     def __init__(

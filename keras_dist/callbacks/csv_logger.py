@@ -45,8 +45,6 @@ class CSVLogger(Callback):
         0,0.5,0.75
 
     Differs from Keras: appending to a file of other columns is an error; the file is open only while it is written.
-
-    Source: `keras.callbacks.CSVLogger`.
     """
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import check_int, check_number
+from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.distribution.cluster import print_message
@@ -45,8 +45,6 @@ class EarlyStopping(MonitorCallback):
         3
 
     Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
-
-    Source: `keras.callbacks.EarlyStopping`.
     """
 
     state_names = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
@@ -65,8 +63,7 @@ class EarlyStopping(MonitorCallback):
         super().__init__(monitor, mode, min_delta)
         check_int("patience", patience, 0, wrong="is not a number of epochs")
         check_int("start_from_epoch", start_from_epoch, 0, wrong="is not a number of epochs")
-        if baseline is not None:
-            check_number("baseline", baseline)
+        check_optional(check_number, "baseline", baseline)
         self.patience = patience
         self.verbose = verbose
         self.baseline = baseline

@@ -17,8 +17,6 @@ class History(Callback):
         history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
         epoch: the epochs, as numbers.
         timing: how fast the steps went; None until `fit` returns.
-
-    Source: `keras.callbacks.History`.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,6 @@ class LambdaCallback(Callback):
         >>> callback = kd.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, logs["loss"]))
         >>> callback.on_epoch_end(0, {"loss": 0.5})
         0 0.5
-
-    Source: `keras.callbacks.LambdaCallback`.
     """
 
     def __init__(

@@ -40,8 +40,6 @@ class LearningRateScheduler(Callback):
         [1.0, 0.5, 0.25]
 
     Differs from Keras: any number will do as a rate, and a `TypeError` in the schedule is not hidden.
-
-    Source: `keras.callbacks.LearningRateScheduler`.
     """
 
     state_names = ("_epoch",)  # so that the rates of an epoch are set once: a schedule may use the rates before

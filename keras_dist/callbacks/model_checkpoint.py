@@ -63,8 +63,6 @@ class ModelCheckpoint(MonitorCallback):
 
     Differs from Keras: weights are saved in the safetensors format; NaN is never the best value, and an unknown `mode`
     is an error.
-
-    Source: `keras.callbacks.ModelCheckpoint`.
     """
 
     state_names = ("best", "_epoch", "_last_batch", "_batches_since_save")

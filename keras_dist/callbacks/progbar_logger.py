@@ -27,8 +27,6 @@ class ProgbarLogger(Callback):
 
     Args:
         file: where to write; standard output by default.
-
-    Source: `keras.callbacks.ProgbarLogger`.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:

@@ -51,8 +51,6 @@ class ReduceLROnPlateau(MonitorCallback):
         [1.0, 1.0, 0.5, 0.25, 0.125]
 
     Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
-
-    Source: `keras.callbacks.ReduceLROnPlateau`.
     """
 
     state_names = ("best", "wait", "cooldown_counter")

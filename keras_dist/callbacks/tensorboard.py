@@ -48,8 +48,6 @@ class TensorBoard(Callback):
 
     Differs from Keras: `write_graph` writes the layout table; neither images nor embeddings are written. Evaluations
     are counted in steps of training that the callback has seen.
-
-    Source: `keras.callbacks.TensorBoard`.
     """
 
     state_names = ("_epoch", "_steps", "_steps_before_epoch")

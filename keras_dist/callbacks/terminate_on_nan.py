@@ -61,8 +61,6 @@ class TerminateOnNaN(Callback):
         >>> x, y = np.full((8, 3), np.nan), np.ones((8, 1))
         >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[kd.callbacks.TerminateOnNaN()])
         Batch 0: Invalid loss, terminating training. All variables were finite before that: look at the rows.
-
-    Source: `keras.callbacks.TerminateOnNaN`.
     """
 
     def __init__(self, raise_error: bool = False) -> None:

@@ -75,11 +75,7 @@ class _LocalInfo(tfds.core.DatasetInfo):
 
 
 def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
-    """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
-
-    Raises:
-        DataError: it is not local.
-    """
+    """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     if "://" in chosen:
         raise DataError(

@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from keras_dist import _jax, random
-from keras_dist._arguments import check_int
+from keras_dist._arguments import check_int, check_optional
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
@@ -47,8 +47,6 @@ def initialize(
     Raises:
         ClusterError: a variable is not an integer, an id is out of range, or the number of addresses and
             `num_processes` differ; or the coordinator cannot listen on its address.
-
-    Source: `keras.distribution.initialize`.
     """
     if job_addresses is None:
         job_addresses = os.environ.get(ADDRESSES_VARIABLE)
@@ -173,8 +171,7 @@ def _integer_variable(name: str) -> int | None:
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
     for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
-        if value is not None:
-            check_int(name, value, low, error=ClusterError)
+        check_optional(check_int, name, value, low, error=ClusterError)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ClusterError(
             "process_id is out of range",

@@ -25,8 +25,6 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
     Raises:
         DeviceError: this machine has no such devices.
-
-    Source: `keras.distribution.list_devices`.
     """
     return [device_name(device) for device in _devices_of(device_type)]
 
@@ -39,8 +37,6 @@ def get_device_count(device_type: str | None = None) -> int:
 
     Raises:
         DeviceError: this machine has no such devices.
-
-    Source: `keras.distribution.get_device_count`.
     """
     return len(_devices_of(device_type))
 

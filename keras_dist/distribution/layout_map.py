@@ -36,8 +36,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     Differs from Keras: lists are accepted as layouts, a layout of another mesh is refused, and `in`, `get`, `pop`
     and `setdefault` do what a mapping's should.
-
-    Source: `keras.distribution.LayoutMap`.
     """
 
     def __init__(self, device_mesh: DeviceMesh | None) -> None:

@@ -72,8 +72,6 @@ class ModelParallel(RuleBased):
 
     Differs from Keras: arguments may be positional, unknown ones are refused; `strict`; `axis_names`; several
     batch axes.
-
-    Source: `keras.distribution.ModelParallel`.
     """
 
     def __init__(

@@ -33,8 +33,6 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
 
     Raises:
         LayoutError: the layout has no mesh, another rank than the tensor, or does not divide it.
-
-    Source: `keras.distribution.distribute_tensor`.
     """
     if isinstance(layout, TensorLayout):
         sharding, mesh = layout.backend_layout, layout.device_mesh

@@ -51,7 +51,7 @@ class Distribution:
         axis_names: mesh axes for the names that models give to dims; empty for a strategy without rules.
         strict: whether a layout rule without effect is an error.
 
-    Source: `keras.distribution.Distribution`.
+    Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
 
     auto_shard_dataset: bool = True
@@ -312,10 +312,7 @@ _override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution
 
 
 def distribution() -> Distribution | None:
-    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None.
-
-    Source: `keras.distribution.distribution`.
-    """
+    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None."""
     override_value = _override.get()
     return _default if override_value is None else override_value
 
@@ -325,8 +322,6 @@ def set_distribution(value: Distribution | None) -> None:
 
     Raises:
         DistributionError: `value` is not a distribution.
-
-    Source: `keras.distribution.set_distribution`.
     """
     global _default
     _default = None if value is None else check_distribution("value", value)

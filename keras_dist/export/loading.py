@@ -110,9 +110,6 @@ def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Ar
         spec: what the program takes.
         value: what was given.
         sizes: of the dims that go by a name, as far as they are known; those of this input are added.
-
-    Raises:
-        ModelError: it does not fit.
     """
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     shape = tuple(value.shape)

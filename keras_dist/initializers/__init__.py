@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
+from keras_dist._sources import name_sources
 from keras_dist.initializers.constants import Constant as Constant
 from keras_dist.initializers.constants import Identity as Identity
 from keras_dist.initializers.constants import Ones as Ones
@@ -44,6 +45,7 @@ variance_scaling = VarianceScaling
 zeros = Zeros
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(vars(), ours=("FromFunction", "RandomInitializer"))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -24,8 +24,6 @@ class Constant(Initializer):
 
     Raises:
         ModelError: `value` holds no numbers.
-
-    Source: `keras.initializers.Constant`.
     """
 
     def __init__(self, value: Any = 0.0) -> None:
@@ -61,10 +59,7 @@ class Constant(Initializer):
 
 
 class Zeros(Initializer):
-    """Fills a weight with 0.
-
-    Source: `keras.initializers.Zeros`.
-    """
+    """Fills a weight with 0."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Return zeros of `shape`."""
@@ -72,10 +67,7 @@ class Zeros(Initializer):
 
 
 class Ones(Initializer):
-    """Fills a weight with 1.
-
-    Source: `keras.initializers.Ones`.
-    """
+    """Fills a weight with 1."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
         """Return ones of `shape`."""
@@ -87,8 +79,6 @@ class Identity(Initializer):
 
     Args:
         gain: a number.
-
-    Source: `keras.initializers.Identity`.
     """
 
     def __init__(self, gain: float = 1.0) -> None:

@@ -49,23 +49,15 @@ def get(identifier: Any) -> Any:
         >>> from keras_dist import initializers
         >>> initializers.get("he_normal").get_config()
         {'seed': None, 'input_axes': None, 'output_axes': None}
-
-    Source: `keras.initializers.get`.
     """
     return _INITIALIZERS.get(identifier)
 
 
 def serialize(initializer: Initializer) -> Any:
-    """Return the config of an initializer.
-
-    Source: `keras.initializers.serialize`.
-    """
+    """Return the config of an initializer."""
     return serialize_keras_object(initializer)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the initializer of a config or name; `custom_objects` are known by name besides.
-
-    Source: `keras.initializers.deserialize`.
-    """
+    """Return the initializer of a config or name; `custom_objects` are known by name besides."""
     return _INITIALIZERS.deserialize(config, custom_objects)

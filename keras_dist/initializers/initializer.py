@@ -34,8 +34,6 @@ class Initializer(Configurable):
         ...         return jnp.full(shape, 0.5, dtype)
         >>> Halves()((2,))
         Array([0.5, 0.5], dtype=float32)
-
-    Source: `keras.initializers.Initializer`.
     """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:

@@ -47,8 +47,6 @@ class RandomNormal(_Normal):
         mean: of the values.
         stddev: their standard deviation.
         seed: None, or an integer that goes before every key.
-
-    Source: `keras.initializers.RandomNormal`.
     """
 
     _values = staticmethod(jax.nn.initializers.normal)
@@ -61,8 +59,6 @@ class TruncatedNormal(_Normal):
         mean: of the values.
         stddev: the standard deviation before values are drawn again; after it, it is 0.88 of that.
         seed: None, or an integer that goes before every key.
-
-    Source: `keras.initializers.TruncatedNormal`.
     """
 
     _values = staticmethod(jax.nn.initializers.truncated_normal)
@@ -75,8 +71,6 @@ class RandomUniform(RandomInitializer):
         minval: the least value.
         maxval: above all values.
         seed: None, or an integer that goes before every key.
-
-    Source: `keras.initializers.RandomUniform`.
     """
 
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
@@ -108,8 +102,6 @@ class VarianceScaling(RandomInitializer):
         ModelError: `scale` is not positive, or axes do not come in a pair.
 
     Differs from Keras: one of `input_axes` and `output_axes` alone is refused; Keras ignores it.
-
-    Source: `keras.initializers.VarianceScaling`.
     """
 
     def __init__(

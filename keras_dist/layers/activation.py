@@ -29,8 +29,6 @@ class Activation(Layer):
     Args:
         activation: a name or a function; None for none.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Activation`.
     """
 
     def __init__(self, activation: Identifier, **kwargs: Unpack[LayerArguments]) -> None:
@@ -51,8 +49,6 @@ class ReLU(Layer):
         negative_slope: at least 0.
         threshold: at least 0.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.ReLU`.
     """
 
     def __init__(
@@ -81,8 +77,6 @@ class LeakyReLU(Layer):
     Args:
         negative_slope: at least 0.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.LeakyReLU`.
     """
 
     def __init__(self, negative_slope: float = 0.3, **kwargs: Unpack[LayerArguments]) -> None:
@@ -139,8 +133,6 @@ class ELU(Layer):
     Args:
         alpha: a number.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.ELU`.
     """
 
     def __init__(self, alpha: float = 1.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -159,8 +151,6 @@ class Softmax(Layer):
     Args:
         axis: an integer, or several.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Softmax`.
     """
 
     def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:

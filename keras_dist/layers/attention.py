@@ -25,8 +25,6 @@ class Attention(Layer):
         dropout: fraction of the scores that is dropped in training.
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Attention`.
     """
 
     def __init__(
@@ -136,8 +134,6 @@ class AdditiveAttention(Attention):
         dropout: fraction of the scores that is dropped in training.
         seed: fixes what is dropped.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.AdditiveAttention`.
     """
 
     def __init__(self, use_scale: bool = True, dropout: float = 0.0, *, seed: int | None = None, **kwargs: Any) -> None:

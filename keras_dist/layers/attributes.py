@@ -28,11 +28,7 @@ def contain(value: Any) -> Any:
 
 
 def check_name(name: Any) -> str:
-    """Return `name`, if a layer can have it.
-
-    Raises:
-        ModelError: it is no string, is empty, or contains "/" or what cannot be printed.
-    """
+    """Return `name`, if a layer can have it."""
     if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
         raise ModelError(
             "`name` cannot be the name of a layer",
@@ -44,11 +40,7 @@ def check_name(name: Any) -> str:
 
 
 def check_dtype(dtype: DTypeLike, layer: str) -> str:
-    """Return the name of `dtype`; float32 for None.
-
-    Raises:
-        ModelError: there is no such element type.
-    """
+    """Return the name of `dtype`; float32 for None."""
     try:
         return jnp.dtype("float32" if dtype is None else dtype).name
     except TypeError:

@@ -45,8 +45,6 @@ class BatchNormalization(ScaledNormalization):
         synchronized: as in Keras; not used, since the statistics are always those of the whole batch.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
             (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
-
-    Source: `keras.layers.BatchNormalization`.
     """
 
     def __init__(

@@ -28,8 +28,6 @@ class Bidirectional(Layer):
         weights: only None: use `set_weights`.
         backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Bidirectional`.
     """
 
     def __init__(

@@ -27,6 +27,27 @@ from keras_dist.layers.weight_arguments import (
 from keras_dist.layers.weights import own_variables, walk
 
 
+def _counted(build: Callable[..., None]) -> Callable[..., None]:
+    """Return `build`, after which the layer is built; once, at the end, if it calls `super().build()`."""
+
+    @functools.wraps(build)
+    def counted(self: Building, *args: Any, **kwargs: Any) -> None:
+        if self._outside.made is not None:
+            build(self, *args, **kwargs)
+            return
+        self._outside.made = []
+        # what a call has made may create no weights, also not in its build
+        around = call_context.caller() if self._outside.is_passing else None
+        try:
+            with call_context.calling(around):
+                build(self, *args, **kwargs)
+                self._finish_building()
+        finally:
+            self._outside.made = None
+
+    return counted
+
+
 class Building:
     """Creates the weights of a layer. Subclasses are layers."""
 
@@ -39,6 +60,7 @@ class Building:
     _outside: LayerRecord
     _pytree__state: Any
 
+    @_counted
     def build(self, input_shape: PyTree) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
 
@@ -186,7 +208,7 @@ class Building:
             self.build(next(iter(shapes.values()), None))
         else:
             self.build(**{name: shapes[name] for name in names if name in shapes})
-        if not self._is_built:  # without a build of its own
+        if not self._is_built:  # a model, whose `build` is about the layers in it
             self._outside.made = []
             self._finish_building()
 
@@ -232,24 +254,3 @@ class Building:
         """Return whether a weight of this name was described, or `build` mentions such an attribute."""
         builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
         return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)
-
-
-def _counted(build: Callable[..., None]) -> Callable[..., None]:
-    """Return `build`, after which the layer is built; once, at the end, if it calls `super().build()`."""
-
-    @functools.wraps(build)
-    def counted(self: Building, *args: Any, **kwargs: Any) -> None:
-        if self._outside.made is not None:
-            build(self, *args, **kwargs)
-            return
-        self._outside.made = []
-        # what a call has made may create no weights, also not in its build
-        around = call_context.caller() if self._outside.is_passing else None
-        try:
-            with call_context.calling(around):
-                build(self, *args, **kwargs)
-                self._finish_building()
-        finally:
-            self._outside.made = None
-
-    return counted

@@ -36,11 +36,7 @@ def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def check_complete(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
 ) -> None:
-    """Check that a call gives a value to each parameter that has no default.
-
-    Raises:
-        ModelError: it does not; names the layer and what is missing.
-    """
+    """Check that a call gives a value to each parameter that has no default."""
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     needed = [p.name for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
     if needed:

@@ -125,11 +125,7 @@ def note_created(variable: Variable, value: jax.Array) -> None:
 
 
 def refuse_in_call(what: str) -> None:
-    """Check that no layer's `call` runs: what it creates would be made anew in each call, and be lost.
-
-    Raises:
-        ModelError: one does.
-    """
+    """Check that no layer's `call` runs: what it creates would be made anew in each call, and be lost."""
     name = caller()
     if name is not None:
         raise ModelError(

@@ -30,8 +30,6 @@ class CategoryEncoding(Layer):
         [[1.0, 0.0, 2.0]]
 
     Differs from Keras: `sparse=True` is refused.
-
-    Source: `keras.layers.CategoryEncoding`.
     """
 
     def __init__(

@@ -142,8 +142,6 @@ class Convolution(BaseConvolution):
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
-
-    Source: `keras.layers.Conv1D`, `Conv2D`, `Conv3D`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -197,8 +195,6 @@ class Conv1D(Convolution):
         >>> from keras_dist import layers
         >>> layers.Conv1D(8, 3, padding="causal", dilation_rate=2)(jnp.ones((2, 10, 4))).shape
         (2, 10, 8)
-
-    Source: `keras.layers.Conv1D`.
     """
 
     rank = 1
@@ -213,8 +209,6 @@ class Conv2D(Convolution):
         >>> from keras_dist import layers
         >>> layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(jnp.ones((2, 28, 28, 1))).shape
         (2, 14, 14, 8)
-
-    Source: `keras.layers.Conv2D`.
     """
 
     rank = 2
@@ -236,8 +230,6 @@ class DepthwiseConvolution(BaseConvolution):
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
             depth_multiplier,), and the arguments of `Layer`.
-
-    Source: `keras.layers.DepthwiseConv1D`, `DepthwiseConv2D`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
@@ -283,8 +275,6 @@ class DepthwiseConv2D(DepthwiseConvolution):
         >>> from keras_dist import layers
         >>> layers.DepthwiseConv2D(3, depth_multiplier=2)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
-
-    Source: `keras.layers.DepthwiseConv2D`.
     """
 
     rank = 2
@@ -302,8 +292,6 @@ class SeparableConvolution(BaseConvolution):
             weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
             `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
             the arguments of `Layer`.
-
-    Source: `keras.layers.SeparableConv1D`, `SeparableConv2D`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
@@ -368,8 +356,6 @@ class SeparableConv2D(SeparableConvolution):
         >>> from keras_dist import layers
         >>> layers.SeparableConv2D(8, 3)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
-
-    Source: `keras.layers.SeparableConv2D`.
     """
 
     rank = 2

@@ -23,8 +23,6 @@ class Dense(Layer):
         use_bias: whether a bias is added.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, units), the same of `bias` (units,), and the arguments of `Layer`.
-
-    Source: `keras.layers.Dense`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}

@@ -45,8 +45,6 @@ class EinsumDense(Layer):
         (None, 10, 4, 16)
 
     Differs from Keras: there are no `lora_rank`, `gptq_unpacked_column_size` and `quantization_config`.
-
-    Source: `keras.layers.EinsumDense`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}

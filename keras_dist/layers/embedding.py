@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_number, check_size
+from keras_dist._arguments import check_number, check_optional, check_size
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
@@ -32,8 +32,6 @@ class Embedding(Layer):
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
     Differs from Keras: there are no `lora_rank` and `quantization_config`.
-
-    Source: `keras.layers.Embedding`.
     """
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}
@@ -142,9 +140,7 @@ class ReversibleEmbedding(Embedding):
         super().__init__(input_dim, output_dim, **kwargs)
         self.tie_weights = tie_weights
         self.reverse_dtype = None if reverse_dtype is None else check_dtype(reverse_dtype, self.name)
-        self.logit_soft_cap = (
-            None if logit_soft_cap is None else check_number("logit_soft_cap", logit_soft_cap, above=0, layer=self.name)
-        )
+        self.logit_soft_cap = check_optional(check_number, "logit_soft_cap", logit_soft_cap, above=0, layer=self.name)
         if not tie_weights:
             self.describe_weight("reverse_embeddings", self.embeddings_initializer, layout=reverse_embeddings_layout)
 

@@ -26,8 +26,6 @@ class GRUCell(GatedCell):
             regularizer, constraint and layout of the weights `kernel` (features, 3 * units), `recurrent_kernel` (units,
             3 * units) and `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer` and
             `recurrent_initializer`; the arguments of `Layer`.
-
-    Source: `keras.layers.GRUCell`.
     """
 
     gates = 3
@@ -96,8 +94,6 @@ class GRU(RecurrentLayer):
     Args:
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
         **kwargs: the arguments of `GRUCell`, then those of `RNN`, such as `return_sequences`.
-
-    Source: `keras.layers.GRU`.
     """
 
     cell_class = GRUCell

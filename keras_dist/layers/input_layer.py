@@ -18,8 +18,6 @@ class InputLayer(Layer):
     """An input of a model's graph.
 
     The arguments are those of `Input`, which calls `input_tensor` `tensor`.
-
-    Source: `keras.layers.InputLayer`.
     """
 
     def __init__(

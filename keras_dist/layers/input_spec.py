@@ -81,9 +81,6 @@ def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
         specs: an `InputSpec`, a list or dict of them, or None for anything.
         inputs: arrays, in the same structure.
         layer_name: for the error.
-
-    Raises:
-        ModelError: one does not fit.
     """
     if specs is None:
         return

@@ -34,8 +34,6 @@ class Lambda(Layer):
         >>> from keras_dist import layers
         >>> layers.Lambda(lambda x, n: jnp.sum(x, axis=1) / n, arguments={"n": 2})(layers.Input((8, 3))).shape
         (None, 3)
-
-    Source: `keras.layers.Lambda`.
     """
 
     def __init__(

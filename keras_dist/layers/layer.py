@@ -85,8 +85,6 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. A
     sublayer's path is made of the attributes that lead to it.
-
-    Source: `keras.layers.Layer`.
     """
 
     __slots__ = ()

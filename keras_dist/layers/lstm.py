@@ -27,8 +27,6 @@ class LSTMCell(GatedCell):
             regularizer, constraint and layout of the weights `kernel` (features, 4 * units), `recurrent_kernel` (units,
             4 * units) and `bias` (4 * units,), such as `kernel_initializer` and
             `recurrent_initializer`; the arguments of `Layer`.
-
-    Source: `keras.layers.LSTMCell`.
     """
 
     gates = 4
@@ -91,8 +89,6 @@ class LSTM(RecurrentLayer):
     Args:
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.
         **kwargs: the arguments of `LSTMCell`, then those of `RNN`, such as `return_sequences`.
-
-    Source: `keras.layers.LSTM`.
     """
 
     cell_class = LSTMCell

@@ -19,8 +19,6 @@ class Masking(Layer):
     Args:
         mask_value: a number, or one for each feature.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Masking`.
     """
 
     def __init__(self, mask_value: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -38,10 +36,7 @@ class Masking(Layer):
 
 
 class Identity(Layer):
-    """Return the inputs.
-
-    Source: `keras.layers.Identity`.
-    """
+    """Return the inputs."""
 
     supports_masking = True
 

@@ -68,8 +68,6 @@ class Add(Merge):
         >>> from keras_dist import layers
         >>> layers.Add()([jnp.ones((2, 3)), jnp.ones((2, 3))]).shape
         (2, 3)
-
-    Source: `keras.layers.Add`.
     """
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
@@ -78,10 +76,7 @@ class Add(Merge):
 
 
 class Subtract(Merge):
-    """The first of two arrays minus the second.
-
-    Source: `keras.layers.Subtract`.
-    """
+    """The first of two arrays minus the second."""
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return the first minus the second."""
@@ -90,10 +85,7 @@ class Subtract(Merge):
 
 
 class Multiply(Merge):
-    """The product of a list of arrays. Masked values count as 1; where all are masked, the output is 0.
-
-    Source: `keras.layers.Multiply`.
-    """
+    """The product of a list of arrays. Masked values count as 1; where all are masked, the output is 0."""
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their product."""
@@ -106,10 +98,7 @@ class Multiply(Merge):
 
 
 class Average(Merge):
-    """The mean of a list of arrays.
-
-    Source: `keras.layers.Average`.
-    """
+    """The mean of a list of arrays."""
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their mean."""
@@ -117,10 +106,7 @@ class Average(Merge):
 
 
 class Maximum(Merge):
-    """The largest of each value of a list of arrays. Masked values do not count, unless all are masked.
-
-    Source: `keras.layers.Maximum`.
-    """
+    """The largest of each value of a list of arrays. Masked values do not count, unless all are masked."""
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their maximum."""
@@ -128,10 +114,7 @@ class Maximum(Merge):
 
 
 class Minimum(Merge):
-    """The smallest of each value of a list of arrays. Masked values do not count, unless all are masked.
-
-    Source: `keras.layers.Minimum`.
-    """
+    """The smallest of each value of a list of arrays. Masked values do not count, unless all are masked."""
 
     def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         """Return their minimum."""
@@ -146,8 +129,6 @@ class Concatenate(Layer):
     Args:
         axis: the dim along which they are concatenated; the others must be equal.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Concatenate`.
     """
 
     def __init__(self, axis: int = -1, **kwargs: Unpack[LayerArguments]) -> None:
@@ -189,8 +170,6 @@ class Dot(Layer):
         >>> from keras_dist import layers
         >>> layers.Dot(axes=(1, 2))([jnp.ones((2, 3, 5)), jnp.ones((2, 10, 3))]).shape
         (2, 5, 10)
-
-    Source: `keras.layers.Dot`.
     """
 
     def __init__(self, axes: int | Sequence[int], normalize: bool = False, **kwargs: Unpack[LayerArguments]) -> None:
@@ -235,7 +214,7 @@ def _function(cls: type[Layer]) -> Callable[..., jax.Array]:
         return cls(**kwargs)(inputs)
 
     merge.__name__ = merge.__qualname__ = cls.__name__.lower()
-    merge.__doc__ = f"`{cls.__name__}(**kwargs)(inputs)`. Source: `keras.layers.{cls.__name__.lower()}`."
+    merge.__doc__ = f"`{cls.__name__}(**kwargs)(inputs)`."
     return merge
 
 
@@ -248,27 +227,17 @@ minimum = _function(Minimum)
 
 
 def concatenate(inputs: Sequence[jax.Array], axis: int = -1, **kwargs: Any) -> jax.Array:
-    """`Concatenate(axis, **kwargs)(inputs)`.
-
-    Source: `keras.layers.concatenate`.
-    """
+    """`Concatenate(axis, **kwargs)(inputs)`."""
     return Concatenate(axis, **kwargs)(inputs)
 
 
 def dot(inputs: Sequence[jax.Array], axes: int | Sequence[int] = -1, **kwargs: Any) -> jax.Array:
-    """`Dot(axes, **kwargs)(inputs)`.
-
-    Source: `keras.layers.dot`.
-    """
+    """`Dot(axes, **kwargs)(inputs)`."""
     return Dot(axes, **kwargs)(inputs)
 
 
 def check_list(inputs: object, layer: str, count: int | None = None) -> None:
-    """Check that the inputs of a layer are a list of arrays, of `count` if it is given.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Check that the inputs of a layer are a list of arrays, of `count` if it is given."""
     several = isinstance(inputs, list | tuple)
     if not several or not inputs or (count is not None and len(inputs) != count):
         raise ModelError(
@@ -280,11 +249,7 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
 
 
 def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
-    """Check that arrays have one batch size.
-
-    Raises:
-        ModelError: they do not.
-    """
+    """Check that arrays have one batch size."""
     if len({x.shape[:1] for x in inputs}) > 1:
         raise shapes_differ(inputs, "one batch size: that of dim 0", layer)
 

@@ -29,8 +29,6 @@ class MultiHeadAttention(ProjectedAttention):
         **kwargs: as of `ProjectedAttention`.
 
     Differs from Keras: a `query_mask` that is given is used. The causal mask follows `attention_axes`.
-
-    Source: `keras.layers.MultiHeadAttention`.
     """
 
     def __init__(

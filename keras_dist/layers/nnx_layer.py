@@ -75,11 +75,7 @@ class NNXLayer(Layer):
 
 
 def as_layer(value: Any) -> Layer:
-    """Return `value`, if it is a layer; a module as an `NNXLayer`.
-
-    Raises:
-        ModelError: it is neither.
-    """
+    """Return `value`, if it is a layer; a module as an `NNXLayer`."""
     if isinstance(value, Layer):
         return value
     if isinstance(value, nnx.Module):

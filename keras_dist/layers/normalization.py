@@ -77,8 +77,6 @@ class LayerNormalization(ScaledNormalization):
         rms_scaling: only False: deprecated in Keras, which divides by the deviation, not by the root mean square.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`, of
             the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
-
-    Source: `keras.layers.LayerNormalization`.
     """
 
     def __init__(
@@ -124,8 +122,6 @@ class GroupNormalization(ScaledNormalization):
         scale: whether `gamma` multiplies.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
             (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
-
-    Source: `keras.layers.GroupNormalization`.
     """
 
     def __init__(
@@ -186,8 +182,6 @@ class RMSNormalization(Layer):
         scale_layout: where the dims of `scale`, of the sizes of the dims `axis`, lie: a `TensorLayout`, or axes; layout
             rules win over it.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.RMSNormalization`.
     """
 
     def __init__(
@@ -222,8 +216,6 @@ class UnitNormalization(Layer):
     Args:
         axis: the dim, or dims, of the norm.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.UnitNormalization`.
     """
 
     def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:

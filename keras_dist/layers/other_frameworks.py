@@ -36,9 +36,6 @@ def check_is_ours(caller: str, value: Any) -> None:
     Args:
         caller: how errors call what was given the value.
         value: anything; also a class.
-
-    Raises:
-        ModelError: it is; the error says of which library, and what to do.
     """
     found = _described(value)
     if found is not None:
@@ -77,11 +74,7 @@ def _described(value: Any) -> tuple[str, str] | None:
 
 
 def check_is_no_function(value: Any) -> None:
-    """Check that a value is neither a function of weights and inputs nor a pair `(init, apply)`.
-
-    Raises:
-        ModelError: it is; the error says what to do.
-    """
+    """Check that a value is neither a function of weights and inputs nor a pair `(init, apply)`."""
     if isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         what = "a pair of functions, init and apply"
     elif callable(value) and not isinstance(value, type | tuple) and not _asks_for_rngs(value):

@@ -24,8 +24,6 @@ class ZeroPadding(SpatialLayer):
 
     Attributes:
         padding: a pair for each spatial dim.
-
-    Source: `keras.layers.ZeroPadding1D`, `ZeroPadding2D`, `ZeroPadding3D`.
     """
 
     def __init__(
@@ -52,8 +50,6 @@ class Cropping(SpatialLayer):
 
     Attributes:
         cropping: a pair for each spatial dim.
-
-    Source: `keras.layers.Cropping1D`, `Cropping2D`, `Cropping3D`.
     """
 
     def __init__(
@@ -88,8 +84,6 @@ class ZeroPadding2D(ZeroPadding):
         >>> from keras_dist import layers
         >>> layers.ZeroPadding2D(((1, 0), (2, 2)))(jnp.ones((2, 28, 28, 1))).shape
         (2, 29, 32, 1)
-
-    Source: `keras.layers.ZeroPadding2D`.
     """
 
     rank = 2
@@ -105,8 +99,6 @@ class Cropping1D(Cropping):
     """Inputs (batch, steps, channels) without their borders; see `Cropping`.
 
     There is no `data_format`.
-
-    Source: `keras.layers.Cropping1D`.
     """
 
     rank = 1

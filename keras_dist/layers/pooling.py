@@ -57,10 +57,7 @@ class Pooling(SpatialLayer):
 
 
 class MaxPooling(Pooling):
-    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`.
-
-    Source: `keras.layers.MaxPooling1D`, `MaxPooling2D`, `MaxPooling3D`.
-    """
+    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`."""
 
     pool_mode = "max"
 
@@ -86,8 +83,6 @@ class AveragePooling(Pooling):
     """The base of `AveragePooling1D`, `AveragePooling2D` and `AveragePooling3D`; the arguments are those of `Pooling`.
 
     Steps beyond the borders, as `padding="same"` has them, do not count.
-
-    Source: `keras.layers.AveragePooling1D`, `AveragePooling2D`, `AveragePooling3D`.
     """
 
     pool_mode = "average"
@@ -120,10 +115,7 @@ class GlobalPooling(SpatialLayer):
 
 
 class GlobalMaxPooling(GlobalPooling):
-    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`.
-
-    Source: `keras.layers.GlobalMaxPooling1D`, `GlobalMaxPooling2D`, `GlobalMaxPooling3D`.
-    """
+    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`."""
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest number of each channel, (batch, channels)."""
@@ -131,10 +123,7 @@ class GlobalMaxPooling(GlobalPooling):
 
 
 class GlobalAveragePooling(GlobalPooling):
-    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`.
-
-    Source: `keras.layers.GlobalAveragePooling2D`, `GlobalAveragePooling3D`.
-    """
+    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`."""
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the mean of each channel, (batch, channels)."""
@@ -182,10 +171,7 @@ class AdaptivePooling(SpatialLayer):
 
 
 class AdaptiveMaxPooling(AdaptivePooling):
-    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`.
-
-    Source: `keras.layers.AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D`, `AdaptiveMaxPooling3D`.
-    """
+    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
         """Return the largest number of each window."""
@@ -193,10 +179,7 @@ class AdaptiveMaxPooling(AdaptivePooling):
 
 
 class AdaptiveAveragePooling(AdaptivePooling):
-    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`.
-
-    Source: `keras.layers.AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D`, `AdaptiveAveragePooling3D`.
-    """
+    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
         """Return the mean of each window."""
@@ -223,8 +206,6 @@ class MaxPooling2D(MaxPooling):
         >>> from keras_dist import layers
         >>> layers.MaxPooling2D()(jnp.ones((2, 28, 28, 4))).shape
         (2, 14, 14, 4)
-
-    Source: `keras.layers.MaxPooling2D`.
     """
 
     rank = 2
@@ -260,8 +241,6 @@ class GlobalAveragePooling1D(GlobalPooling):
     The arguments are those of `GlobalPooling`.
 
     Differs from Keras: where all steps are masked the mean is 0, not NaN.
-
-    Source: `keras.layers.GlobalAveragePooling1D`.
     """
 
     rank = 1
@@ -300,8 +279,6 @@ class GlobalAveragePooling2D(GlobalAveragePooling):
         >>> from keras_dist import layers
         >>> layers.GlobalAveragePooling2D(keepdims=True)(jnp.ones((2, 7, 7, 4))).shape
         (2, 1, 1, 4)
-
-    Source: `keras.layers.GlobalAveragePooling2D`.
     """
 
     rank = 2
@@ -345,8 +322,6 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
         >>> from keras_dist import layers
         >>> layers.AdaptiveAveragePooling2D((7, 5))(jnp.ones((2, 20, 30, 4))).shape
         (2, 7, 5, 4)
-
-    Source: `keras.layers.AdaptiveAveragePooling2D`.
     """
 
     rank = 2

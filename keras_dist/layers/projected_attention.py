@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import regularizers
-from keras_dist._arguments import check_fraction, check_size
+from keras_dist._arguments import check_fraction, check_optional, check_size
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.einsum_dense import EinsumDense
@@ -90,9 +90,7 @@ class ProjectedAttention(Layer):
         super().__init__(**kwargs)
         self.dropout = check_fraction("dropout", dropout, self.name)
         self.use_bias = use_bias
-        self.sliding_window = (
-            None if sliding_window is None else check_size("sliding_window", sliding_window, self.name)
-        )
+        self.sliding_window = check_optional(check_size, "sliding_window", sliding_window, self.name)
         self.flash_attention = flash_attention
         self.use_gate = use_gate
         self.seed = seed
@@ -151,7 +149,8 @@ class ProjectedAttention(Layer):
         self._members = members
         inputs = {"query": query_shape, "key": key_shape, "value": value_shape, "gate": query_shape}
         inputs["attention_output"] = (*query_shape[:-1], self.query_heads, self.value_size)
-        for name, shape in inputs.items():  # in the order of their first calls, which the keys of the seed follow
+        inputs["dropout"] = query_shape  # any will do
+        for name, shape in inputs.items():  # in the order that the keys of the seed follow
             if name in members:
                 members[name].build(shape)
 

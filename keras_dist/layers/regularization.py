@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import random, regularizers
-from keras_dist._arguments import argument_error, check_broadcasts, check_fraction, check_number, check_option, is_int
+from keras_dist._arguments import argument_error, check_broadcasts, check_fraction, check_number, is_int
 from keras_dist._types import DTypeLike, Shape
-from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.mixed_precision import DTypePolicy
 
@@ -92,18 +92,12 @@ class Dropout(NoiseLayer):
         return random.dropout(inputs, self.rate, shape, self.seed_generator)
 
 
-class _SpatialDropout(Dropout):
+class _SpatialDropout(SpatialLayer, Dropout):
     """`Dropout` of whole channels of inputs with `rank` spatial dims."""
 
-    rank: int
-
     def __init__(self, rate: float, data_format: str | None, seed: int | None, **kwargs: Any) -> None:
-        super().__init__(rate, seed=seed, **kwargs)
-        formats = ("channels_last", "channels_first")
-        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
-        together = (1,) * self.rank
-        self.noise_shape = (None, *together, None) if self.data_format == formats[0] else (None, None, *together)
-        self.input_spec = InputSpec(ndim=self.rank + 2)
+        super().__init__(data_format, rate=rate, seed=seed, **kwargs)
+        self.noise_shape = self.for_all_dims((1,) * self.rank, None)
 
 
 class SpatialDropout1D(_SpatialDropout):
@@ -248,8 +242,6 @@ class ActivityRegularization(Layer):
         l1: 0 or more.
         l2: 0 or more.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.ActivityRegularization`.
     """
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **kwargs: Unpack[LayerArguments]) -> None:

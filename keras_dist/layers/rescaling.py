@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers
+from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
@@ -30,8 +30,6 @@ class Rescaling(Layer):
         scale: a number, or one for each channel.
         offset: a number, or one for each channel.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Rescaling`.
     """
 
     def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -66,8 +64,6 @@ class Normalization(Layer):
         >>> layer.adapt(np.array([[0.0, 7.0], [2.0, 9.0]], "float32"))
         >>> layer(np.array([[0.0, 9.0]], "float32")).tolist()
         [[-1.0, 1.0]]
-
-    Source: `keras.layers.Normalization`.
     """
 
     def __init__(
@@ -80,8 +76,8 @@ class Normalization(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.axis = () if axis is None or axis in ((), []) else check_axes("axis", axis, self.name)
-        self.input_mean = None if mean is None else check_numbers("mean", mean, self.name)
-        self.input_variance = None if variance is None else check_numbers("variance", variance, self.name)
+        self.input_mean = check_optional(check_numbers, "mean", mean, self.name)
+        self.input_variance = check_optional(check_numbers, "variance", variance, self.name)
         self._check_statistics()
         self.invert = invert
         self.supports_masking = True

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_option, check_size, is_int
+from keras_dist._arguments import argument_error, check_data_format, check_size, is_int
 from keras_dist._types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
@@ -25,14 +25,11 @@ class Flatten(Layer):
         data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
             (batch, channels, ...), whose channels become the innermost dim, too.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Flatten`.
     """
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        formats = ("channels_last", "channels_first")
-        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.input_spec = InputSpec(min_ndim=1)
 
     def call(self, inputs: jax.Array) -> jax.Array:
@@ -48,8 +45,6 @@ class Reshape(Layer):
     Args:
         target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Reshape`.
     """
 
     def __init__(self, target_shape: Sequence[int | None], **kwargs: Unpack[LayerArguments]) -> None:
@@ -92,8 +87,6 @@ class Permute(Layer):
         >>> from keras_dist import layers
         >>> layers.Permute((2, 1))(layers.Input((10, 64))).shape
         (None, 64, 10)
-
-    Source: `keras.layers.Permute`.
     """
 
     def __init__(self, dims: Sequence[int], **kwargs: Unpack[LayerArguments]) -> None:
@@ -120,8 +113,6 @@ class RepeatVector(Layer):
     Args:
         n: number of repetitions.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.RepeatVector`.
     """
 
     def __init__(self, n: int, **kwargs: Unpack[LayerArguments]) -> None:

@@ -29,8 +29,6 @@ class StackedRNNCells(Layer):
     Args:
         cells: the cells, as `RNN` takes them.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.StackedRNNCells`.
     """
 
     def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
@@ -113,8 +111,6 @@ class RNN(Layer):
         **kwargs: as of `Layer`.
 
     Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
-
-    Source: `keras.layers.RNN`.
     """
 
     def __init__(
@@ -292,11 +288,7 @@ class RecurrentLayer(RNN):
 
 
 def check_cell(cell: Any, layer: str) -> Layer:
-    """Return `cell`, if it can be called as the step of a recurrent layer.
-
-    Raises:
-        ModelError: it is no layer, or does not say how large its states are.
-    """
+    """Return `cell`, if it can be called as the step of a recurrent layer."""
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
         check_is_ours(f"`cell` of layer {layer!r}", cell)
         raise ModelError(

@@ -32,8 +32,6 @@ def serialize(layer: Layer) -> dict[str, Any]:
         >>> from keras_dist import layers
         >>> layers.deserialize(layers.serialize(layers.Dense(3, activation="relu"))).units
         3
-
-    Source: `keras.layers.serialize`.
     """
     return serialize_keras_object(layer)
 
@@ -47,7 +45,5 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Raises:
         ConfigError: the config mentions what is not known, or is of something else than a layer.
-
-    Source: `keras.layers.deserialize`.
     """
     return _LAYERS.deserialize(config, custom_objects)

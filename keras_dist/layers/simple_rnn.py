@@ -22,8 +22,6 @@ class SimpleRNNCell(RecurrentCell):
         **kwargs: `dropout`, `recurrent_dropout` and `seed`, as of `RecurrentCell`; the initializer, regularizer,
             constraint and layout of the weights `kernel` (features, units), `recurrent_kernel` (units, units) and
             `bias` (units,), such as `kernel_initializer` and `recurrent_initializer`; the arguments of `Layer`.
-
-    Source: `keras.layers.SimpleRNNCell`.
     """
 
     def __init__(
@@ -62,8 +60,6 @@ class SimpleRNN(RecurrentLayer):
 
     Args:
         **kwargs: the arguments of `SimpleRNNCell`, then those of `RNN`, such as `return_sequences`.
-
-    Source: `keras.layers.SimpleRNN`.
     """
 
     cell_class = SimpleRNNCell

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from keras_dist._arguments import check_option
+from keras_dist._arguments import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -28,8 +28,7 @@ class SpatialLayer(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        formats = ("channels_last", "channels_first")
-        self.data_format = check_option("data_format", data_format or formats[0], formats, self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     @property

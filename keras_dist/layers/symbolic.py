@@ -313,11 +313,7 @@ def output_shape(layer: Layer, input_shape: PyTree) -> PyTree:
 
 
 def first_node(layer: Layer) -> Node:
-    """Return the first call of a layer on symbolic tensors.
-
-    Raises:
-        ModelError: there was none.
-    """
+    """Return the first call of a layer on symbolic tensors."""
     nodes = layer._outside.nodes
     if not nodes:
         raise ModelError(

@@ -112,8 +112,6 @@ class Conv2DTranspose(TransposedConvolution):
         >>> from keras_dist import layers
         >>> layers.Conv2DTranspose(8, 3, strides=2, padding="same")(jnp.ones((2, 14, 14, 4))).shape
         (2, 28, 28, 8)
-
-    Source: `keras.layers.Conv2DTranspose`.
     """
 
     rank = 2
@@ -123,8 +121,6 @@ class Conv3DTranspose(TransposedConvolution):
     """Transposed convolution of inputs (batch, depth, height, width, channels); see `TransposedConvolution`.
 
     The arguments are those of `TransposedConvolution`; `data_format` stands before `output_padding`, as in Keras.
-
-    Source: `keras.layers.Conv3DTranspose`.
     """
 
     rank = 3

@@ -22,8 +22,6 @@ class UpSampling(SpatialLayer):
         size: number of repetitions in each spatial dim; one integer stands for all of them.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.UpSampling1D`, `UpSampling2D`, `UpSampling3D`.
     """
 
     def __init__(
@@ -64,8 +62,6 @@ class UpSampling2D(UpSampling):
         >>> from keras_dist import layers
         >>> layers.UpSampling2D((2, 3), interpolation="bilinear")(jnp.ones((2, 14, 14, 4))).shape
         (2, 28, 42, 4)
-
-    Source: `keras.layers.UpSampling2D`.
     """
 
     rank = 2

@@ -278,11 +278,7 @@ def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: 
 def check_initial_value(
     value: ArrayLike, shape: tuple[int, ...], label: str, initializer: Identifier | ArrayLike
 ) -> None:
-    """Check what an initializer returned.
-
-    Raises:
-        ModelError: it is no array of this shape.
-    """
+    """Check what an initializer returned."""
     if jnp.shape(value) != shape:
         raise ModelError(
             f"the initializer of {label} gave another shape",
@@ -293,11 +289,7 @@ def check_initial_value(
 
 
 def check_shape(shape: Any, label: str) -> tuple[int, ...]:
-    """Return `shape` as a tuple of positive integers.
-
-    Raises:
-        ModelError: it is not a shape.
-    """
+    """Return `shape` as a tuple of positive integers."""
     dims = (shape,) if is_int(shape) else tuple(shape)
     if not all(is_int(size, 1) for size in dims):
         raise ModelError(

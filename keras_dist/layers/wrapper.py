@@ -35,8 +35,6 @@ class Wrapper(Layer):
 
     Attributes:
         layer: the wrapped layer.
-
-    Source: `keras.layers.Wrapper`.
     """
 
     def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:
@@ -69,8 +67,6 @@ class TimeDistributed(Wrapper):
         **kwargs: as of `Layer`.
 
     Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
-
-    Source: `keras.layers.TimeDistributed`.
     """
 
     def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:

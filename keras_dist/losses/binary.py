@@ -30,8 +30,6 @@ def binary_crossentropy(
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.binary_crossentropy`.
     """
     y_true, y_pred = matched("binary_crossentropy", y_true, y_pred)
     return jnp.mean(_crossentropy(_smooth(y_true, label_smoothing), y_pred, from_logits), axis)
@@ -66,8 +64,6 @@ def binary_focal_crossentropy(
         ModelError: the shapes differ.
 
     Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities.
-
-    Source: `keras.losses.binary_focal_crossentropy`.
     """
     y_true, y_pred = matched("binary_focal_crossentropy", y_true, y_pred)
     y_true = _smooth(y_true, label_smoothing)
@@ -94,8 +90,6 @@ class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
     """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred))` as a `Loss`.
 
     Arguments: as of `binary_crossentropy` and `Loss`.
-
-    Source: `keras.losses.BinaryCrossentropy`.
     """
 
     def __init__(
@@ -107,16 +101,13 @@ class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
         name: str = "binary_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class BinaryFocalCrossentropy(ElementwiseLoss, function=binary_focal_crossentropy):
     """`binary_crossentropy` with each prediction weighted by `(1 - p)**gamma`, as a `Loss`.
 
     Arguments: as of `binary_focal_crossentropy` and `Loss`.
-
-    Source: `keras.losses.BinaryFocalCrossentropy`.
     """
 
     def __init__(

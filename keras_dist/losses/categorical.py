@@ -37,8 +37,6 @@ def categorical_crossentropy(
         ModelError: the shapes differ.
 
     Differs from Keras: smoothing spreads over the classes of `axis`, in Keras always over as many as the last dim has.
-
-    Source: `keras.losses.categorical_crossentropy`.
     """
     y_true, y_pred = _distributions("categorical_crossentropy", y_true, y_pred, label_smoothing, axis)
     if from_logits:
@@ -74,8 +72,6 @@ def categorical_focal_crossentropy(
 
     Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities; smoothing as of
     `categorical_crossentropy`.
-
-    Source: `keras.losses.categorical_focal_crossentropy`.
     """
     y_true, y_pred = _distributions("categorical_focal_crossentropy", y_true, y_pred, label_smoothing, axis)
     p = _probabilities(jax.nn.softmax(y_pred, axis) if from_logits else y_pred, axis)
@@ -103,8 +99,6 @@ def sparse_categorical_crossentropy(
         DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
 
     Differs from Keras: a class index out of range is an error, in compiled steps NaN, not 0; any `axis` works.
-
-    Source: `keras.losses.sparse_categorical_crossentropy`.
     """
     index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis, ignore_class)
     if ignore_class is not None:
@@ -136,8 +130,6 @@ def categorical_generalized_cross_entropy(y_true: ArrayLike, y_pred: ArrayLike, 
 
     Differs from Keras: a class index out of range is an error, in compiled steps NaN, not `1 / q`; indices (batch, 1)
     are not paired with every row of predictions.
-
-    Source: `keras.losses.categorical_generalized_cross_entropy`.
     """
     index, y_pred = _class_indices("categorical_generalized_cross_entropy", y_true, y_pred, -1)
     return (1 - _pick(y_pred, index, -1) ** q) / q
@@ -228,8 +220,6 @@ class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
     """`-sum(y_true * log(p))` of one-hot targets, as a `Loss`.
 
     Arguments: as of `categorical_crossentropy` and `Loss`.
-
-    Source: `keras.losses.CategoricalCrossentropy`.
     """
 
     def __init__(
@@ -241,16 +231,13 @@ class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
         name: str = "categorical_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_crossentropy):
     """`-sum(alpha * (1 - p)**gamma * y_true * log(p))` of one-hot targets, as a `Loss`.
 
     Arguments: as of `categorical_focal_crossentropy` and `Loss`.
-
-    Source: `keras.losses.CategoricalFocalCrossentropy`.
     """
 
     def __init__(
@@ -272,8 +259,6 @@ class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_cr
     """`-log(p[y_true])` of class indices, as a `Loss`.
 
     Arguments: as of `sparse_categorical_crossentropy` and `Loss`. Targets equal to `ignore_class` do not count.
-
-    Source: `keras.losses.SparseCategoricalCrossentropy`.
     """
 
     ignore_class: int | None
@@ -287,8 +272,7 @@ class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_cr
         name: str = "sparse_categorical_crossentropy",
         dtype: DTypeLike | None = None,
     ) -> None:
-        options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
-        super().__init__(reduction, name, dtype, **options)
+        super().__init__(reduction, name, dtype, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
 
     def _counts(self, y_true: ArrayLike, values: jax.Array) -> jax.Array | None:
         return None if self.ignore_class is None else jnp.asarray(y_true != self.ignore_class).reshape(values.shape)
@@ -301,8 +285,6 @@ class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_gene
 
     Raises:
         ModelError: `q` is not between 0 and 1.
-
-    Source: `keras.losses.CategoricalGeneralizedCrossEntropy`.
     """
 
     def __init__(

@@ -75,8 +75,6 @@ class Circle(FunctionLoss, function=circle):
     """Circle loss of each embedding against all others of the batch, as a `Loss`.
 
     Arguments: as of `circle` and `Loss`. Embeddings whose value is 0 do not count in the mean.
-
-    Source: `keras.losses.Circle`.
     """
 
     def __init__(

@@ -51,8 +51,6 @@ def get(identifier: Any) -> Any:
         True
         >>> losses.get({"class_name": "Huber", "config": {"delta": 2.0}}).delta
         2.0
-
-    Source: `keras.losses.get`.
     """
     return _LOSSES.get(identifier)
 
@@ -90,8 +88,6 @@ def serialize(loss: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: it cannot be written down.
-
-    Source: `keras.losses.serialize`.
     """
     return serialize_keras_object(loss)
 
@@ -106,7 +102,5 @@ def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> A
     Raises:
         UnknownNameError: no loss has this name.
         ConfigError: the config mentions what is not known.
-
-    Source: `keras.losses.deserialize`.
     """
     return _LOSSES.deserialize(name, custom_objects)

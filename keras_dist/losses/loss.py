@@ -48,8 +48,6 @@ class Loss(Configurable):
     Differs from Keras: values that pair every example with every other, or that belong to no example, are an error;
     values that a mask leaves out may be NaN; weights (batch,) fit values of any number of dims; `mask` is an argument;
     names are not numbered.
-
-    Source: `keras.losses.Loss`.
     """
 
     needs_targets: ClassVar[bool] = True

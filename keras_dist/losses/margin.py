@@ -25,18 +25,13 @@ def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.hinge`.
     """
     y_true, y_pred = matched("hinge", y_true, y_pred)
     return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)), axis=-1)
 
 
 def squared_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`; arguments as of `hinge`.
-
-    Source: `keras.losses.squared_hinge`.
-    """
+    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`; arguments as of `hinge`."""
     y_true, y_pred = matched("squared_hinge", y_true, y_pred)
     return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)) ** 2, axis=-1)
 
@@ -47,8 +42,6 @@ def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     Args:
         y_true: one-hot rows (batch, ..., classes).
         y_pred: scores (batch, ..., classes).
-
-    Source: `keras.losses.categorical_hinge`.
     """
     y_true, y_pred = matched("categorical_hinge", y_true, y_pred)
     pos = jnp.sum(y_true * y_pred, axis=-1)
@@ -63,21 +56,12 @@ def _signs(y_true: jax.Array) -> jax.Array:
 
 
 class Hinge(ElementwiseLoss, function=hinge):
-    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`.
-
-    Source: `keras.losses.Hinge`.
-    """
+    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`."""
 
 
 class SquaredHinge(ElementwiseLoss, function=squared_hinge):
-    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`.
-
-    Source: `keras.losses.SquaredHinge`.
-    """
+    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`."""
 
 
 class CategoricalHinge(FunctionLoss, function=categorical_hinge):
-    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`.
-
-    Source: `keras.losses.CategoricalHinge`.
-    """
+    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`."""

@@ -25,8 +25,6 @@ def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.kl_divergence`.
     """
     y_true, y_pred = (jnp.clip(p, EPSILON, 1) for p in matched("kl_divergence", y_true, y_pred))
     return optax.losses.kl_divergence(jnp.log(y_pred), y_true)
@@ -44,22 +42,14 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.poisson`.
     """
     y_true, y_pred = matched("poisson", y_true, y_pred)
     return jnp.mean(y_pred - y_true * jnp.log(y_pred + EPSILON), axis=-1)
 
 
 class KLDivergence(FunctionLoss, function=kl_divergence):
-    """`sum(y_true * log(y_true / y_pred))` as a `Loss`.
-
-    Source: `keras.losses.KLDivergence`.
-    """
+    """`sum(y_true * log(y_true / y_pred))` as a `Loss`."""
 
 
 class Poisson(ElementwiseLoss, function=poisson):
-    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`.
-
-    Source: `keras.losses.Poisson`.
-    """
+    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`."""

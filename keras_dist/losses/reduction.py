@@ -22,9 +22,6 @@ def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:
     """Return what a loss returned, if it is a scalar or has a value for each example.
 
     Examples are the first dim of the arrays in `y_true` and `y_pred`.
-
-    Raises:
-        ModelError: it is no array, has another length, or compares every example with every other.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((y_true, y_pred))]
     rows = {shape[0] for shape in shapes if shape}

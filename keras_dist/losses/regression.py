@@ -25,18 +25,13 @@ def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.mean_squared_error`.
     """
     y_true, y_pred = matched("mean_squared_error", y_true, y_pred)
     return jnp.mean(optax.squared_error(y_pred, y_true), axis=-1)
 
 
 def mean_absolute_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(abs(y_true - y_pred), axis=-1)`; shapes as of `mean_squared_error`.
-
-    Source: `keras.losses.mean_absolute_error`.
-    """
+    """`mean(abs(y_true - y_pred), axis=-1)`; shapes as of `mean_squared_error`."""
     y_true, y_pred = matched("mean_absolute_error", y_true, y_pred)
     return jnp.mean(jnp.abs(y_true - y_pred), axis=-1)
 
@@ -45,8 +40,6 @@ def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
     """`100 * mean(abs((y_true - y_pred) / y_true), axis=-1)` [%]; shapes as of `mean_squared_error`.
 
     Targets nearer to 0 than 1e-7 count as 1e-7.
-
-    Source: `keras.losses.mean_absolute_percentage_error`.
     """
     y_true, y_pred = matched("mean_absolute_percentage_error", y_true, y_pred)
     return 100.0 * jnp.mean(jnp.abs((y_true - y_pred) / jnp.maximum(jnp.abs(y_true), EPSILON)), axis=-1)
@@ -56,8 +49,6 @@ def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
     """`mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`; shapes as of `mean_squared_error`.
 
     Numbers below 1e-7 count as 1e-7.
-
-    Source: `keras.losses.mean_squared_logarithmic_error`.
     """
     y_true, y_pred = matched("mean_squared_logarithmic_error", y_true, y_pred)
     logarithms = (jnp.log1p(jnp.maximum(y, EPSILON)) for y in (y_pred, y_true))
@@ -71,18 +62,13 @@ def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array
         y_true: targets, as of `mean_squared_error`.
         y_pred: predictions (batch, ..., n).
         delta: the error from which on the loss is linear.
-
-    Source: `keras.losses.huber`.
     """
     y_true, y_pred = matched("huber", y_true, y_pred)
     return jnp.mean(optax.huber_loss(y_pred, y_true, delta=delta), axis=-1)
 
 
 def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(log(cosh(y_pred - y_true)), axis=-1)`; shapes as of `mean_squared_error`.
-
-    Source: `keras.losses.log_cosh`.
-    """
+    """`mean(log(cosh(y_pred - y_true)), axis=-1)`; shapes as of `mean_squared_error`."""
     y_true, y_pred = matched("log_cosh", y_true, y_pred)
     return jnp.mean(optax.log_cosh(y_pred, y_true), axis=-1)
 
@@ -94,47 +80,31 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
         y_true: targets, as of `mean_squared_error`.
         y_pred: predictions (batch, ...).
         axis: the dim of the vectors.
-
-    Source: `keras.losses.cosine_similarity`.
     """
     y_true, y_pred = matched("cosine_similarity", y_true, y_pred)
     return -optax.cosine_similarity(y_pred, y_true, epsilon=EPSILON**2, axis=axis)
 
 
 class MeanSquaredError(ElementwiseLoss, function=mean_squared_error):
-    """`mean((y_true - y_pred)**2)` as a `Loss`.
-
-    Source: `keras.losses.MeanSquaredError`.
-    """
+    """`mean((y_true - y_pred)**2)` as a `Loss`."""
 
 
 class MeanAbsoluteError(ElementwiseLoss, function=mean_absolute_error):
-    """`mean(abs(y_true - y_pred))` as a `Loss`.
-
-    Source: `keras.losses.MeanAbsoluteError`.
-    """
+    """`mean(abs(y_true - y_pred))` as a `Loss`."""
 
 
 class MeanAbsolutePercentageError(ElementwiseLoss, function=mean_absolute_percentage_error):
-    """`100 * mean(abs((y_true - y_pred) / y_true))` [%] as a `Loss`.
-
-    Source: `keras.losses.MeanAbsolutePercentageError`.
-    """
+    """`100 * mean(abs((y_true - y_pred) / y_true))` [%] as a `Loss`."""
 
 
 class MeanSquaredLogarithmicError(ElementwiseLoss, function=mean_squared_logarithmic_error):
-    """`mean((log(1 + y_true) - log(1 + y_pred))**2)` as a `Loss`.
-
-    Source: `keras.losses.MeanSquaredLogarithmicError`.
-    """
+    """`mean((log(1 + y_true) - log(1 + y_pred))**2)` as a `Loss`."""
 
 
 class Huber(ElementwiseLoss, function=huber):
     """`mean(e**2 / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2))` with `e = y_true - y_pred`, as a `Loss`.
 
     Arguments: as of `huber` and `Loss`.
-
-    Source: `keras.losses.Huber`.
     """
 
     def __init__(
@@ -148,18 +118,13 @@ class Huber(ElementwiseLoss, function=huber):
 
 
 class LogCosh(ElementwiseLoss, function=log_cosh):
-    """`mean(log(cosh(y_pred - y_true)))` as a `Loss`.
-
-    Source: `keras.losses.LogCosh`.
-    """
+    """`mean(log(cosh(y_pred - y_true)))` as a `Loss`."""
 
 
 class CosineSimilarity(FunctionLoss, function=cosine_similarity):
     """`-sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))` as a `Loss`.
 
     Arguments: as of `cosine_similarity` and `Loss`.
-
-    Source: `keras.losses.CosineSimilarity`.
     """
 
     def __init__(

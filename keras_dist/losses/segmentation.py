@@ -25,8 +25,6 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None 
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.dice`.
     """
     y_true, y_pred = matched("dice", y_true, y_pred)
     axis = _dims(axis)
@@ -53,8 +51,6 @@ def tversky(
 
     Raises:
         ModelError: the shapes differ.
-
-    Source: `keras.losses.tversky`.
     """
     y_true, y_pred = matched("tversky", y_true, y_pred)
     axis = _dims(axis)
@@ -71,8 +67,6 @@ class Dice(FunctionLoss, function=dice):
     """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))` as a `Loss`.
 
     Arguments: as of `dice` and `Loss`. Without `axis` there is no value to weight.
-
-    Source: `keras.losses.Dice`.
     """
 
     def __init__(
@@ -89,8 +83,6 @@ class Tversky(FunctionLoss, function=tversky):
     """`1 - both / (both + alpha * missed + beta * wrong)` as a `Loss`.
 
     Arguments: as of `tversky` and `Loss`. Without `axis` there is no value to weight.
-
-    Source: `keras.losses.Tversky`.
     """
 
     def __init__(

@@ -28,8 +28,6 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     Raises:
         ModelError: the shapes do not fit.
         DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
-
-    Source: `keras.losses.ctc`.
     """
     y_true, y_pred = as_arrays("ctc", y_true, y_pred)
     if y_true.ndim != 2 or y_pred.ndim != 3 or len(y_true) != len(y_pred):
@@ -52,7 +50,4 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class CTC(FunctionLoss, function=ctc):
-    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`.
-
-    Source: `keras.losses.CTC`.
-    """
+    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`."""

@@ -30,11 +30,7 @@ def from_numbers(value: PyTree) -> PyTree:
 
 
 def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return both as arrays of jax; integer predictions as float32.
-
-    Raises:
-        ModelError: one is None, a dict or the like.
-    """
+    """Return both as arrays of jax; integer predictions as float32."""
     y_true, y_pred = from_numbers(y_true), from_numbers(y_pred)
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not is_array(value):

@@ -45,40 +45,28 @@ def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
 
 
 def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """`(y_pred > threshold) == y_true`, as 0.0 and 1.0, for each value.
-
-    Source: `keras.metrics.binary_accuracy`.
-    """
+    """`(y_pred > threshold) == y_true`, as 0.0 and 1.0, for each value."""
     y_true, y_pred = align_ranks(*as_arrays("binary_accuracy", y_true, y_pred))
     _check_shapes("binary_accuracy", y_true.shape, y_pred.shape)
     return ((y_pred > threshold).astype(y_true.dtype) == y_true).astype(jnp.float32)
 
 
 def categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`argmax(y_pred) == argmax(y_true)`, as 0.0 and 1.0, for each row.
-
-    Source: `keras.metrics.categorical_accuracy`.
-    """
+    """`argmax(y_pred) == argmax(y_true)`, as 0.0 and 1.0, for each row."""
     y_true, y_pred = as_arrays("categorical_accuracy", y_true, y_pred)
     _check_shapes("categorical_accuracy", y_true.shape, y_pred.shape)
     return (jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
 
 
 def sparse_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`argmax(y_pred) == y_true`, as 0.0 and 1.0, for each class index.
-
-    Source: `keras.metrics.sparse_categorical_accuracy`.
-    """
+    """`argmax(y_pred) == y_true`, as 0.0 and 1.0, for each class index."""
     y_true, y_pred = as_arrays("sparse_categorical_accuracy", y_true, y_pred)
     y_true = _indices("sparse_categorical_accuracy", y_true, y_pred)
     return (jnp.argmax(y_pred, axis=-1) == y_true).astype(jnp.float32)
 
 
 def top_k_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike, k: int = 5) -> jax.Array:
-    """`argmax(y_true) in top_k(y_pred, k)`, as 0.0 and 1.0, for each row.
-
-    Source: `keras.metrics.top_k_categorical_accuracy`.
-    """
+    """`argmax(y_true) in top_k(y_pred, k)`, as 0.0 and 1.0, for each row."""
     y_true, y_pred = as_arrays("top_k_categorical_accuracy", y_true, y_pred)
     _check_shapes("top_k_categorical_accuracy", y_true.shape, y_pred.shape)
     return _in_top_k(jnp.argmax(y_true, axis=-1), y_pred, k)
@@ -94,8 +82,6 @@ def sparse_top_k_categorical_accuracy(
         y_pred: scores (batch, ..., classes), or, with `from_sorted_ids`, classes from the best downwards.
         k: how many of the largest scores count.
         from_sorted_ids: whether `y_pred` holds classes.
-
-    Source: `keras.metrics.sparse_top_k_categorical_accuracy`.
     """
     y_true, y_pred = as_arrays("sparse_top_k_categorical_accuracy", y_true, y_pred)
     y_true = _indices("sparse_top_k_categorical_accuracy", y_true, y_pred)
@@ -108,8 +94,6 @@ class Accuracy(FunctionMetric, function=accuracy, direction="up"):
     """Mean of `y_true == y_pred`.
 
     `metrics=["accuracy"]` is another: binary, sparse or categorical accuracy, by the shapes.
-
-    Source: `keras.metrics.Accuracy`.
     """
 
 
@@ -119,8 +103,6 @@ class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
     Args:
         threshold: 0.5 for probabilities, 0 for logits.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.BinaryAccuracy`.
     """
 
     def __init__(
@@ -134,17 +116,11 @@ class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
 
 
 class CategoricalAccuracy(FunctionMetric, function=categorical_accuracy, direction="up"):
-    """Mean of `argmax(y_pred) == argmax(y_true)`, for one-hot targets.
-
-    Source: `keras.metrics.CategoricalAccuracy`.
-    """
+    """Mean of `argmax(y_pred) == argmax(y_true)`, for one-hot targets."""
 
 
 class SparseCategoricalAccuracy(FunctionMetric, function=sparse_categorical_accuracy, direction="up"):
-    """Mean of `argmax(y_pred) == y_true`, for class indices.
-
-    Source: `keras.metrics.SparseCategoricalAccuracy`.
-    """
+    """Mean of `argmax(y_pred) == y_true`, for class indices."""
 
 
 class TopKCategoricalAccuracy(FunctionMetric, function=top_k_categorical_accuracy, direction="up"):
@@ -153,8 +129,6 @@ class TopKCategoricalAccuracy(FunctionMetric, function=top_k_categorical_accurac
     Args:
         k: how many of the largest scores count.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.TopKCategoricalAccuracy`.
     """
 
     def __init__(
@@ -174,8 +148,6 @@ class SparseTopKCategoricalAccuracy(FunctionMetric, function=sparse_top_k_catego
         k: how many of the largest scores count.
         from_sorted_ids: whether predictions are classes from the best downwards, instead of scores.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.SparseTopKCategoricalAccuracy`.
     """
 
     def __init__(

@@ -35,8 +35,6 @@ class AUC(Metric, direction="up"):
 
     Raises:
         ModelError: an argument is none of its options, or out of range.
-
-    Source: `keras.metrics.AUC`.
     """
 
     def __init__(

@@ -117,36 +117,25 @@ class TruePositives(_Count, direction="up"):
     Args:
         thresholds: a number from 0 to 1 or several; 0.5 by default, 0 for logits.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.TruePositives`.
     """
 
     _count = "true_positives"
 
 
 class FalsePositives(_Count, direction="down"):
-    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.FalsePositives`.
-    """
+    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`."""
 
     _count = "false_positives"
 
 
 class TrueNegatives(_Count, direction="up"):
-    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.TrueNegatives`.
-    """
+    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`."""
 
     _count = "true_negatives"
 
 
 class FalseNegatives(_Count, direction="down"):
-    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`.
-
-    Source: `keras.metrics.FalseNegatives`.
-    """
+    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`."""
 
     _count = "false_negatives"
 
@@ -183,18 +172,13 @@ class Precision(_Rate):
         top_k: only the `top_k` largest scores of a row count as positive.
         class_id: only this class counts.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.Precision`.
     """
 
     _rate = "precision"
 
 
 class Recall(_Rate):
-    """Recall, `TP / (TP + FN)`; arguments as of `Precision`.
-
-    Source: `keras.metrics.Recall`.
-    """
+    """Recall, `TP / (TP + FN)`; arguments as of `Precision`."""
 
     _rate = "recall"
 
@@ -237,8 +221,6 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
 
     Raises:
         ModelError: an argument is out of range.
-
-    Source: `keras.metrics.SensitivityAtSpecificity`.
     """
 
     _best, _where = "recall", "specificity"
@@ -259,8 +241,6 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
     """Best specificity `TN / (TN + FP)` where sensitivity `TP / (TP + FN)` is at least `sensitivity`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.SpecificityAtSensitivity`.
     """
 
     _best, _where = "specificity", "recall"
@@ -281,8 +261,6 @@ class PrecisionAtRecall(_AtOperatingPoint):
     """Best precision `TP / (TP + FP)` where recall `TP / (TP + FN)` is at least `recall`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.PrecisionAtRecall`.
     """
 
     _best, _where = "precision", "recall"
@@ -303,8 +281,6 @@ class RecallAtPrecision(_AtOperatingPoint):
     """Best recall `TP / (TP + FN)` where precision `TP / (TP + FP)` is at least `precision`.
 
     Other arguments and errors: as of `SensitivityAtSpecificity`.
-
-    Source: `keras.metrics.RecallAtPrecision`.
     """
 
     _best, _where = "recall", "precision"
@@ -322,11 +298,7 @@ class RecallAtPrecision(_AtOperatingPoint):
 
 
 def parse_thresholds(thresholds: float | Sequence[float] | None, default: float = 0.5) -> list[float]:
-    """Return the thresholds as a list.
-
-    Raises:
-        ModelError: one is no number from 0 to 1.
-    """
+    """Return the thresholds as a list."""
     if thresholds is None:
         return [default]
     found: list[Any] = list(thresholds) if isinstance(thresholds, Sequence | np.ndarray) else [thresholds]
@@ -377,11 +349,7 @@ def count(
 
 
 def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
-    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it.
-
-    Raises:
-        ModelError: they have another shape.
-    """
+    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it."""
     weight = jnp.asarray(sample_weight, values.dtype)
     if weight.ndim == values.ndim + 1 and weight.shape[-1] == 1:
         weight = jnp.squeeze(weight, -1)
@@ -399,11 +367,7 @@ def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
 def selected(
     name: str, y_true: ArrayLike, y_pred: ArrayLike, top_k: int | None = None, class_id: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return targets and scores of one shape: of `class_id` only, with scores outside the `top_k` below all thresholds.
-
-    Raises:
-        ModelError: the shapes differ, or there are no classes to choose one of.
-    """
+    """Return targets and scores of one shape: of `class_id`, with scores outside the `top_k` below all thresholds."""
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.shape != y_pred.shape:
         raise ModelError(

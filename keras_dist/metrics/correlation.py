@@ -11,19 +11,13 @@ from keras_dist.metrics.reduction import FunctionMetric
 
 
 def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """`cov(y_true, y_pred) / (std(y_true) * std(y_pred))` along `axis`, from -1 to 1.
-
-    Source: `keras.metrics.pearson_correlation`.
-    """
+    """`cov(y_true, y_pred) / (std(y_true) * std(y_pred))` along `axis`, from -1 to 1."""
     y_true, y_pred = (_standardized(values, axis) for values in matched("pearson_correlation", y_true, y_pred))
     return jnp.mean(y_true * y_pred, axis=axis)
 
 
 def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """`2 * cov(y_true, y_pred) / (var(y_true) + var(y_pred) + (mean(y_true) - mean(y_pred))**2)`, from -1 to 1.
-
-    Source: `keras.metrics.concordance_correlation`.
-    """
+    """`2 * cov(y_true, y_pred) / (var(y_true) + var(y_pred) + (mean(y_true) - mean(y_pred))**2)`, from -1 to 1."""
     y_true, y_pred = matched("concordance_correlation", y_true, y_pred)
     true_mean, pred_mean = (jnp.mean(values, axis=axis, keepdims=True) for values in (y_true, y_pred))
     spread = jnp.var(y_true, axis=axis) + jnp.var(y_pred, axis=axis)
@@ -38,8 +32,6 @@ class PearsonCorrelation(FunctionMetric, function=pearson_correlation, direction
     Args:
         axis: the dim along which values are correlated.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.PearsonCorrelation`.
     """
 
     def __init__(
@@ -58,8 +50,6 @@ class ConcordanceCorrelation(FunctionMetric, function=concordance_correlation, d
     Args:
         axis: the dim along which values are compared.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.ConcordanceCorrelation`.
     """
 
     def __init__(

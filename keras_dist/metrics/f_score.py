@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_number, check_option
+from keras_dist._arguments import check_number, check_option, check_optional
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import EPSILON, as_arrays
@@ -28,8 +28,6 @@ class FBetaScore(Metric, direction="up"):
 
     Raises:
         ModelError: an argument is none of its options, or out of range.
-
-    Source: `keras.metrics.FBetaScore`.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class FBetaScore(Metric, direction="up"):
         self.average = check_option("average", average, (None, "micro", "weighted", "macro"))
         self.axis = None if self.average == "micro" else 0
         self.beta = check_number("beta", beta, above=0)
-        self.threshold = None if threshold is None else check_number("threshold", threshold, above=0, high=1)
+        self.threshold = check_optional(check_number, "threshold", threshold, above=0, high=1)
         self._built = False
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
@@ -98,10 +96,7 @@ class FBetaScore(Metric, direction="up"):
 
 
 class F1Score(FBetaScore):
-    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`.
-
-    Source: `keras.metrics.F1Score`.
-    """
+    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`."""
 
     def __init__(
         self,

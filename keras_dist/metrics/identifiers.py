@@ -65,8 +65,6 @@ def get(identifier: Any) -> Any:
         >>> from keras_dist import metrics
         >>> metrics.get("mse")
         <MeanSquaredError name=mean_squared_error>
-
-    Source: `keras.metrics.get`.
     """
     return _METRICS.get(identifier)
 
@@ -105,8 +103,6 @@ def serialize(metric: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: it cannot be written down.
-
-    Source: `keras.metrics.serialize`.
     """
     return serialize_keras_object(metric)
 
@@ -121,8 +117,6 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     Raises:
         UnknownNameError: no metric has this name.
         ConfigError: the config mentions what is not known.
-
-    Source: `keras.metrics.deserialize`.
     """
     return _METRICS.deserialize(config, custom_objects)
 

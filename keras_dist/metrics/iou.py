@@ -34,8 +34,6 @@ class IoU(Metric, direction="up"):
 
     Raises:
         ModelError: a class is out of range.
-
-    Source: `keras.metrics.IoU`.
     """
 
     def __init__(
@@ -122,8 +120,6 @@ class BinaryIoU(IoU):
         target_class_ids: (0, 1) for the mean over both, (1,) for the foreground alone.
         threshold: from which a score counts as 1.
         name, dtype, mesh: as of `IoU`.
-
-    Source: `keras.metrics.BinaryIoU`.
     """
 
     def __init__(
@@ -143,10 +139,7 @@ class BinaryIoU(IoU):
 
 
 class MeanIoU(IoU):
-    """Mean of `TP / (TP + FP + FN)` over all classes; arguments as of `IoU`.
-
-    Source: `keras.metrics.MeanIoU`.
-    """
+    """Mean of `TP / (TP + FP + FN)` over all classes; arguments as of `IoU`."""
 
     def __init__(
         self,
@@ -164,10 +157,7 @@ class MeanIoU(IoU):
 
 
 class OneHotIoU(IoU):
-    """Mean over some classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`.
-
-    Source: `keras.metrics.OneHotIoU`.
-    """
+    """Mean over some classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`."""
 
     def __init__(
         self,
@@ -184,10 +174,7 @@ class OneHotIoU(IoU):
 
 
 class OneHotMeanIoU(MeanIoU):
-    """Mean over all classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`.
-
-    Source: `keras.metrics.OneHotMeanIoU`.
-    """
+    """Mean over all classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`."""
 
     def __init__(
         self,

@@ -49,8 +49,6 @@ class Metric(Configurable):
         ...         return self.found.value
         >>> float(Largest()(None, np.array([1.0, 3.0])))
         3.0
-
-    Source: `keras.metrics.Metric`.
     """
 
     _never_called: ClassVar[Mapping[str, str]] = {"reset_states": "call it `reset_state`"}

@@ -30,17 +30,11 @@ def crossentropy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class KLDivergence(FunctionMetric, function=kl_divergence, direction="down"):
-    """Mean of `sum(y_true * log(y_true / y_pred), axis=-1)`.
-
-    Source: `keras.metrics.KLDivergence`.
-    """
+    """Mean of `sum(y_true * log(y_true / y_pred), axis=-1)`."""
 
 
 class Poisson(FunctionMetric, function=poisson, direction="down"):
-    """Mean of `y_pred - y_true * log(y_pred)`.
-
-    Source: `keras.metrics.Poisson`.
-    """
+    """Mean of `y_pred - y_true * log(y_pred)`."""
 
 
 class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction="down"):
@@ -50,8 +44,6 @@ class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction
         from_logits: whether predictions are logits.
         label_smoothing: how far targets are moved to 0.5, from 0 to 1.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.BinaryCrossentropy`.
     """
 
     def __init__(
@@ -73,8 +65,6 @@ class CategoricalCrossentropy(FunctionMetric, function=categorical_crossentropy,
         label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.CategoricalCrossentropy`.
     """
 
     def __init__(
@@ -86,8 +76,7 @@ class CategoricalCrossentropy(FunctionMetric, function=categorical_crossentropy,
         axis: int = -1,
         mesh: object = None,
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
-        super().__init__(name, dtype, mesh, **options)
+        super().__init__(name, dtype, mesh, from_logits=from_logits, label_smoothing=label_smoothing, axis=axis)
 
 
 class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_crossentropy, direction="down"):
@@ -98,8 +87,6 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
         ignore_class: a class index whose values count as 0; with weights they do not count.
         axis: the dim of the classes.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.SparseCategoricalCrossentropy`.
     """
 
     ignore_class: int | None
@@ -113,8 +100,7 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
         axis: int = -1,
         mesh: object = None,
     ) -> None:
-        options = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
-        super().__init__(name, dtype, mesh, **options)
+        super().__init__(name, dtype, mesh, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:
         """Add a batch."""

@@ -26,8 +26,6 @@ class R2Score(Metric, direction="up"):
 
     Raises:
         ModelError: an argument is none of its options.
-
-    Source: `keras.metrics.R2Score`.
     """
 
     def __init__(

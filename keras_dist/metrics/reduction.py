@@ -24,8 +24,6 @@ class Sum(Metric):
         name, dtype, mesh: as of `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
-
-    Source: `keras.metrics.Sum`.
     """
 
     def __init__(self, name: str | None = "sum", dtype: DTypeLike | None = None, mesh: object = None) -> None:
@@ -52,8 +50,6 @@ class Mean(Metric):
         name, dtype, mesh: as of `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
-
-    Source: `keras.metrics.Mean`.
     """
 
     def __init__(self, name: str | None = "mean", dtype: DTypeLike | None = None, mesh: object = None) -> None:

@@ -24,38 +24,23 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
 
 
 class MeanSquaredError(FunctionMetric, function=mean_squared_error, direction="down"):
-    """Mean of `(y_pred - y_true)**2`.
-
-    Source: `keras.metrics.MeanSquaredError`.
-    """
+    """Mean of `(y_pred - y_true)**2`."""
 
 
 class MeanAbsoluteError(FunctionMetric, function=mean_absolute_error, direction="down"):
-    """Mean of `abs(y_pred - y_true)`.
-
-    Source: `keras.metrics.MeanAbsoluteError`.
-    """
+    """Mean of `abs(y_pred - y_true)`."""
 
 
 class MeanAbsolutePercentageError(FunctionMetric, function=mean_absolute_percentage_error, direction="down"):
-    """Mean of `100 * abs(y_pred - y_true) / abs(y_true)` [%].
-
-    Source: `keras.metrics.MeanAbsolutePercentageError`.
-    """
+    """Mean of `100 * abs(y_pred - y_true) / abs(y_true)` [%]."""
 
 
 class MeanSquaredLogarithmicError(FunctionMetric, function=mean_squared_logarithmic_error, direction="down"):
-    """Mean of `(log(1 + y_pred) - log(1 + y_true))**2`.
-
-    Source: `keras.metrics.MeanSquaredLogarithmicError`.
-    """
+    """Mean of `(log(1 + y_pred) - log(1 + y_true))**2`."""
 
 
 class LogCoshError(FunctionMetric, function=log_cosh, direction="down"):
-    """Mean of `log(cosh(y_pred - y_true))`.
-
-    Source: `keras.metrics.LogCoshError`.
-    """
+    """Mean of `log(cosh(y_pred - y_true))`."""
 
     def __init__(self, name: str | None = "logcosh", dtype: DTypeLike | None = None, mesh: object = None) -> None:
         super().__init__(name, dtype, mesh)
@@ -67,8 +52,6 @@ class CosineSimilarity(FunctionMetric, function=cosine_similarity, direction="up
     Args:
         axis: the dim of the vectors.
         name, dtype, mesh: as of `Metric`.
-
-    Source: `keras.metrics.CosineSimilarity`.
     """
 
     def __init__(
@@ -82,10 +65,7 @@ class CosineSimilarity(FunctionMetric, function=cosine_similarity, direction="up
 
 
 class RootMeanSquaredError(Mean, direction="down"):
-    """`sqrt(mean((y_pred - y_true)**2))` over all examples at once.
-
-    Source: `keras.metrics.RootMeanSquaredError`.
-    """
+    """`sqrt(mean((y_pred - y_true)**2))` over all examples at once."""
 
     def __init__(
         self, name: str | None = "root_mean_squared_error", dtype: DTypeLike | None = None, mesh: object = None

@@ -215,11 +215,7 @@ def _made_under(layer: Layer) -> Distribution | None:
 
 
 def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Distribution | None) -> None:
-    """Check that the models among the layers are to live where the outer one does, or have weights of their own.
-
-    Raises:
-        DistributionError: one was made under another distribution.
-    """
+    """Check that the models among the layers are to live where the outer one does, or have weights of their own."""
     for path, inner in layers_below(model):
         asked = _made_under(inner)
         if inner is model or asked is None or asked == distribution or (inner._session and chosen is not None):
@@ -233,11 +229,7 @@ def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Dist
 
 
 def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence[KerasTensor]) -> None:
-    """Check that no weight's shape depends on a dim of unknown size.
-
-    Raises:
-        ModelError: one does.
-    """
+    """Check that no weight's shape depends on a dim of unknown size."""
     for spec, again in zip(graph.specs, other.specs, strict=True):
         if spec.shape != again.shape:
             shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))

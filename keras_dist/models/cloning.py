@@ -53,8 +53,6 @@ def clone_model(
         >>> model = kd.Sequential([kd.Input((8,)), layers.Dense(3)])
         >>> clone = models.clone_model(model)
         >>> clone.set_weights(model.get_weights())
-
-    Source: `keras.models.clone_model`.
     """
     if not isinstance(model, Model):
         check_is_ours("clone_model: `model`", model)

@@ -74,8 +74,6 @@ def load_model(
             made then.
         ConfigError: it mentions what is not known, or a lambda in `safe_mode`.
         LayoutError: the layout rules cannot be applied to it.
-
-    Source: `keras.models.load_model`.
     """
     if distribution is not None:
         check_distribution("distribution", distribution)
@@ -117,8 +115,6 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
 
     Raises:
         ConfigError: it is no JSON, is damaged, or mentions what is not known.
-
-    Source: `keras.models.model_from_json`.
     """
     try:
         config = json.loads(json_string)

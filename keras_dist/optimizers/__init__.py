@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from keras_dist._not_here import missing_from
+from keras_dist._sources import name_sources
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor as Adafactor
 from keras_dist.optimizers.adagrad import Adadelta as Adadelta
 from keras_dist.optimizers.adagrad import Adagrad as Adagrad
 from keras_dist.optimizers.adam import Adam as Adam
+from keras_dist.optimizers.adam import Adamax as Adamax
 from keras_dist.optimizers.adam import AdamW as AdamW
-from keras_dist.optimizers.adamax import Adamax as Adamax
-from keras_dist.optimizers.custom_loops import ModelState as ModelState
-from keras_dist.optimizers.custom_loops import OptimizerVariable as OptimizerVariable
+from keras_dist.optimizers.adam import Lamb as Lamb
+from keras_dist.optimizers.adam import Nadam as Nadam
 from keras_dist.optimizers.ftrl import Ftrl as Ftrl
-from keras_dist.optimizers.lamb import Lamb as Lamb
 from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
 from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
 from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
@@ -32,12 +32,13 @@ from keras_dist.optimizers.lion import Lion as Lion
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
 from keras_dist.optimizers.muon import Muon as Muon
-from keras_dist.optimizers.nadam import Nadam as Nadam
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
 from keras_dist.optimizers.sgd import SGD as SGD
+from keras_dist.optimizers.variable import ModelState as ModelState
+from keras_dist.optimizers.variable import OptimizerVariable as OptimizerVariable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
 
@@ -105,8 +106,6 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 
     Raises:
         ConfigError: an argument cannot be written down.
-
-    Source: `keras.optimizers.serialize`.
     """
     return serialize_keras_object(optimizer)
 
@@ -120,8 +119,6 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Raises:
         ConfigError: a class or function is not known.
-
-    Source: `keras.optimizers.deserialize`.
     """
     return _OPTIMIZERS.deserialize(config, custom_objects)
 
@@ -132,6 +129,13 @@ _EXPORTED = [
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]
 __all__ = ["schedules", *_EXPORTED]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(
+    vars(),
+    ours=(
+        *("LearningRateState", "LossScaleState", "ModelState", "OptimizerState", "ScheduledRateState"),
+        *("OptaxOptimizer", "OptimizerVariable", "checked_rate", "is_config", "scale_by_rate"),
+    ),
+)
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -27,8 +27,6 @@ class Adafactor(Optimizer):
         epsilon_2: the smallest root mean square of a variable that steps are scaled by.
         clip_threshold: the largest root mean square of a direction.
         relative_step: changes nothing; Keras limits the rate in any case.
-
-    Source: `keras.optimizers.Adafactor`.
     """
 
     needs_params: ClassVar[bool] = True

@@ -18,8 +18,6 @@ class Adagrad(Optimizer):
         learning_rate, **common: as of `Optimizer`.
         initial_accumulator_value: initial value of `s`.
         epsilon: added to `s`, under the root.
-
-    Source: `keras.optimizers.Adagrad`.
     """
 
     def __init__(
@@ -47,8 +45,6 @@ class Adadelta(Optimizer):
         learning_rate, **common: as of `Optimizer`; 1.0 for the form of the paper.
         rho: how much of the means each step keeps.
         epsilon: added to the means, under the roots.
-
-    Source: `keras.optimizers.Adadelta`.
     """
 
     def __init__(

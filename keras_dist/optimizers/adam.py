@@ -1,15 +1,15 @@
-"""Adam, and Adam with weight decay."""
+"""Adam and its variants: AdamW, Adamax, Nadam, Lamb."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_number
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import ArgumentsButDecay, CommonArguments, Optimizer
@@ -41,8 +41,6 @@ class Adam(MomentsOptimizer):
         beta_2: how much of `v`, the mean of their squares, each step keeps.
         epsilon: added to the root, before the bias of the first steps is corrected.
         amsgrad: whether `v` is the largest mean of squares so far instead of the last.
-
-    Source: `keras.optimizers.Adam`.
     """
 
     def __init__(
@@ -64,10 +62,7 @@ class Adam(MomentsOptimizer):
 
 
 class AdamW(Adam):
-    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`.
-
-    Source: `keras.optimizers.AdamW`.
-    """
+    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`."""
 
     def __init__(
         self,
@@ -113,3 +108,98 @@ def scale_by_amsgrad(beta_1: float, beta_2: float, epsilon: float) -> optax.Grad
 
 def _root_bias(beta_2: float, count: jax.Array) -> jax.Array:
     return jnp.sqrt(1 - beta_2 ** (count + 1))
+
+
+class Adamax(MomentsOptimizer):
+    """`w -= learning_rate / (1 - beta_1**t) * m / (u + epsilon)`.
+
+    Args:
+        learning_rate, **common: as of `Optimizer`.
+        beta_1: how much of `m`, the mean of gradients, each step keeps.
+        beta_2: how much of `u`, the largest absolute gradient, each step keeps.
+        epsilon: added to `u`.
+    """
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Directions of Adamax, times the negative rate."""
+        return optax.chain(_scale_by_adamax(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
+
+
+def _scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
+    """`optax.scale_by_adamax`, but epsilon is never part of what is remembered."""
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        del params
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(updates, state.mu, beta_1, 1)
+        nu = jax.tree.map(lambda g, n: jnp.maximum(beta_2 * n, jnp.abs(g)), updates, state.nu)
+        means = optax.tree.bias_correction(mu, beta_1, count)
+        directions = jax.tree.map(lambda m, n: m / (n + epsilon), means, nu)
+        return directions, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(optax.scale_by_adamax(beta_1, beta_2).init, update)
+
+
+class Nadam(MomentsOptimizer):
+    """Adam with Nesterov momentum, which grows from half of `beta_1` to all of it.
+
+    Arguments: as of `Adam`.
+    """
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Directions of Nadam, times the negative rate."""
+        return optax.chain(_scale_by_nadam(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
+
+
+class ScaleByNadamState(NamedTuple):
+    """The state of Adam, and the product of the momenta so far."""
+
+    count: ArrayLike
+    mu: PyTree
+    nu: PyTree
+    product: jax.Array
+
+
+def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
+    """Nadam with the momenta of Dozat's paper; `optax.scale_by_adam(nesterov=True)` has a constant one.
+
+    Source: Dozat, "Incorporating Nesterov Momentum into Adam" (2016).
+    """
+
+    def momentum(step: ArrayLike) -> ArrayLike:
+        return beta_1 * (1 - 0.5 * 0.96**step)
+
+    def init(params: PyTree) -> ScaleByNadamState:
+        zeros = optax.tree.zeros_like
+        return ScaleByNadamState(jnp.zeros((), jnp.int32), zeros(params), zeros(params), jnp.ones(()))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        del params
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(updates, state.mu, beta_1, 1)
+        nu = optax.tree.update_moment(updates, state.nu, beta_2, 2)
+        now, then = momentum(count), momentum(count + 1)
+        product = state.product * now
+        directions = jax.tree.map(
+            lambda g, m, n: (then * m / (1 - product * then) + (1 - now) * g / (1 - product)) / (jnp.sqrt(n) + epsilon),
+            updates,
+            mu,
+            optax.tree.bias_correction(nu, beta_2, count),
+        )
+        return directions, ScaleByNadamState(count, mu, nu, product)
+
+    return optax.GradientTransformation(init, update)
+
+
+class Lamb(MomentsOptimizer):
+    """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam, for each variable.
+
+    Arguments: as of `Adam`.
+    """
+
+    needs_params: ClassVar[bool] = True
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Directions of Adam, brought to the norm of their variable, times the negative rate."""
+        directions = optax.scale_by_adam(self.beta_1, self.beta_2, self.epsilon)
+        return optax.chain(directions, optax.scale_by_trust_ratio(), scale_by_rate())

@@ -142,11 +142,7 @@ def checked_rate(value: Any) -> np.float32:
 
 
 def check_rate(value: Any) -> None:
-    """Check that `value` is a finite number of at least 0, or callable with a step or without arguments.
-
-    Raises:
-        ModelError: it is neither.
-    """
+    """Check that `value` is a finite number of at least 0, or callable with a step or without arguments."""
     if not callable(value):
         if checked_rate(value) < 0:
             raise ModelError(

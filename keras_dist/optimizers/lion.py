@@ -18,8 +18,6 @@ class Lion(Optimizer):
         learning_rate, **common: as of `Optimizer`; a third to a tenth of Adam's.
         beta_1: weight of `m` beside the gradient.
         beta_2: how much of `m` each step keeps.
-
-    Source: `keras.optimizers.Lion`.
     """
 
     def __init__(

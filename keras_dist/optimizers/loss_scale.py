@@ -56,8 +56,6 @@ class LossScaleOptimizer(Optimizer):
         >>> updates, state = optimizer.update({"w": jnp.asarray(jnp.inf)}, state, {"w": jnp.ones(())})
         >>> float(updates["w"]), float(state.dynamic_scale)
         (0.0, 4.0)
-
-    Source: `keras.optimizers.LossScaleOptimizer`.
     """
 
     def __init__(
@@ -149,11 +147,7 @@ class LossScaleOptimizer(Optimizer):
 
 
 def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
-    """Check that what all optimizers share is left to the inner one.
-
-    Raises:
-        ModelError: it is not, or the inner optimizer is none.
-    """
+    """Check that what all optimizers share is left to the inner one."""
     if not callable(getattr(inner_optimizer, "update", None)):
         raise ModelError(
             "LossScaleOptimizer: `inner_optimizer` is not an optimizer",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist import _paths
-from keras_dist._arguments import check_int, check_number
+from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist._patterns import pattern
 from keras_dist._types import PyTree
 from keras_dist.optimizers.adam import scale_by_adam
@@ -38,8 +38,6 @@ class Muon(Optimizer):
         ns_steps: number of Newton-Schulz steps.
         nesterov: whether to use Nesterov momentum.
         rms_rate: the root mean square of a step, near that of Adam; None for orthogonal matrices as they are.
-
-    Source: `keras.optimizers.Muon`.
     """
 
     needs_params: ClassVar[bool] = True
@@ -68,8 +66,7 @@ class Muon(Optimizer):
         super().__init__(learning_rate, weight_decay=weight_decay, **common)
         self.adam_beta_1 = check_number("adam_beta_1", adam_beta_1, 0, below=1)
         self.adam_beta_2 = check_number("adam_beta_2", adam_beta_2, 0, below=1)
-        decay = adam_weight_decay
-        self.adam_weight_decay = None if decay is None else check_number("adam_weight_decay", decay)
+        self.adam_weight_decay = check_optional(check_number, "adam_weight_decay", adam_weight_decay)
         self.epsilon = check_number("epsilon", epsilon, 0)
         self.exclude_layers = check_patterns("Muon", "exclude_layers", exclude_layers)
         self.exclude_embeddings = exclude_embeddings

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from keras_dist import _paths
-from keras_dist._arguments import check_int, check_number
+from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
@@ -113,8 +113,6 @@ class Optimizer(CustomLoops, Configurable):
     the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
     transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
     does not scale the loss.
-
-    Source: `keras.optimizers.Optimizer`.
     """
 
     _never_called: ClassVar[dict[str, str]] = {
@@ -158,15 +156,12 @@ class Optimizer(CustomLoops, Configurable):
         check_rate(learning_rate)
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         _check_clips(clips)
-        if weight_decay is not None:
-            check_number("weight_decay", weight_decay)
-        if loss_scale_factor is not None:
-            check_number("loss_scale_factor", loss_scale_factor, above=0)
-        if gradient_accumulation_steps is not None:
-            check_int("gradient_accumulation_steps", gradient_accumulation_steps, 2, wrong="is no count of steps")
+        check_optional(check_number, "weight_decay", weight_decay)
+        check_optional(check_number, "loss_scale_factor", loss_scale_factor, above=0)
+        wrong, steps = "is no count of steps", gradient_accumulation_steps
+        check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
         check_number("ema_momentum", ema_momentum, 0, 1)
-        if ema_overwrite_frequency is not None:
-            check_int("ema_overwrite_frequency", ema_overwrite_frequency, 1, wrong="is no count of steps")
+        check_optional(check_int, "ema_overwrite_frequency", ema_overwrite_frequency, 1, wrong=wrong)
         self._rate = learning_rate
         self.weight_decay = weight_decay
         self.clipnorm, self.clipvalue, self.global_clipnorm = clipnorm, clipvalue, global_clipnorm
@@ -469,11 +464,7 @@ def _check_clips(clips: dict[str, float | None]) -> None:
 
 
 def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    """Return a list of regular expressions as a tuple; None as an empty one.
-
-    Raises:
-        ModelError: it is not such a list.
-    """
+    """Return a list of regular expressions as a tuple; None as an empty one."""
     problem = "a string" if isinstance(values, str) else ""
     try:
         rules = tuple(values or ())

@@ -20,8 +20,6 @@ class RMSprop(Optimizer):
         momentum: how much of the velocity each step keeps.
         epsilon: added to `v`, under the root.
         centered: whether `v` is the variance instead.
-
-    Source: `keras.optimizers.RMSprop`.
     """
 
     def __init__(

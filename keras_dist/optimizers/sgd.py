@@ -18,8 +18,6 @@ class SGD(Optimizer):
         learning_rate, **common: as of `Optimizer`.
         momentum: how much of the velocity each step keeps.
         nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
-
-    Source: `keras.optimizers.SGD`.
     """
 
     def __init__(

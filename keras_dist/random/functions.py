@@ -33,8 +33,6 @@ def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, se
     Example:
         >>> normal((2, 3), seed=1337).shape
         (2, 3)
-
-    Source: `keras.random.normal`.
     """
     return jax.random.normal(key_of(seed), check_shape("shape", shape), _float_dtype(dtype)) * stddev + mean
 
@@ -51,8 +49,6 @@ def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any 
 
     Raises:
         ModelError: as of `normal`.
-
-    Source: `keras.random.truncated_normal`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.truncated_normal(key_of(seed), -2.0, 2.0, dims, dtype) * stddev + mean
@@ -70,8 +66,6 @@ def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None,
 
     Raises:
         ModelError: as of `normal`.
-
-    Source: `keras.random.uniform`.
     """
     return jax.random.uniform(key_of(seed), check_shape("shape", shape), _float_dtype(dtype), minval, maxval)
 
@@ -87,8 +81,6 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
 
     Raises:
         ModelError: as of `normal`.
-
-    Source: `keras.random.gamma`.
     """
     return jax.random.gamma(key_of(seed), jnp.asarray(alpha), check_shape("shape", shape), _float_dtype(dtype))
 
@@ -105,8 +97,6 @@ def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None)
 
     Raises:
         ModelError: as of `normal`.
-
-    Source: `keras.random.beta`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.beta(key_of(seed), jnp.asarray(alpha), jnp.asarray(beta), dims, dtype)
@@ -124,8 +114,6 @@ def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: An
 
     Raises:
         ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
-
-    Source: `keras.random.randint`.
     """
     return jax.random.randint(key_of(seed), check_shape("shape", shape), minval, maxval, _int_dtype(dtype))
 
@@ -145,8 +133,6 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any =
     Raises:
         ModelError: `logits` does not have two dims, `num_samples` is no count, `seed` is none, or there is none inside
             a compiled function.
-
-    Source: `keras.random.categorical`.
     """
     logits = jnp.asarray(logits)
     if logits.ndim != 2:
@@ -172,8 +158,6 @@ def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, see
 
     Raises:
         ModelError: as of `randint`.
-
-    Source: `keras.random.binomial`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.binomial(key_of(seed), jnp.asarray(counts), jnp.asarray(probabilities), dims, dtype)
@@ -192,8 +176,6 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
     Raises:
         ModelError: `rate` is not a fraction, `noise_shape` does not broadcast to `inputs`, `seed` is none, or there is
             none inside a compiled function.
-
-    Source: `keras.random.dropout`.
     """
     inputs, rate = jnp.asarray(inputs), check_fraction("rate", rate)
     shape = _noise_shape(noise_shape, inputs.shape)

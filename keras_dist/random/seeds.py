@@ -180,9 +180,6 @@ def key_of(seed: Any) -> jax.Array:
     Args:
         seed: an integer, 0 <= seed < 2**32, with one key for all calls; a `SeedGenerator`, which goes on; a PRNG key of
             JAX; None for the next key of the process, or of the model that is being built.
-
-    Raises:
-        ModelError: it is none of these, or None inside a compiled function.
     """
     if seed is None:
         return unseeded_key()

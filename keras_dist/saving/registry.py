@@ -34,8 +34,6 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
         ...     return 2 * x
         >>> saving.get_registered_name(double)
         'shop>double'
-
-    Source: `keras.saving.register_keras_serializable`.
     """
     if not isinstance(package, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -77,19 +75,13 @@ def get_registered_object(
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Return the registry, a dict of objects by name. It can be changed; open scopes are not part of it.
-
-    Source: `keras.saving.get_custom_objects`.
-    """
+    """Return the registry, a dict of objects by name. It can be changed; open scopes are not part of it."""
     return _registered
 
 
 @contextlib.contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Generator[None]:
-    """Context manager in which configs may refer to these objects by these names.
-
-    Source: `keras.saving.custom_object_scope`.
-    """
+    """Context manager in which configs may refer to these objects by these names."""
     token = _scoped.set({**_scoped.get(), **(custom_objects or {})})
     try:
         yield

@@ -48,8 +48,6 @@ def serialize_keras_object(obj: Any) -> Any:
 
     Raises:
         ConfigError: it is none of these.
-
-    Source: `keras.saving.serialize_keras_object`.
     """
     if isinstance(obj, np.generic):
         return obj.item()
@@ -102,8 +100,6 @@ def deserialize_keras_object(
 
     Raises:
         ConfigError: a class or function is not known, a lambda is refused, or the config is damaged.
-
-    Source: `keras.saving.deserialize_keras_object`.
     """
     outer = _safe_mode.get()
     token = _safe_mode.set(safe_mode if outer is None else outer)

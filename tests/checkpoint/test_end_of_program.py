@@ -1,12 +1,12 @@
 """What becomes of a save that goes on when its program ends."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from keras_dist.checkpoint import manifest
+from tests import forks
 from tests.processes import environment
 
 END = """
@@ -34,8 +34,8 @@ manager.save()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory):
-    program = [sys.executable, "-c", END, str(directory)]
-    ended = subprocess.run(program, env=environment(1), capture_output=True, text=True, check=True)
+    ended = forks.python("-c", END, directory, env=environment(1))
+    assert ended.returncode == 0, ended.stderr
     good, failed = ended.stderr.split("the other one\n")
     assert "the last save failed" in failed
     if (3, 12, 0) <= sys.version_info < (3, 12, 3):  # no thread begins there after the main one (gh-113964)

@@ -1,11 +1,10 @@
 """`make demo`, on each of its meshes."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import forks
 from tests.processes import environment
 from tests.soak import ROUNDS
 
@@ -14,13 +13,7 @@ pytestmark = pytest.mark.soak
 
 
 def run_demo(mesh):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "keras_dist.cli.demo"],
-        env=environment() | {"KERAS_DIST_MESH": mesh},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forks.python("-W", "error", "-m", "keras_dist.cli.demo", env=environment() | {"KERAS_DIST_MESH": mesh})
 
 
 @pytest.fixture(scope="module")

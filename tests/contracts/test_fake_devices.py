@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contracts.processes import run_python
+from tests.contracts.processes import run_fork, run_python
 
 FLAG = "--xla_force_host_platform_device_count"
 POOL = "import keras_dist, os; print(os.environ.get('PJRT_NPROC'))"
@@ -12,9 +12,9 @@ print(jax.device_count(), jax.default_backend(), os.environ.get("PJRT_NPROC"))
 """
 
 
-def devices_after(program: str, **environment: str) -> list[str]:
+def devices_after(program: str, run=run_fork, **environment: str) -> list[str]:
     """Number and kind of devices, and the size of the thread pool, after `program`."""
-    return run_python(program + REPORT, **environment).split()
+    return run(program + REPORT, **environment).split()
 
 
 @pytest.mark.parametrize("count", [1, 32])
@@ -57,11 +57,11 @@ except kd.errors.DeviceError as error:
 )
 def test_a_count_from_outside_sizes_the_pool_at_import(program):
     variable = {"JAX_NUM_CPU_DEVICES": "8"} if "config" in program else {"XLA_FLAGS": f"{FLAG}=8"}
-    assert devices_after(program, **variable) == ["8", "cpu", "16"]
+    assert devices_after(program, run_python, **variable) == ["8", "cpu", "16"]
 
 
 def test_without_fake_devices_nothing_is_set():
-    assert devices_after("import keras_dist") == ["1", "cpu", "None"]
+    assert devices_after("import keras_dist", run_python) == ["1", "cpu", "None"]
     assert run_python(POOL, XLA_FLAGS=f"{FLAG}=1") == "None"
 
 
@@ -84,4 +84,4 @@ def test_the_last_flag_counts():
 
 def test_fake_devices_are_chosen_on_a_machine_that_prefers_others():
     program = "import keras_dist as kd; kd.use_cpu_devices(2)\nimport jax; print(jax.config.jax_platforms)"
-    assert devices_after(program, JAX_PLATFORMS="")[0] == "cpu"
+    assert devices_after(program, run_python, JAX_PLATFORMS="")[0] == "cpu"

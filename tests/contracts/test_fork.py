@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.contracts.processes import run_python
+from tests.contracts.processes import run_fork
 from tests.processes import environment
 
 PROGRAM = """
@@ -57,6 +57,6 @@ model.fit(X, Y, verbose=0)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_child_of_a_process_in_which_jax_has_started_is_refused():
-    first, *others = run_python(PROGRAM, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines()
+    first, *others = run_fork(PROGRAM, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines()
     assert first == "ran"
     assert others == ["this process was forked from one in which JAX had started, and JAX cannot run in it"] * 8

@@ -1,11 +1,11 @@
 """Data that is larger than what training may take: a memory-mapped file is read, and not kept."""
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from tests import forks
 from tests.soak import ROUNDS
 
 SCRIPT = """
@@ -46,12 +46,6 @@ ROWS = 2**20 if ROUNDS else 2**18  # of 1 KiB
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells of a process's memory in another way")
 def test_an_epoch_over_a_large_file_takes_less_than_150_mebibytes(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "x"), str(ROWS)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = forks.python("-c", textwrap.dedent(SCRIPT), tmp_path / "x", ROWS)
     assert done.returncode == 0, done.stderr
     assert 0 <= int(done.stdout) < 150

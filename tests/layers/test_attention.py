@@ -200,3 +200,12 @@ X = np.ones((2, 3, 6), np.float32)
 def test_a_call_that_lacks_an_input_names_layer_and_input() -> None:
     with pytest.raises(ModelError, match=r"(?s)the call of layer 'multi_head_attention' lacks 'value'.*query, value"):
         layers.MultiHeadAttention(2, 2)(np.ones((1, 2, 3)))
+
+
+def test_a_built_layer_can_be_called_in_a_compiled_function() -> None:
+    layer = layers.MultiHeadAttention(2, 2, dropout=0.5, seed=0)
+    layer.build((2, 3, 4), (2, 3, 4))
+    assert all(member.built for member in layer._members.values())
+    x = draw(2, 3, 4)
+    compiled = jax.jit(lambda x: layer(x, x))(x)
+    np.testing.assert_allclose(compiled, layer(x, x), rtol=1e-5)

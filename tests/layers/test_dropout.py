@@ -89,3 +89,22 @@ def test_activities_are_added_to_the_loss_of_a_model() -> None:
     model.compile(loss="mse")
     x = np.array([[1.0, -2.0], [2.0, 1.0]])
     assert model.evaluate(x, x, verbose=0) == pytest.approx((0.5 * 6 + 0.25 * 10) / 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "axes"),
+    [
+        (layers.SpatialDropout1D(0.5), (1,)),
+        (layers.SpatialDropout2D(0.5), (1, 2)),
+        (layers.SpatialDropout2D(0.5, "channels_first"), (2, 3)),
+    ],
+)
+def test_spatial_dropout_knows_its_dims_as_all_spatial_layers_do(layer: Any, axes: tuple[int, ...]) -> None:
+    assert layer.spatial_axes == axes
+    assert [axis for axis, size in enumerate(layer.noise_shape) if size == 1] == list(axes)
+
+
+def test_build_alone_draws_the_state_of_the_generator() -> None:
+    layer = layers.Dropout(0.5, seed=0)
+    layer.build((2, 3))
+    assert layer.built

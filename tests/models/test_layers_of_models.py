@@ -7,8 +7,8 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
 from tests.layouts import on
-from tests.models.forms import LOSS, functional, sequential
-from tests.networks import FEATURES, HIDDEN, blobs
+from tests.models.forms import functional, sequential
+from tests.networks import FEATURES, HIDDEN, LOSS, blobs
 
 
 class TestLayersOfAModel:
@@ -25,6 +25,21 @@ class TestLayersOfAModel:
             assert np.allclose(
                 d1(np.ones((1, 4))), np.ones((1, 4)) @ d1.get_weights()[0] + d1.get_weights()[1], atol=1e-5
             )
+
+    def test_a_model_that_a_layer_calls_is_built_by_the_call(self):
+        class Around(kd.Layer):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner, self.seen = inner, []
+
+            def call(self, inputs):
+                outputs = self.inner(inputs)
+                self.seen.append(self.inner.built)
+                return outputs
+
+        around = Around(kd.Sequential([layers.Dense(2)]))
+        around(np.ones((2, 3), "float32"))
+        assert list(around.seen) == [True]
 
     def test_a_layout_of_its_own_counts_where_no_rule_does(self):
         dense = [layers.Dense(8, name=name, kernel_layout=kd.TensorLayout(("model", None))) for name in ("d1", "d2")]

@@ -25,6 +25,7 @@ from jax.core import Tracer
 
 import keras_dist as kd
 from keras_dist import callbacks
+from keras_dist.checkpoint import Stored
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.errors import CheckpointWarning
 from tests import forks, layouts
@@ -64,11 +65,14 @@ CHAINS = [
 class Sender(callbacks.Callback):
     """Sends the signals of a case in the n-th call of one hook, or raises."""
 
+    of_this_life: "Sender"
+
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__()
         self.case, self.left, self.has_slept = case, case.get("call", 7), False
         hook = case.get("hook", "on_train_batch_end")
         self.is_compiling = hook == "loss"
+        Sender.of_this_life = self
         self.hook = "on_train_batch_begin" if self.is_compiling else hook
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -102,14 +106,18 @@ class Sender(callbacks.Callback):
         for name in self.case.get("send", ()):
             os.kill(os.getpid(), getattr(signal, name))
 
-    def loss(self, y_true: Any, y_pred: Any) -> Any:
+    def look(self, y_pred: Any) -> None:
         if self.is_compiling and self.left <= 0 and isinstance(y_pred, Tracer):
             self.is_compiling = False
             self.send()
-        return LOSS(y_true, y_pred)
 
 
-def compiled(loss: Any, seed: int) -> kd.Model:
+def loss(y_true: Any, y_pred: Any) -> Any:
+    Sender.of_this_life.look(y_pred)
+    return LOSS(y_true, y_pred)
+
+
+def compiled(seed: int) -> kd.Model:
     with layouts.on("one device").scope():
         kd.set_random_seed(seed)
         model = network()
@@ -129,14 +137,13 @@ def result_of(model: kd.Model) -> dict[str, Any]:
     return {"arrays": arrays, "history": history.history, "epochs": history.epoch}
 
 
-def life(case: dict[str, Any], folder: pathlib.Path, told: dict[str, Any]) -> None:
+def life(model: kd.Model, case: dict[str, Any], folder: pathlib.Path, told: dict[str, Any]) -> None:
     """Train, and note what is seen on the way."""
     heard: list[int] = []
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, (lambda signum, frame: heard.append(signum)) if "own" in case else signal.SIG_DFL)
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     sender = Sender(case)
-    model = compiled(sender.loss, seed=7)
     backup = callbacks.BackupAndRestore(folder, 3, delete_checkpoint=False)
     has_left = threading.Event()
     if "in_save" in case:
@@ -177,12 +184,15 @@ def in_thread(run: Callable[[], Any]) -> None:
 def lives(chain: list[str], folder: pathlib.Path, tell: Callable[[Any], None]) -> None:
     """Live one life after the other; the last one ends the process."""
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # tracebacks of lives that end as they should
+    model = compiled(seed=7)
+    model.save(folder.with_name(f"born {chain[0]}"))
     for name in chain:
         told: dict[str, Any] = {}
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said):
-                life(CASES[name], folder / name, told)
+                model.restore(Stored(folder.with_name(f"born {chain[0]}")))
+                life(model, CASES[name], folder / name, told)
         except BaseException as error:
             told["error"] = f"{type(error).__name__}: {error}"
             if name == chain[-1]:
@@ -193,7 +203,7 @@ def lives(chain: list[str], folder: pathlib.Path, tell: Callable[[Any], None]) -
 
 def started_again(names: list[str], folder: pathlib.Path, tell: Callable[[Any], None]) -> None:
     """Let trainings go on, one after the other, in a model that is not told their seed."""
-    model = compiled(LOSS, seed=8)
+    model = compiled(seed=8)
     for name in names:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), warnings.catch_warnings():

@@ -145,7 +145,10 @@ def life(name: str, folder: str, kill: int | None) -> dict[str, Any]:
         model = kd.Model.from_nnx(case["factory"]) if "factory" in case else network()
     model.compile(kd.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
     watching = case.get("callbacks", list)()
-    backup = callbacks.BackupAndRestore(folder, case["save_freq"], asynchronous="sync" not in case)
+    save_freq = case["save_freq"]
+    if kill is None and not begun and save_freq != "epoch":
+        save_freq = 10**6  # the training that is never killed needs no saves
+    backup = callbacks.BackupAndRestore(folder, save_freq, asynchronous="sync" not in case)
     killer = [] if kill is None else [Killer(kill, case.get("in_save", False), case.get("life", (3, 6)))]
     args, options = case["data"]
     args = [arg() if callable(arg) else arg for arg in args]

@@ -3,11 +3,10 @@
 import itertools
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 
+from tests import forks
 from tests.processes import killed_environment
 from tests.resuming.program import CASES
 from tests.soak import ROUNDS
@@ -25,15 +24,8 @@ def seeds_of(case, trial):
 @pytest.mark.parametrize("case", CASES if ROUNDS else ["generator in a save", "foreign module"])
 def test_the_result_is_that_of_a_training_that_was_never_killed(case, trial, tmp_path):
     seeds = seeds_of(case, trial)
-    program = [sys.executable, "-m", "tests.resuming.program", case, str(tmp_path)]
-    ended = subprocess.run(
-        [*program, *map(str, seeds)],
-        env=killed_environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    program = ("-m", "tests.resuming.program", case, tmp_path, *seeds)
+    ended = forks.python(*program, env=killed_environment(), timeout=600)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
     expected, found = told["expected"], told["found"]

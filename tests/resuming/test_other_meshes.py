@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist import callbacks, layers
+from keras_dist import callbacks, checkpoint, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
 from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
@@ -63,7 +63,7 @@ class Stopper(callbacks.Callback):
         self._count("end")
 
 
-def network(where, hidden=HIDDEN, metrics=("accuracy",), seed=7):
+def born(where, seed=7, hidden=HIDDEN, metrics=("accuracy",)):
     layout = kd.DataParallel(devices=kd.list_devices()[:4]) if where == "four devices" else layouts.on(where)
     kd.set_random_seed(seed)
     with layout.scope():
@@ -77,6 +77,24 @@ def network(where, hidden=HIDDEN, metrics=("accuracy",), seed=7):
         )
     model.compile(kd.optimizers.Adam(0.01), loss=LOSS, metrics=list(metrics))
     return model
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Makes models: those of one mesh and seed are one object, each time with the state in which it was born."""
+
+    @functools.cache
+    def kept(where, seed):
+        model, folder = born(where, seed), tmp_path_factory.mktemp("born") / "model"
+        model.save(folder)
+        return model, checkpoint.Stored(folder)
+
+    def reborn(where, seed=7):
+        model, stored = kept(where, seed)
+        model.restore(stored)
+        return model
+
+    return reborn
 
 
 def life(model, folder, data, hook=None, count=0, watching=(), save_freq=2, **options):
@@ -151,7 +169,7 @@ WAY = [("data=8,model=1", 3), ("four devices", 2), ("data=2,model=4", 3), ("one 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, network):
     """The history of a training that was not interrupted, and how many batches it had."""
 
     @functools.cache
@@ -166,13 +184,13 @@ def whole(tmp_path_factory):
 @pytest.mark.soak  # last bits
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_wanders_over_meshes(kind, whole, tmp_path):
+def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []
     is_short = kind in ("arrays in parts", "iterable in parts")  # one pass over three batches
     way = WAY if kind == "arrays" or (ROUNDS and not is_short) else WAY[2:]
     for index, (where, count) in enumerate(way):
-        model = network(where, seed=7 + index)
+        model = network(where, 7 + index)
         hook = ("batch", count) if count else (None, 0)
         stopper, found = life(model, tmp_path / "backup", KINDS[kind], *hook, save_freq=1)
         if state is not None:
@@ -187,11 +205,11 @@ def test_a_training_wanders_over_meshes(kind, whole, tmp_path):
     assert not (tmp_path / "backup").exists()
 
 
-def test_an_iterator_that_tells_where_it_is_goes_there(whole, tmp_path):
+def test_an_iterator_that_tells_where_it_is_goes_there(whole, network, tmp_path):
     data = Telling()
     life(network("one device"), tmp_path, lambda: ((data,), {}), "batch", 2, save_freq=1)
     data.drawn.clear()
-    _, found = life(network("one device"), tmp_path, lambda: ((data,), {}), epochs=1)
+    _, found = life(network("one device", 8), tmp_path, lambda: ((data,), {}), epochs=1)
     np.testing.assert_allclose(found.history["loss"], whole("iterable")[0]["loss"][:1], atol=1e-5, rtol=0)
     assert data.drawn[-2:] == [1, 2] and data.drawn[:-2] in ([], [0])  # the first, for its form
 
@@ -254,10 +272,10 @@ def memory_of(watching, folder, model, history):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted(tmp_path_factory, network):
     folder = tmp_path_factory.mktemp("uninterrupted")
     model, watching = network("data=2,model=4"), watchers(folder / "seen")
-    _, history = life(model, folder / "backup", validated, watching=watching.values(), epochs=9)
+    _, history = life(model, folder / "backup", validated, watching=watching.values(), save_freq=10**6, epochs=9)
     memory = memory_of(watching, folder / "seen", model, history)
     assert 3 < len(memory["epochs"]) < 9 and memory["rate"] < 0.005 and len(memory["files"]) > 1
     return memory
@@ -274,10 +292,10 @@ def uninterrupted(tmp_path_factory):
     ][: None if ROUNDS else 2],
     ids=lambda value: str(value) if not isinstance(value, list) else " ".join(hook for hook, _ in value),
 )
-def test_callbacks_remember(interruptions, save_freq, uninterrupted, tmp_path):
+def test_callbacks_remember(interruptions, save_freq, uninterrupted, network, tmp_path):
     for hook, count in [*interruptions, (None, 0)]:
         has_begun = any((tmp_path / "backup").glob("step_*"))
-        model = network("data=2,model=4", seed=8 if has_begun else 7)
+        model = network("data=2,model=4", 8 if has_begun else 7)
         watching = watchers(tmp_path / "seen")
         options = {"watching": watching.values(), "save_freq": save_freq, "epochs": 9}
         _, history = life(model, tmp_path / "backup", validated, hook, count, **options)
@@ -287,15 +305,15 @@ def test_callbacks_remember(interruptions, save_freq, uninterrupted, tmp_path):
 class TestOnceMore:
     @pytest.fixture(scope="class")
     @classmethod
-    def two_fits(cls, tmp_path_factory):
+    def two_fits(cls, tmp_path_factory, network):
         """The histories of two trainings in a row."""
         model = network("one device")
         folder = tmp_path_factory.mktemp("two_fits")
         return [life(model, folder / "backup", arrays)[1].history for _ in range(2)]
 
-    def test_a_training_that_had_ended_has_nothing_left(self, tmp_path, two_fits):
+    def test_a_training_that_had_ended_has_nothing_left(self, tmp_path, two_fits, network):
         keep = {"backup": {"delete_checkpoint": False}, "save_freq": 3}
-        first, model = network("one device"), network("four devices", seed=8)
+        first, model = network("one device"), network("four devices", 8)
         life(first, tmp_path, arrays, **keep)
         stopper, history = life(model, tmp_path, arrays, **keep)
         assert not stopper.batches and history.history == two_fits[0]
@@ -304,7 +322,7 @@ class TestOnceMore:
         longer, history = life(model, tmp_path, arrays, **keep, epochs=EPOCHS + 1)
         assert longer.batches == [0, 1, 2] and history.epoch == list(range(EPOCHS + 1))
 
-    def test_one_callback_serves_several_trainings(self, tmp_path, two_fits):
+    def test_one_callback_serves_several_trainings(self, tmp_path, two_fits, network):
         model = network("one device")
         backup, histories = callbacks.BackupAndRestore(tmp_path / "backup", 2), []
         for _ in range(2):
@@ -314,23 +332,23 @@ class TestOnceMore:
             histories.append(model.fit(*arrays()[0], epochs=EPOCHS, verbose=0, callbacks=backup).history)
         assert histories == two_fits
 
-    def test_the_next_training_is_the_next_one_in_another_process_too(self, tmp_path, two_fits):
+    def test_the_next_training_is_the_next_one_in_another_process_too(self, tmp_path, two_fits, network):
         life(network("one device"), tmp_path, arrays, "batch", 5)
-        model = network("one device", seed=8)
+        model = network("one device", 8)
         life(model, tmp_path, arrays)
         assert life(model, tmp_path, arrays)[1].history == two_fits[1]
 
-    def test_a_later_first_epoch(self, tmp_path):
+    def test_a_later_first_epoch(self, tmp_path, network):
         _, expected = life(network("one device"), tmp_path / "whole", arrays, initial_epoch=2, epochs=5)
         life(network("one device"), tmp_path / "parts", arrays, "batch", 5, initial_epoch=2, epochs=5)
-        _, found = life(network("one device"), tmp_path / "parts", arrays, initial_epoch=2, epochs=5)
+        _, found = life(network("one device", 8), tmp_path / "parts", arrays, initial_epoch=2, epochs=5)
         assert (found.epoch, found.history) == ([2, 3, 4], expected.history)
 
 
 class TestWhatDoesNotFit:
     @pytest.fixture(scope="class")
     @classmethod
-    def interrupted(cls, tmp_path_factory):
+    def interrupted(cls, tmp_path_factory, network):
         """The backup of a training in the middle of an epoch."""
         folder = tmp_path_factory.mktemp("interrupted") / "backup"
         life(network("one device"), folder, arrays, "batch", 5)
@@ -345,7 +363,7 @@ class TestWhatDoesNotFit:
             (lambda: ((sources.Batches((X, Y), 10),), {}), "batch_size=10"),
         ],
     )
-    def test_other_batches(self, data, named, interrupted):
+    def test_other_batches(self, data, named, interrupted, network):
         model = network("one device")
         before = model.get_weights()
         with pytest.raises(ModelError, match="batches are not those of the interrupted") as error:
@@ -356,17 +374,17 @@ class TestWhatDoesNotFit:
 
     def test_other_metrics(self, interrupted):
         with pytest.raises(ModelError, match="loss and metrics are not those"):
-            life(network("one device", metrics=("accuracy", "sparse_top_k_categorical_accuracy")), interrupted, arrays)
+            life(born("one device", metrics=("accuracy", "sparse_top_k_categorical_accuracy")), interrupted, arrays)
 
     def test_another_architecture(self, interrupted):
         with pytest.raises(CheckpointError, match="does not fit model") as error:
-            life(network("one device", hidden=HIDDEN + 8), interrupted, arrays)
+            life(born("one device", hidden=HIDDEN + 8), interrupted, arrays)
         listed = "\n".join(error.value.problems)
         for path in ("variables/d1/kernel", "variables/d1/bias", "variables/d2/kernel", "mu/d1/kernel", "nu/d2/kernel"):
             assert path in listed
         assert len(error.value.problems) == 9
 
-    def test_other_callbacks(self, interrupted):
+    def test_other_callbacks(self, interrupted, network):
         with pytest.warns(CheckpointWarning, match="had a callback"):
             model = network("one device")
             folder = interrupted.with_name("callbacks")

@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from keras_dist.callbacks import BackupAndRestore
+from tests import forks
 from tests.processes import killed_environment
 from tests.resuming.interruptions import CASES
 
@@ -26,14 +25,7 @@ SAVED = {
 def told(tmp_path_factory) -> dict[str, Any]:
     """What the program has told of all cases."""
     folder = tmp_path_factory.mktemp("lives")
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.resuming.interruptions", str(folder)],
-        env=killed_environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    ended = forks.python("-m", "tests.resuming.interruptions", folder, env=killed_environment(), timeout=600)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
 

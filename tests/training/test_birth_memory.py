@@ -1,8 +1,6 @@
 """Sharded at birth: no more memory than the sharded state and a few shards."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from tests import forks
 from tests.soak import ROUNDS
 
 PROGRAM = """
@@ -50,7 +49,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def measured():
-    run = subprocess.run([sys.executable, "-c", PROGRAM, str(SIZE)], capture_output=True, text=True, check=False)
+    run = forks.python("-c", PROGRAM, SIZE)
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)
 

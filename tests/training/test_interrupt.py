@@ -1,8 +1,6 @@
 """Ctrl-C ends training between two steps, and the model stays usable."""
 
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -13,10 +11,9 @@ from jax.core import Tracer
 
 import keras_dist as kd
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from tests import layouts
-from tests.networks import Plain, blobs
+from tests import forks, layouts
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(40)
 
 
@@ -30,8 +27,7 @@ def handler():
 
 @pytest.fixture(scope="module")
 def model():
-    with layouts.on("data=4,model=2").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=4,model=2", Plain)
     model.compile("adam", loss=LOSS)
     return model
 
@@ -380,9 +376,7 @@ SCRIPT = """
 
 @pytest.mark.multiprocess
 def test_two_hundred_real_interrupts_lose_no_step():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forks.python("-c", textwrap.dedent(SCRIPT), timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "interrupted 200"
 

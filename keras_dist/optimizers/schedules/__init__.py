@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keras_dist._sources import name_sources
 from keras_dist.optimizers.schedules.cosine import CosineDecay as CosineDecay
 from keras_dist.optimizers.schedules.cosine import CosineDecayRestarts as CosineDecayRestarts
 from keras_dist.optimizers.schedules.decay import ExponentialDecay as ExponentialDecay
@@ -30,8 +31,6 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
 
     Raises:
         ConfigError: an argument cannot be written down.
-
-    Source: `keras.optimizers.schedules.serialize`.
     """
     return serialize_keras_object(learning_rate_schedule)
 
@@ -45,8 +44,6 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     Raises:
         ConfigError: a class or function is not known.
-
-    Source: `keras.optimizers.schedules.deserialize`.
     """
     return _SCHEDULES.deserialize(config, custom_objects)
 
@@ -56,3 +53,4 @@ __all__ = [
     for name, value in vars().items()
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]  # pyright: ignore[reportUnsupportedDunderAll]
+name_sources(vars())

@@ -26,8 +26,6 @@ class CosineDecay(LearningRateSchedule):
 
     Raises:
         ModelError: an argument is out of range, or there are steps of a warmup without a target.
-
-    Source: `keras.optimizers.schedules.CosineDecay`.
     """
 
     def __init__(
@@ -82,8 +80,6 @@ class CosineDecayRestarts(LearningRateSchedule):
         ModelError: an argument is out of range.
 
     Differs from Keras: rounding errors do not put off a restart by a step.
-
-    Source: `keras.optimizers.schedules.CosineDecayRestarts`.
     """
 
     def __init__(

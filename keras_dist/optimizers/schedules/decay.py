@@ -28,8 +28,6 @@ class ExponentialDecay(LearningRateSchedule):
 
     Raises:
         ModelError: an argument is out of range.
-
-    Source: `keras.optimizers.schedules.ExponentialDecay`.
     """
 
     def __init__(
@@ -56,10 +54,7 @@ class ExponentialDecay(LearningRateSchedule):
 
 
 class InverseTimeDecay(ExponentialDecay):
-    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`; arguments and errors as of `ExponentialDecay`.
-
-    Source: `keras.optimizers.schedules.InverseTimeDecay`.
-    """
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`; arguments as of `ExponentialDecay`."""
 
     def __init__(
         self,
@@ -86,8 +81,6 @@ class PiecewiseConstantDecay(LearningRateSchedule):
 
     Raises:
         ModelError: there is not one more of `values` than of `boundaries`, or these do not rise.
-
-    Source: `keras.optimizers.schedules.PiecewiseConstantDecay`.
     """
 
     def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
@@ -139,8 +132,6 @@ class PolynomialDecay(LearningRateSchedule):
 
     Raises:
         ModelError: an argument is out of range.
-
-    Source: `keras.optimizers.schedules.PolynomialDecay`.
     """
 
     def __init__(

@@ -21,8 +21,6 @@ class LearningRateSchedule(Configurable):
         ...         return self.initial_learning_rate / (step + 1)
         >>> float(optimizers.SGD(Reciprocal(0.5)).init({}).learning_rate)
         0.5
-
-    Source: `keras.optimizers.schedules.LearningRateSchedule`.
     """
 
     def __call__(self, step: ArrayLike) -> jax.Array:
