@@ -173,10 +173,11 @@ def test_masks_of_tensors_reach_attention_and_go_on() -> None:
     for kind, make in {**MADE, **LISTED}.items():
         layer, is_apart = make(), kind in MADE
         layer.build(*[query.shape, value.shape] if is_apart else [[query.shape, value.shape]])
+        parts = nnx.split(layer)
         names = {"query_mask": query_mask, "value_mask": value_mask} if is_apart else {"mask": [query_mask, value_mask]}
 
         @jax.jit
-        def call(*inputs: Any, parts: Any = nnx.split(layer), is_apart: bool = is_apart, names: Any = names) -> Any:
+        def call(*inputs: Any, parts: Any = parts, is_apart: bool = is_apart, names: Any = names) -> Any:
             layer, given = nnx.merge(*parts, copy=True), inputs if is_apart else [list(inputs)]
             with call_context.entered(False) as context:
                 context.set_mask(list(inputs), [query_mask, value_mask])
