@@ -6,7 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import keras_dist as kd
+
 FEATURES, HIDDEN, CLASSES = 8, 16, 4
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+"""Of the classes of `blobs`."""
 
 
 def blobs(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

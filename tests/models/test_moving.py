@@ -8,17 +8,15 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs
 from tests.soak import ROUNDS
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(48)
 MOVES = [("one device", "data=2,model=4"), ("fully data=8", "one device")]
 
 
 def built(name, factory: Any = Plain, optimizer="adam"):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(name, factory)
     model.compile(optimizer, loss=LOSS)
     return model
 
@@ -152,8 +150,7 @@ class TestMoves:
 
 def test_rules_added_later_reach_neither_variables_nor_activations():
     rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
-    with kd.ModelParallel(rules, "data").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on(kd.ModelParallel(rules, "data"), Plain)
     rules["d1/output"] = ("data",)  # of the wrong rank: it would raise if it were read
     assert model.predict(np.ones((8, 8), "float32"), verbose=0).shape[0] == 8
     assert not model.distribution.layout_map

@@ -17,8 +17,7 @@ X, Y = blobs(32)
 
 @pytest.fixture(scope="module")
 def model():
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Noisy, seed=0)
+    model = layouts.model_on("data=2,model=4", Noisy)
     model.compile("sgd", loss=LOSS)
     return model
 

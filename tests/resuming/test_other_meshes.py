@@ -275,7 +275,7 @@ def memory_of(watching, folder, model, history):
 def uninterrupted(tmp_path_factory, network):
     folder = tmp_path_factory.mktemp("uninterrupted")
     model, watching = network("data=2,model=4"), watchers(folder / "seen")
-    _, history = life(model, folder / "backup", validated, watching=watching.values(), epochs=9)
+    _, history = life(model, folder / "backup", validated, watching=watching.values(), save_freq=10**6, epochs=9)
     memory = memory_of(watching, folder / "seen", model, history)
     assert 3 < len(memory["epochs"]) < 9 and memory["rate"] < 0.005 and len(memory["files"]) > 1
     return memory

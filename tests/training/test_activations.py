@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from tests import by_hand
+from tests import by_hand, layouts
 from tests.networks import Plain, Stack, TwoInputs, blobs
 from tests.soak import ROUNDS
 
@@ -21,8 +21,7 @@ P = jax.sharding.PartitionSpec
 def built(rules, factory: Any = Plain, strict=False, mesh="data=2,model=4"):
     layout_map = kd.LayoutMap(kd.DeviceMesh(mesh))
     layout_map.update(rules)
-    with kd.ModelParallel(layout_map, strict=strict).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(kd.ModelParallel(layout_map, strict=strict), factory)
     model.compile("sgd", loss=LOSS)
     return model
 

@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from tests import layouts
 from tests.soak import ROUNDS
 from tests.training.collectives import collectives_in, collectives_of, of_kind
 
@@ -119,8 +120,7 @@ def test_no_step_gathers_a_whole_sharded_weight(mesh, rows):
 def test_predict_evaluate_and_fit_gather_no_weights(mesh):
     rules = kd.LayoutMap(kd.DeviceMesh(mesh))
     rules[".*kernel"] = (None, "model")
-    with kd.ModelParallel(rules, "data").scope():
-        model = kd.Model.from_nnx(Head, seed=0)
+    model = layouts.model_on(kd.ModelParallel(rules, "data"), Head)
     model.compile("sgd", "mse")
     x, y = X[:8], np.zeros((8, 4 * WIDTH), "float32")
     for run in (

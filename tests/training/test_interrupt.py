@@ -12,9 +12,8 @@ from jax.core import Tracer
 import keras_dist as kd
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from tests import forks, layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(40)
 
 
@@ -28,8 +27,7 @@ def handler():
 
 @pytest.fixture(scope="module")
 def model():
-    with layouts.on("data=4,model=2").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=4,model=2", Plain)
     model.compile("adam", loss=LOSS)
     return model
 

@@ -7,11 +7,8 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs
 from tests.soak import ROUNDS
-
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-
 
 MESHES = layouts.ALL[1:] if ROUNDS else ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"]
 
