@@ -21,6 +21,11 @@ def blobs(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return (centres[y] + 0.3 * random.normal(size=(rows, FEATURES))).astype(np.float32), y.astype(np.int32)
 
 
+def values_of(model: kd.Model) -> dict[str, np.ndarray]:
+    """The variables by their paths."""
+    return {variable.path: variable.numpy() for variable in model.variables}
+
+
 class Plain(nnx.Module):
     """Two layers, nothing else."""
 

@@ -9,11 +9,7 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts, networks
-from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs
-
-
-def values_of(model):
-    return {variable.path: variable.numpy() for variable in model.variables}
+from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs, values_of
 
 
 def test_a_factory_gives_what_it_gives_without_keras_dist_where_the_plan_says():

@@ -8,7 +8,7 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import LOSS, Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs, values_of
 from tests.soak import ROUNDS
 
 X, Y = blobs(48)
@@ -27,10 +27,6 @@ def model():
     return built("data=2,model=4")
 
 
-def values(model: Any):
-    return {v.path: v.numpy() for v in model.variables}
-
-
 class TestKeeps:
     def test_it_trains_outside_of_the_scope_it_was_built_in_and_under_an_equal_distribution_made_anew(self, model):
         losses: Any = model.fit(X, Y, verbose=0).history["loss"]
@@ -42,7 +38,7 @@ class TestKeeps:
 
     @pytest.mark.parametrize("train", [lambda m: m.fit(X, Y, verbose=0), lambda m: m.train_on_batch(X, Y)])
     def test_another_current_distribution_is_refused_naming_both(self, train, model):
-        before = values(model)
+        before = values_of(model)
         with layouts.on("data=4,model=2").scope(), pytest.raises(kd.errors.DistributionError) as caught:
             train(model)
         assert "shape=(4, 2)" in caught.value.given
@@ -51,7 +47,7 @@ class TestKeeps:
         with layouts.on("fully data=2,model=4").scope(), pytest.raises(kd.errors.DistributionError) as caught:
             train(model)
         assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
-        assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
+        assert all(np.array_equal(value, before[path]) for path, value in values_of(model).items())
         train(model)
 
     def test_rules_changed_after_the_build_are_refused_naming_both(self):
@@ -93,9 +89,9 @@ class TestMoves:
         moved, stayed = built(start, Noisy), built(end, Noisy)
         for model in (moved, stayed):
             model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
-        before = values(moved), moved.state
+        before = values_of(moved), moved.state
         moved.redistribute(layouts.on(end))
-        assert all(np.array_equal(value, before[0][path]) for path, value in values(moved).items())
+        assert all(np.array_equal(value, before[0][path]) for path, value in values_of(moved).items())
         for old, new in zip(
             jax.tree.leaves((before[1].slots, before[1].step)),
             jax.tree.leaves((moved.state.slots, moved.state.step)),

@@ -9,9 +9,8 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, Sower, blobs
+from tests.networks import LOSS, Noisy, Plain, Sower, blobs
 
-LOSS: Any = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 

@@ -11,11 +11,10 @@ import keras_dist as kd
 from keras_dist import callbacks, checkpoint, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
-from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
+from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
 from tests.soak import ROUNDS
 
 X, Y = blobs(30)  # three batches: what these tests cost is their saves
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 EPOCHS = 3
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import LOSS, Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs, values_of
 from tests.soak import ROUNDS
 
 MESHES = layouts.ALL[1:] if ROUNDS else ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"]
@@ -22,12 +22,12 @@ def train(factory, name):
     """Initial values, history and final values of three epochs. Validated only without zero gradients."""
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=7)
-        initial = {v.path: v.numpy() for v in model.variables}
+        initial = values_of(model)
         model.compile("adam", loss=LOSS, metrics=["accuracy"])
         model.optimizer.learning_rate = 0.01
         validation = blobs(40, seed=1) if factory is Plain else None
         history = model.fit(*blobs(160), batch_size=40, epochs=3, verbose=0, validation_data=validation)
-    return initial, history.history, {v.path: v.numpy() for v in model.variables}
+    return initial, history.history, values_of(model)
 
 
 def as_bytes(values):

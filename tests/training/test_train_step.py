@@ -12,7 +12,7 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.training import TrainState
 from tests import layouts
-from tests.networks import LOSS, Gan, Noisy, Plain, Tied, blobs
+from tests.networks import LOSS, Gan, Noisy, Plain, Tied, blobs, values_of
 
 X, Y = blobs(32)
 
@@ -22,10 +22,6 @@ def built(factory: Any = Plain, name="one device", **options):
         return layouts.plain_on(name)
     rules = {".*/kernel": (None, None)} if factory is Gan else layouts.RULES
     return layouts.model_on(name, factory, rules, **options)
-
-
-def values(model):
-    return {v.path: v.numpy() for v in model.variables}
 
 
 class TestGan:
@@ -87,11 +83,11 @@ class TestGan:
 
     def test_train_on_batch_runs_it_too_and_both_play(self, sharded_gan):
         model, _ = sharded_gan
-        before, step = values(model), int(model.state.step)
+        before, step = values_of(model), int(model.state.step)
         logs = model.train_on_batch(self.POINTS[:25], return_dict=True)
         assert set(logs) == {"g_loss", "d_loss"}
         assert int(model.state.step) == step + 1
-        assert all(not np.array_equal(value, before[path]) for path, value in values(model).items())
+        assert all(not np.array_equal(value, before[path]) for path, value in values_of(model).items())
         noise = np.random.default_rng(1).normal(size=(48, 3)).astype("f4")
         distances = [np.abs(model.predict(noise, verbose=0) - 2).mean()]
         model.fit(self.POINTS, batch_size=25, epochs=20, verbose=0)
@@ -196,9 +192,9 @@ class TestNamedOptimizers:
     def test_each_updates_the_variables_of_its_name_or_rule(self, optimizer):
         model = built(name="data=4,model=2")
         model.compile(optimizer, loss=LOSS)
-        before = values(model)
+        before = values_of(model)
         model.fit(X, Y, verbose=0)
-        changed = {path for path, value in values(model).items() if not np.array_equal(value, before[path])}
+        changed = {path for path, value in values_of(model).items() if not np.array_equal(value, before[path])}
         assert changed == {"d1/bias", "d1/kernel"}
 
     def test_two_of_them_are_one_multi_transform(self):
@@ -210,7 +206,7 @@ class TestNamedOptimizers:
             model = built()
             model.compile(optimizer, loss=LOSS)
             model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-            found.append(values(model))
+            found.append(values_of(model))
         for path, value in found[1].items():
             np.testing.assert_allclose(found[0][path], value, atol=1e-6)
 
@@ -235,9 +231,9 @@ class TestTrainable:
         model = built(Noisy, "data=4,model=2", trainable=trainable)
         assert {v.path for v in model.trainable_variables} == expected
         model.compile("adam", loss=LOSS)
-        before = values(model)
+        before = values_of(model)
         model.train_on_batch(X, Y)
-        changed = {path for path, value in values(model).items() if not np.array_equal(value, before[path])}
+        changed = {path for path, value in values_of(model).items() if not np.array_equal(value, before[path])}
         assert changed == expected | {"norm/mean", "norm/var", "drop/rngs/count"}
 
     def test_frozen_parameters_have_no_slots_and_keep_their_layout(self):
