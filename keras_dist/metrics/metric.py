@@ -145,7 +145,7 @@ class Metric(Configurable):
         raise NotImplementedError(f"{type(self).__name__}.update_state")
 
     def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
-        """Whether `update_state` takes a weight for each prediction in these."""
+        """Whether `update_state` can be called with these targets and predictions and a `sample_weight`."""
         return takes(self.update_state, y_true, y_pred, None)
 
     def result(self) -> PyTree:

@@ -75,7 +75,7 @@ def born(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sessi
     args = () if args and args[0] is None else args
     if not jax.tree.leaves((args, kwargs)):
         raise ModelError(
-            f"the weights of model {model.name!r} are not born yet: it has seen no input",
+            f"the weights of model {model.name!r} do not exist yet: it has seen no input",
             given=f"a {type(model).__name__} without Input",
             expected="a model that knows its input",
             fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",

@@ -271,8 +271,12 @@ class Model(Saveable):
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
 
+        Arrays and floats of numpy are arguments of a compiled program. All else is a part of it: each value compiles
+        one. It must be hashable, and must not change: an object whose class defines no `__eq__` counts as the same
+        after its attributes have changed, and the outputs are those of before. Pass what changes as an array.
+
         Raises:
-            ModelError: the inputs do not fit.
+            ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
         """
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:

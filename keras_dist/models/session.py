@@ -172,11 +172,15 @@ class Session:
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """What the module gives for these arguments. Random streams go on, in training statistics, too."""
+        """What the module gives for these arguments. Random streams go on, in training statistics, too.
+
+        A program is compiled for each value of what is no array. Values are told apart by type and `==`, so that one
+        whose class defines no `__eq__` counts as the same when its attributes have changed.
+        """
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.inexact)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
         def run(trainable: PyTree, rest: PyTree, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
@@ -429,7 +433,16 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
 
 def _as_key(value: Any) -> tuple[type, Any]:
     """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
-    return type(value), repr(value) if isinstance(value, float | complex | np.inexact) else value
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ModelError(
+            "an argument of the call is neither an array nor hashable",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="arrays; or values that are hashable, since a program is compiled for each",
+            fix="pass numbers as an array, others as a tuple or a frozenset",
+        ) from error
+    return type(value), repr(value) if isinstance(value, float | complex) else value
 
 
 def not_compiled(method: str) -> ModelError:

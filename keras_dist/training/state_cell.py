@@ -83,6 +83,7 @@ class StateCell:
         step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
         self._links: list[tuple[weakref.ref[StateCell], dict[int, int]]] = []
         self._seen: weakref.WeakKeyDictionary[StateCell, int] = weakref.WeakKeyDictionary()
+        self._is_following = False
         self.state = TrainState(trainable, rest, {}, step)
 
     @property
@@ -132,11 +133,13 @@ class StateCell:
 
     def _follow_links(self) -> None:
         """Copy the shared variables that another model has written since they were last copied."""
-        links, self._links = self._links, []  # a cell that is being read does not ask who asks
-        try:
-            # a first read inside of a user's trace would otherwise leave tracers in the cell
-            with self.lock, jax.ensure_compile_time_eval():
-                for reference, indices in links:
+        # a first read inside of a user's trace would otherwise leave tracers in the cell
+        with self.lock, jax.ensure_compile_time_eval():
+            if self._is_following:  # in this thread: a cell that is being read does not ask who asks
+                return
+            self._is_following = True
+            try:
+                for reference, indices in self._links:
                     other = reference()
                     if other is None:
                         continue
@@ -145,8 +148,9 @@ class StateCell:
                         theirs = other.graph.flatten(state.trainable, state.rest)
                         self.write_all({mine: theirs[index] for mine, index in indices.items()})
                         self._seen[other], other._seen[self] = other._version, self._version
-        finally:
-            self._links = [link for link in links if link[0]() is not None]
+            finally:
+                self._is_following = False
+                self._links = [link for link in self._links if link[0]() is not None]
 
     @property
     def mesh(self) -> DeviceMesh:

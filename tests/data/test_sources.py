@@ -13,6 +13,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.recognition import is_data_set
+from keras_dist.data.source import register_source, registered
 from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
 from keras_dist.datasets import digits
 from keras_dist.errors import DataError
@@ -254,3 +255,24 @@ def test_steps_make_the_default_batch_size():
     for steps, size in ((3, 7), (None, 32)):
         examples = batching(source_of(Examples((X, Y))), None, steps)
         assert isinstance(examples, Batching) and examples.batch_size == size
+
+
+def test_sources_that_cannot_recognise_are_named():
+    class Mute:
+        pass
+
+    class Fails(ArraySource):
+        @classmethod
+        def recognises(cls, x):
+            return x.no_such_attribute
+
+    for wrong in (Mute, 3):
+        with pytest.raises(DataError, match=r"register_source: (Mute|3) cannot be asked what it reads"):
+            register_source(wrong)  # type: ignore[type-var]
+    kept = list(registered)
+    try:
+        register_source(Fails)
+        with pytest.raises(DataError, match=r"recognises of data source Fails failed\n.*no_such_attribute"):
+            is_data_set(np.ones(3))
+    finally:
+        registered[:] = kept

@@ -281,7 +281,7 @@ def test_models_that_cannot_be_exported(path, make, summary):
 
 
 def test_bad_arguments(model, path):
-    with pytest.raises(ModelError, match="not born yet"):
+    with pytest.raises(ModelError, match="do not exist yet"):
         sequential_without_input().export(path)
     with pytest.raises(ModelError, match="not known what model") as error:
         kd.Model.from_nnx(Noisy, seed=0).export(path)

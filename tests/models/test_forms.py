@@ -7,6 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers
+from keras_dist.errors import ModelError
 from keras_dist.models import session
 from tests.layouts import ALL, on
 from tests.models.forms import FORMS, Subclassed, functional, sequential
@@ -125,6 +126,13 @@ class Typed(kd.Model):
         return inputs[:, :1] * 0 + [bool, int, float].index(type(scale)) + 1
 
 
+class Scaling(kd.Model):
+    """What takes any number."""
+
+    def call(self, inputs, scale: Any = 1):
+        return inputs * scale
+
+
 class TestSeveralArguments:
     def test_all_of_them_tell_the_shapes_of_weights(self):
         x, factor = np.ones((4, 3), np.float32), np.full((4, 5), 2.0, np.float32)
@@ -144,6 +152,12 @@ class TestSeveralArguments:
         for _ in range(2):
             model(x, scale=float("nan"))
         assert len(model._session._programs) == count + 1
+        with pytest.raises(ModelError, match=r"neither an array nor hashable\n.*\{1, 2\} of type set"):
+            model(x, scale={1, 2})
+        scaling = Scaling()
+        for scale in np.float32([0.5, 0.25]):  # floats of numpy are arrays
+            assert np.array_equal(scaling(x, scale=scale), x * scale)
+        assert len(scaling._session._programs) == 1
         monkeypatch.setattr(session, "_MOST_PROGRAMS", 8)
         with pytest.warns(UserWarning, match="compiled a program for each. Pass numbers that change as arrays"):
             for scale in range(9):

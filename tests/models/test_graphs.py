@@ -114,7 +114,7 @@ class TestGraphs:
             (lambda a, b: kd.Model([a, b], a + b)({"a": np.ones((2, 3)), "c": 1}), r"(?s)dict with \['a', 'b'\]"),
             (lambda a, b: kd.Sequential([a, layers.Dense(2), b]), "only the first layer may be an Input"),
             (lambda a, b: kd.Sequential([lambda x: x]), r"(?s)not a layer.*layers.Lambda"),
-            (lambda a, b: kd.Sequential([layers.Dense(2)]).weights, "are not born yet"),
+            (lambda a, b: kd.Sequential([layers.Dense(2)]).weights, "do not exist yet"),
             (lambda a, b: kd.Model(a, a * 1.0).get_layer("aa"), r"no layer 'aa' \(did you mean 'a'\?\)"),
             (lambda a, b: kd.Sequential([]).pop(), "has no layers"),
             (lambda a, b: kd.Sequential(layers.Dense(2)), r"(?s)`layers` is not a list.*Sequential\(\[dense\]\)"),

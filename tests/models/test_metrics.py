@@ -185,3 +185,14 @@ def test_an_overridden_reset_state_is_called_at_each_begin():
     assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] >= first + 30
     resets = begins.resets
     assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] == 10 * (resets + 1) == 10 * begins.resets
+
+
+def test_a_result_that_is_no_number_is_named():
+    class Words(metrics.SparseCategoricalAccuracy):
+        def result(self):
+            return "good"
+
+    fresh = kd.Model.from_nnx(Plain, seed=0)
+    fresh.compile("sgd", LOSS, metrics=[Words(name="words")])
+    with pytest.raises(ModelError, match="the result of metric 'words' is no number"):
+        fresh.evaluate(X, Y, verbose=0)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.core import Tracer
 
 import keras_dist as kd
+from keras_dist import _jax
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import compiled, executions, placement
@@ -170,7 +171,11 @@ class TestPrograms:
             model.train_on_batch(X[:rows], Y[:rows])
         with pytest.warns(kd.errors.RecompileWarning) as warned:
             model.train_on_batch(X[:5], Y[:5])
-        for part in ("3. shape of batch: x float32(5, 8), y int32(5,)", "drop_remainder=True", "kd.data.pad_batch("):
+        for part in (
+            "3 shapes of batch so far, the last one: x float32(5, 8), y int32(5,)",
+            "drop_remainder=True",
+            "kd.data.pad_batch(",
+        ):
             assert part in str(warned[0].message)
         model.train_on_batch(X[:5], Y[:5])
 
@@ -312,6 +317,36 @@ class TestResident:
         more_than_an_epoch.fit(X[:40], Y[:40], batch_size=8)
         assert int(more_than_an_epoch.model.state.step) == lengths.pop() == 5
 
+    def test_a_fixed_number_of_steps_must_earn_it_too(self, monkeypatch):
+        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
+        trained = Trained("one device", Plain, steps_per_execution=2, metrics=[])
+        together = compiled_together(monkeypatch)
+        trained.model.fit(X[:43], Y[:43], batch_size=8, verbose=0)  # two stacks, a batch, and a shorter one
+        kinds = sorted(key[2] for key in trained.model._session.trainer._compiled._programs if key[0] == "train")
+        assert kinds == ["single", "single", "stacked"]
+        assert together == [3]
+
+    def test_only_the_epochs_that_are_left_count(self, monkeypatch):
+        asked = []
+
+        def feed(self: Any, mode: str, examples: Any, epochs: int = 1, *args: Any, **options: Any) -> Any:
+            asked.append((mode, epochs))
+            return found(self, mode, examples, epochs, *args, **options)
+
+        found = placement.Placement.feed
+        monkeypatch.setattr(placement.Placement, "feed", feed)
+
+        class Resume(kd.callbacks.Callback):
+            def on_train_begin(self, logs: Any = None) -> None:
+                trainer = self.model._session.trainer
+                trainer.continue_from(trainer.progress.at_epoch(9))
+
+        model = Trained("one device", Plain, steps_per_execution="auto", metrics=[]).model
+        options = {"epochs": 10, "validation_data": (X[:8], Y[:8]), "validation_freq": 5, "verbose": 0}
+        model.fit(X[:8], Y[:8], batch_size=8, **options)
+        model.fit(X[:8], Y[:8], batch_size=8, **options, callbacks=[Resume()])
+        assert asked == [("train", 10), ("test", 2), ("train", 1), ("test", 1)]
+
     @pytest.mark.parametrize("offset", range(4))
     def test_what_is_written_to_an_array_afterwards_does_not_count(self, auto, offset):
         buffer = np.zeros(X.size + 16, np.float32)
@@ -334,6 +369,27 @@ class TestResident:
             steps.append((execution.steps, execution.rows))
             tuner.measured(seconds=0.02 * execution.steps, steps=execution.steps)
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
+
+
+def compiled_together(monkeypatch: Any) -> list[int]:
+    """How many programs are compiled at the same time, each time that some are."""
+    counts: list[int] = []
+
+    def count(programs: Any, together: Any = _jax.compile_together) -> Any:
+        programs = list(programs)
+        counts.append(len(programs))
+        return together(programs)
+
+    monkeypatch.setattr(_jax, "compile_together", count)
+    return counts
+
+
+def test_the_shorter_last_batch_of_predict_is_compiled_with_the_others(monkeypatch):
+    with layouts.one_device().scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    together = compiled_together(monkeypatch)
+    assert model.predict(X[:19], batch_size=8, verbose=0).shape[0] == 19
+    assert together == [2]
 
 
 def test_only_many_small_batches_are_stacked():

@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+from keras_dist.training.state_cell import SharedLock
 from tests import layouts
 from tests.networks import LOSS, Plain, blobs
 
@@ -209,3 +210,28 @@ def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
     for thread in threads:
         thread.join(10)
     assert links.is_set() and not any(thread.is_alive() for thread in threads)
+
+
+def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_follow_them():
+    cell, other, third = (kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(3))
+    cell.link(other, {0: 0})
+    waits = threading.Event()
+
+    class Told(SharedLock):
+        def __enter__(self) -> None:
+            waits.set()
+            super().__enter__()
+
+    reader = threading.Thread(target=lambda: cell.arrays)
+    lock, told = cell.lock, Told()
+    with lock:
+        other.write_all({0: np.full_like(other.leaves()[0], 7)})
+        told._lock, cell.lock = lock._lock, told
+        reader.start()
+        assert waits.wait(10)
+        seen = np.array(cell.leaves()[0])
+        cell.link(third, {1: 1})
+    reader.join(10)
+    third.write_all({1: np.full_like(third.leaves()[1], 5)})
+    assert (seen == 7).all()
+    assert (np.array(cell.leaves()[1]) == 5).all()
