@@ -9,9 +9,9 @@ import pytest
 
 import keras_dist as keras
 from keras_dist.datasets import digits
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
-SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)] if ROUNDS else [(2, 4)]
+SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)] if LARGE else [(2, 4)]
 
 
 def test_meshes_and_layouts():
@@ -102,7 +102,7 @@ def test_digits_are_learned_as_well_as_by_keras_on_every_mesh(request):
     theirs = request.getfixturevalue("real_keras")
     train, test = upscaled_digits()
     reached = {}
-    for seed in range(2 if ROUNDS else 1):
+    for seed in range(2 if LARGE else 1):
         theirs.utils.set_random_seed(seed)
         model = guide_model(theirs)
         model.fit(*train, batch_size=64, epochs=8, verbose=0)

@@ -13,7 +13,7 @@ import keras_dist as kd
 from keras_dist import layers, models, saving
 from keras_dist.errors import ConfigError, ModelError
 from tests import layouts
-from tests.soak import ROUNDS
+from tests.soak import ROUNDS, crossed
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Z = np.random.default_rng(1).normal(size=(4, 8)).astype("float32")
@@ -145,8 +145,11 @@ def paths_of(model):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("where", ["data=2,model=4", "one device"] if ROUNDS else ["data=2,model=4"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    ("form", "where"),
+    crossed(FORMS, ["data=2,model=4", *["one device"] * bool(ROUNDS)]),
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
 def test_a_model_comes_back_from_json_and_as_a_clone(form, where):
     with layouts.on(where, {".*d1/kernel": (None, "model")} if where != "one device" else {}).scope():
         model, x = form()

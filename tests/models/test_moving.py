@@ -9,7 +9,7 @@ import pytest
 import keras_dist as kd
 from tests import layouts
 from tests.networks import LOSS, Noisy, Plain, blobs, values_of
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 X, Y = blobs(48)
 MOVES = [("one device", "data=2,model=4"), ("fully data=8", "one device")]
@@ -83,7 +83,7 @@ class TestMoves:
     @pytest.mark.soak
     @pytest.mark.parametrize(
         ("start", "end"),
-        [("data=2,model=4", "fully data=8"), *MOVES] if ROUNDS else [("data=2,model=4", "fully data=8")],
+        [("data=2,model=4", "fully data=8"), *MOVES * LARGE],
     )
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
         moved, stayed = built(start, Noisy), built(end, Noisy)

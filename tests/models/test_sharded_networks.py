@@ -10,7 +10,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from tests.layouts import MESHES, on, one_device
-from tests.soak import ROUNDS
+from tests.soak import ROUNDS, crossed
 
 CLASSES = 4
 
@@ -85,7 +85,7 @@ class Block(layers.Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.norm1 = layers.LayerNormalization()
-        self.attention = layers.MultiHeadAttention(num_heads=4, key_dim=2, dropout=0.1)
+        self.attention = layers.MultiHeadAttention(num_heads=8, key_dim=2, dropout=0.1)
         self.norm2 = layers.LayerNormalization()
         self.up = layers.Dense(16, activation="gelu")
         self.down = layers.Dense(8)
@@ -131,7 +131,7 @@ NETWORKS: dict[str, tuple[Callable[[], kd.Model], Any, dict[str, tuple[Any, ...]
 
 MESH_OF = {"tied weights": "data=4,model=2", "BatchNormalization": "data=8,model=1"}
 """Where `make test` trains a network, if not on data=2,model=4."""
-PAIRS = [(one, mesh) for one in NETWORKS for mesh in MESHES if ROUNDS or mesh == MESH_OF.get(one, "data=2,model=4")]
+PAIRS = crossed(NETWORKS, MESHES) if ROUNDS else [(one, MESH_OF.get(one, "data=2,model=4")) for one in NETWORKS]
 
 
 def trained(

@@ -8,7 +8,7 @@ import pytest
 
 import keras_dist as kd
 from tests.layouts import on
-from tests.soak import ROUNDS
+from tests.soak import LARGE, crossed, some
 
 ROWS, CLASSES = 22, 3
 
@@ -81,13 +81,10 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Callable[[Any], Any]]] = 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("mesh", ["data=2,model=4", "one device"] if ROUNDS else ["data=2,model=4"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "mesh"), some(crossed(CASES, ["data=2,model=4", *["one device"] * LARGE])))
 def test_training_gives_what_keras_gives(keras, case, mesh):
     make, x, y, optimizer = CASES[case]
-    if (
-        case != "dense" and not ROUNDS
-    ):  # one case with a shorter last batch, the others with even ones: half the programs
+    if case != "dense" and not LARGE:  # the others without a shorter last batch: half the programs
         x, y = x[:16], y[:16]
     # of the shape of y: Keras multiplies masks by weights as they are
     weight = np.random.default_rng(1).uniform(0.5, 1.5, y.shape).astype(np.float32)

@@ -12,7 +12,7 @@ from keras_dist import callbacks, checkpoint, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
 from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 X, Y = blobs(30)  # three batches: what these tests cost is their saves
 EPOCHS = 3
@@ -187,7 +187,7 @@ def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []
     is_short = kind in ("arrays in parts", "iterable in parts")  # one pass over three batches
-    way = WAY if kind == "arrays" or (ROUNDS and not is_short) else WAY[2:]
+    way = WAY if kind == "arrays" or (LARGE and not is_short) else WAY[2:]
     for index, (where, count) in enumerate(way):
         model = network(where, 7 + index)
         hook = ("batch", count) if count else (None, 0)
@@ -288,7 +288,7 @@ def uninterrupted(tmp_path_factory, network):
         ("epoch", [("batch", 5), ("epoch end", 2), ("epoch begin", 2)]),
         (1, [("epoch end", 2), ("test", 1), ("epoch begin", 2)]),
         (3, [("test", 1), ("batch", 7)]),
-    ][: None if ROUNDS else 2],
+    ][: None if LARGE else 2],
     ids=lambda value: str(value) if not isinstance(value, list) else " ".join(hook for hook, _ in value),
 )
 def test_callbacks_remember(interruptions, save_freq, uninterrupted, network, tmp_path):

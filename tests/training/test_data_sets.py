@@ -15,20 +15,20 @@ from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts
 from tests.networks import LOSS, Plain, TwoInputs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
 from tests.training.trained import Trained, W, X, Y, assert_same
 
 MESHES = ["data=4,model=2", *["one device", "data=8,model=1", "data=2,model=4"] * bool(ROUNDS)]
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[:1])
 def noisy(request: pytest.FixtureRequest) -> Trained:
     """With Dropout and statistics of batches."""
     return Trained(request.param, steps_per_execution=1)
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[-1:])
 def in_twos(request: pytest.FixtureRequest) -> Trained:
     """Two steps in one execution."""
     return Trained(request.param, steps_per_execution=2)

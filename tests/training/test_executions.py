@@ -20,7 +20,7 @@ from keras_dist.training.executions import ResidentFeed, earns_residence, fits_o
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
 from tests.networks import LOSS, Plain, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS, crossed
 from tests.training.trained import Trained, assert_same
 
 X, Y = blobs(107)  # 13 batches of 8 and one of 3
@@ -82,7 +82,7 @@ def run_of(trained: Trained, **options: Any) -> tuple[dict[str, Any], list[np.nd
     ]
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module")
 def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """A mesh, and what single steps give on it."""
     return request.param, run_of(Trained(request.param, optimizer="adam", steps_per_execution=1))
@@ -92,7 +92,9 @@ def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 
-    @pytest.mark.parametrize("steps", [4, *[2, 13, 50] * bool(ROUNDS)])
+    @pytest.mark.parametrize(
+        ("single", "steps"), crossed(MESHES, [4, *[50] * bool(ROUNDS), *[2, 13] * LARGE]), indirect=["single"]
+    )
     def test_a_fixed_number_of_steps(self, single, steps, monkeypatch):
         name, expected = single
         trained = Trained(name, optimizer="adam", steps_per_execution=steps)
@@ -100,6 +102,7 @@ class TestSameNumbers:
         monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
         assert_same(run_of(trained), expected)
 
+    @pytest.mark.parametrize("single", MESHES if LARGE else MESHES[-1:], indirect=True)
     def test_as_many_as_fit_finds_fast_and_single_ones_that_somebody_watches(self, single, monkeypatch):
         name, expected = single
         trained, watch = Trained(name, optimizer="adam", steps_per_execution="auto"), Looks()

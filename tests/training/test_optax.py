@@ -12,7 +12,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import Noisy, Plain, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS
 
 X, Y = blobs(96)
 
@@ -69,14 +69,15 @@ class Losses(kd.callbacks.Callback):
         self.totals.append(logs["loss"] * (batch + 1))
 
 
+CHOSEN = ONLY_IN_SOAK if ROUNDS else [name for name in CHAINS if name not in FULLY + ONLY_IN_SOAK]
+RUNS = [
+    *((name, "data=2,model=4") for name in CHAINS if LARGE or name in CHOSEN),
+    *((name, "fully data=8") for name in FULLY),
+]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *((name, "data=2,model=4") for name in CHAINS if ROUNDS or name not in FULLY + ONLY_IN_SOAK),
-        *((name, "fully data=8") for name in FULLY),
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), RUNS)
 def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
     losses, values = expected(name)
     model = layouts.plain_on(layout, seed=4)

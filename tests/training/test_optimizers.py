@@ -12,7 +12,7 @@ from keras_dist import optimizers
 from keras_dist.errors import ModelError
 from tests import by_hand, layouts
 from tests.networks import blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 X, Y = blobs(96)
 EVERYTHING: Any = {
@@ -77,7 +77,7 @@ def test_every_slot_lies_as_its_parameter(name: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["Adafactor", "Muon", *["Adam", "Lamb"] * bool(ROUNDS)])
+@pytest.mark.parametrize("name", ["Adafactor", "Muon", *["Adam", "Lamb"] * LARGE])
 def test_the_same_numbers_on_a_mesh(name: str) -> None:
     one, many = (built(SLOTS[name], layout) for layout in ("one device", "data=2,model=4"))
     for model in (one, many):

@@ -11,7 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import errors, layers, optimizers
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(8, 5, 6)).astype("float32")
@@ -62,7 +62,7 @@ def expected(plain: kd.Model) -> list[Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("remat", ["full", "block_.*|dropout|norm|lstm", *["dots_saveable"] * bool(ROUNDS)])
+@pytest.mark.parametrize("remat", ["full", "block_.*|dropout|norm|lstm", *["dots_saveable"] * LARGE])
 def test_losses_weights_and_statistics_are_the_same(remat: str, expected: list[Any]) -> None:
     for a, b in zip(numbers(network(remat)), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)

@@ -8,9 +8,7 @@ import pytest
 import keras_dist as kd
 from tests import layouts
 from tests.networks import LOSS, Noisy, Plain, blobs, values_of
-from tests.soak import ROUNDS
-
-MESHES = layouts.ALL[1:] if ROUNDS else ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"]
+from tests.soak import crossed
 
 
 @functools.cache
@@ -35,8 +33,7 @@ def as_bytes(values):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES)
-@pytest.mark.parametrize("factory", [Noisy, Plain])
+@pytest.mark.parametrize(("factory", "name"), crossed([Noisy, Plain], layouts.ALL[1:]))
 def test_initial_weights_are_bitwise_equal_and_training_losses_agree(factory, name):
     expected_initial, expected, expected_final = trained(factory, "one device")
     initial, found, final = trained(factory, name)

@@ -1,7 +1,6 @@
 """Batches that the mesh does not divide are exact: the numbers of one device, the rows in order, all of them."""
 
 import functools
-import itertools
 from typing import Any
 
 import hypothesis
@@ -15,7 +14,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import FEATURES, LOSS, ForeignNorm, Plain, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS, crossed
 
 WEIGHT = np.random.default_rng(3).uniform(0, 2, 100).astype("f4")
 X, Y = blobs(100)
@@ -103,7 +102,7 @@ def start(name):
 
 @pytest.mark.filterwarnings("ignore::keras_dist.errors.RecompileWarning")
 @pytest.mark.soak
-@hypothesis.settings(max_examples=8 if ROUNDS else 2)
+@hypothesis.settings(max_examples=8 if LARGE else 2)
 @hypothesis.given(rows=st.integers(1, 20), name=st.sampled_from(["data=8,model=1", "data=4,model=2"]))
 def test_any_number_of_rows_is_exact(rows, name):
     model, initial = start(name)
@@ -164,7 +163,7 @@ REPEATING = [("", "data=4,model=2"), ("rows", "data=2,model=4"), ("columns", "da
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("split", "name"),
-    [*itertools.product(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"])] if ROUNDS else REPEATING,
+    crossed(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"]) if LARGE else REPEATING,
 )
 def test_the_gradient_of_an_embedding_counts_no_padding(split, name):
     np.testing.assert_allclose(trained_embedding(name, SPLIT[split]), trained_embedding("one device", ()), atol=1e-6)
