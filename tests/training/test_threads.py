@@ -1,5 +1,7 @@
 """One training at a time: other threads may look, callbacks may train."""
 
+import gc
+import itertools
 import pathlib
 import threading
 from typing import Any
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import ModelError
+from keras_dist.training import state_cell
 from keras_dist.training.state_cell import SharedLock
 from tests import layouts
 from tests.networks import LOSS, Plain, blobs
@@ -210,6 +214,28 @@ def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
     for thread in threads:
         thread.join(10)
     assert links.is_set() and not any(thread.is_alive() for thread in threads)
+
+
+def test_each_of_many_linked_models_copies_what_was_written_last_once(monkeypatch):
+    cells = [kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(6)]
+    for cell, other in itertools.combinations(cells, 2):
+        cell.link(other, {0: 0})
+    copies = []
+    monkeypatch.setattr(state_cell, "place_copy", lambda *given: copies.append(given) or place_copy(*given))
+    cells[3].write_all({0: np.full_like(cells[3].leaves()[0], 7)})
+    copies.clear()
+    assert all((np.array(cell.leaves()[0]) == 7).all() for cell in cells)
+    assert len(copies) == 5
+    assert all(cell.shares(cell.plan.rows[0].path, cells[0], cells[0].plan.rows[0].path) for cell in cells)
+
+
+def test_what_a_linked_model_wrote_outlives_it():
+    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(2))
+    cell.link(other, {0: 0})
+    other.write_all({0: np.full_like(other.leaves()[0], 7)})
+    del other
+    gc.collect()
+    assert (np.array(cell.leaves()[0]) == 7).all()
 
 
 def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_follow_them():
