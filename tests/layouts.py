@@ -43,12 +43,12 @@ def model_on(where: str | kd.Distribution, factory: Any, rules: Any = RULES, see
 
 def plain_on(where: str, seed: int = 0) -> kd.Model:
     """`networks.Plain` with the values of its birth: one model for all tests, which compile it anew."""
-    model, weights = _born(where, seed)
+    model, weights = _with_weights(where, seed)
     model.set_weights(weights)
     return model
 
 
 @functools.cache
-def _born(where: str, seed: int) -> tuple[kd.Model, list[np.ndarray]]:
+def _with_weights(where: str, seed: int) -> tuple[kd.Model, list[np.ndarray]]:
     model = model_on(where, Plain, seed=seed)
     return model, model.get_weights()

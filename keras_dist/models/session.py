@@ -51,7 +51,7 @@ class Session:
     Args:
         cell: owns the arrays.
         call: how the module is called; by default as `module(x)`.
-        distribution: where data lives, as it was when the weights were born.
+        distribution: where data lives, as it was when the weights were created.
         seed: fixes initial values, Dropout and the order of rows.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
@@ -105,7 +105,7 @@ class Session:
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
-        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before."""
+        """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
         check_not_forked()
         if self.trainability is not None:
             self.release_optimizers()

@@ -69,7 +69,7 @@ def test_values_are_equal_and_layouts_are_those_of_the_new_mesh(saved, targets, 
     with CheckpointManager(model, directory) as manager:
         assert manager.restore_or_initialize() is not None
     assert same(values_of(model), values)
-    session = model._born()
+    session = model._with_weights()
     shardings = jax.tree.leaves(session.cell.state_plan.shardings)
     for name, array, sharding in zip(names_of(session), session.cell.arrays, shardings, strict=True):
         assert array.sharding.is_equivalent_to(sharding, array.ndim), name
@@ -215,8 +215,8 @@ def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets,
     monkeypatch.setattr(saving, "_PART_BYTES", 0)
     directory, _, _ = saved["data=2,model=4"]
     model = targets["data=4,model=2"]
-    cell = model._born().cell
-    old = dict(zip(names_of(model._born()), cell.arrays, strict=True))
+    cell = model._with_weights().cell
+    old = dict(zip(names_of(model._with_weights()), cell.arrays, strict=True))
     with CheckpointManager(model, directory) as manager:
         stored = manager.newest()
     read, parts = stored.arrays, []
@@ -263,7 +263,7 @@ def test_other_metrics_are_refused_before_any_array_is_changed(tmp_path):
             again.fit(X, Y, batch_size=4, verbose=0, callbacks=restore)
         assert raised.value.given != raised.value.expected
         assert same(values_of(again), before)
-        assert not any(array.is_deleted() for array in again._born().cell.arrays)
+        assert not any(array.is_deleted() for array in again._with_weights().cell.arrays)
 
 
 def test_who_forgives_arrays_that_cannot_be_read_trains_from_the_begin(tmp_path, monkeypatch):
@@ -290,7 +290,7 @@ def test_who_forgives_arrays_that_cannot_be_read_trains_from_the_begin(tmp_path,
 
 def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(targets, tmp_path, monkeypatch):
     model = targets["one device"]
-    cell, begin, was_free = model._born().cell, Snapshot.begin, []
+    cell, begin, was_free = model._with_weights().cell, Snapshot.begin, []
 
     def begin_and_look(snapshot, place):
         with ThreadPoolExecutor(1) as other_thread:

@@ -105,7 +105,7 @@ def test_less_is_kept_for_the_way_back() -> None:
 
     def kept(remat: str | None) -> int:
         model.compile("sgd", "mse", remat=remat)
-        session: Any = model._born()
+        session: Any = model._with_weights()
         state, forward = session.cell.state, session.forward
 
         def loss(trainable: Any) -> Any:

@@ -154,7 +154,7 @@ class TestSaving:
 
     def test_steps_wait_until_the_arrays_are_copied(self, model, manager, monkeypatch):
         model.train_on_batch(X, Y)
-        cell, begin, was_free = model._born().cell, kd.checkpoint.Snapshot.begin, []
+        cell, begin, was_free = model._with_weights().cell, kd.checkpoint.Snapshot.begin, []
 
         def begin_and_look(snapshot, place):
             was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
@@ -191,7 +191,7 @@ class TestSaving:
 
 
 def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
-    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(2))
+    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
     reads, ends, links = threading.Event(), threading.Event(), threading.Event()
 
     def read():
@@ -217,7 +217,7 @@ def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
 
 
 def test_each_of_many_linked_models_copies_what_was_written_last_once(monkeypatch):
-    cells = [kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(6)]
+    cells = [kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(6)]
     for cell, other in itertools.combinations(cells, 2):
         cell.link(other, {0: 0})
     copies = []
@@ -230,7 +230,7 @@ def test_each_of_many_linked_models_copies_what_was_written_last_once(monkeypatc
 
 
 def test_what_a_linked_model_wrote_outlives_it():
-    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(2))
+    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
     cell.link(other, {0: 0})
     other.write_all({0: np.full_like(other.leaves()[0], 7)})
     del other
@@ -239,7 +239,7 @@ def test_what_a_linked_model_wrote_outlives_it():
 
 
 def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_follow_them():
-    cell, other, third = (kd.Model.from_nnx(Plain, seed=seed)._born().cell for seed in range(3))
+    cell, other, third = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(3))
     cell.link(other, {0: 0})
     waits = threading.Event()
 
