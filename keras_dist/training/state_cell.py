@@ -161,8 +161,8 @@ class StateCell:
         return shared is not None and shared is other._shared.get(other.index(other_path))
 
     def _share(self, index: int, shared: _SharedVariable) -> None:
-        self._shared[index] = shared
         self._taken.setdefault(index, 0)
+        self._shared = {**self._shared, index: shared}  # another thread may be looking at the former one
         shared.cells.add(self)
 
     def _take_shared(self) -> None:
