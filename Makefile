@@ -34,7 +34,7 @@ notebooks: $(READY) ## run every notebook, and keep what it prints
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
-soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5)
+soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
 	SOAK=$(or $(ROUNDS),5) $(BIN)/python -m pytest -m soak --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 lint: $(READY) ## check style, format and floors

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.serialization import serialize_keras_object
@@ -309,4 +309,4 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars())
+complete_docstrings(vars())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -11,6 +12,9 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from keras_dist.errors import WriteError
+
+_URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
+"""`gs://...`, and what `pathlib` makes of it; no drive of Windows."""
 
 
 def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
@@ -38,6 +42,10 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
         >>> folder = kd.use_compilation_cache()  # doctest: +SKIP
     """
     try:
+        if path is not None and not os.fspath(path):
+            raise ValueError("an empty path")
+        if path is not None and _URL.match(str(path)):
+            raise ValueError("a URL")
         folder = pathlib.Path(_default() if path is None else path).expanduser().absolute()
         folder.mkdir(mode=0o700 if path is None else 0o777, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -47,7 +55,8 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
             "use_compilation_cache: programs cannot be kept there",
             given=f"path={path!r}: {error}",
             expected="a folder that can be written to, or one that can be made",
-            fix='for example kd.use_compilation_cache("/tmp/programs"), or leave the path out',
+            fix='for example kd.use_compilation_cache("/tmp/programs"), or leave the path out; mount a bucket as a '
+            'folder, or give its URL to JAX: jax.config.update("jax_compilation_cache_dir", "gs://...")',
         ) from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_enable_compilation_cache", True)

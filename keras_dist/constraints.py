@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable
@@ -177,4 +177,4 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars())
+complete_docstrings(vars())

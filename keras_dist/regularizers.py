@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
 from keras_dist.saving.configurable import Configurable
@@ -199,4 +199,4 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars())
+complete_docstrings(vars())

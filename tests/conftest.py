@@ -35,6 +35,7 @@ from jax._src import lru_cache  # noqa: E402
 
 from keras_dist import distribution  # noqa: E402
 from keras_dist.distribution import sharded_init  # noqa: E402
+from tests import soak  # noqa: E402
 
 
 def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
@@ -53,7 +54,8 @@ jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / "tests"))
 
 hypothesis.settings.register_profile("dev", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+# A round of `make soak` in CI follows a thorough `make test`.
+hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and not soak.ROUNDS) else "dev")
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,13 @@
 """The distributions that tests compare: one device, a (data, model) mesh with rules, fully sharded."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 import keras_dist as kd
+from tests.networks import Plain
 
 RULES: dict[str, tuple[Any, ...]] = {"d1/kernel": (None, "model"), "d2/kernel": ("model", None)}
 """Column, then row parallel: for `networks.Plain`, `Noisy` and `ForeignNorm`."""
@@ -29,3 +33,22 @@ def on(name: str, rules: Mapping[str, tuple[Any, ...]] = RULES) -> kd.Distributi
     if name.startswith("fully"):
         return kd.FullySharded(mesh, axis="data", layout_map=layout_map, strict=True)
     return kd.ModelParallel(layout_map, batch_dim_name="data", strict=True)
+
+
+def model_on(where: str | kd.Distribution, factory: Any, rules: Any = RULES, seed: int = 0, **options: Any) -> kd.Model:
+    """A model of an NNX module that is born on a distribution, or on that called `where`."""
+    with (on(where, rules) if isinstance(where, str) else where).scope():
+        return kd.Model.from_nnx(factory, seed=seed, **options)
+
+
+def plain_on(where: str, seed: int = 0) -> kd.Model:
+    """`networks.Plain` with the values of its birth: one model for all tests, which compile it anew."""
+    model, weights = _with_weights(where, seed)
+    model.set_weights(weights)
+    return model
+
+
+@functools.cache
+def _with_weights(where: str, seed: int) -> tuple[kd.Model, list[np.ndarray]]:
+    model = model_on(where, Plain, seed=seed)
+    return model, model.get_weights()

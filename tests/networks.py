@@ -6,7 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import keras_dist as kd
+
 FEATURES, HIDDEN, CLASSES = 8, 16, 4
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+"""Of the classes of `blobs`."""
 
 
 def blobs(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -15,6 +19,11 @@ def blobs(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     centres = np.random.default_rng(1234).normal(size=(CLASSES, FEATURES))
     y = random.integers(0, CLASSES, rows)
     return (centres[y] + 0.3 * random.normal(size=(rows, FEATURES))).astype(np.float32), y.astype(np.int32)
+
+
+def values_of(model: kd.Model) -> dict[str, np.ndarray]:
+    """The variables by their paths."""
+    return {variable.path: variable.numpy() for variable in model.variables}
 
 
 class Plain(nnx.Module):

@@ -1,6 +1,25 @@
 """What chance or size decides: `make test` tries it once and small, `make soak` often and large."""
 
+import itertools
 import os
+from collections.abc import Iterable
+from typing import Any
 
 ROUNDS = int(os.environ.get("SOAK", "0"))
-"""How often `make soak` tries; 0 in `make test`."""
+"""How often `make soak` tries: 0 in `make test`, 1 in `.ci/run`."""
+
+LARGE = ROUNDS > 1
+"""Whether it takes each model on each mesh, and as many steps and bytes as show what is rare: not in a single round."""
+
+
+def crossed(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """The product of `choices` if `LARGE`; else as many of it as the longest has, so that each value is in one."""
+    lists = [[*one] for one in choices]
+    if LARGE:
+        return [*itertools.product(*lists)]
+    return [tuple(one[index % len(one)] for one in lists) for index in range(max(map(len, lists)))]
+
+
+def some(cases: Iterable[Any]) -> list[Any]:
+    """Those of `cases`, all of which `make test` tries, too: in a single round every fourth."""
+    return [*cases][:: 4 if ROUNDS == 1 else 1]

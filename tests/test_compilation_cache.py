@@ -52,7 +52,9 @@ def test_the_default_is_a_folder_of_the_user_alone(tmp_path):
     assert any(pathlib.Path(folder).iterdir())
 
 
-@pytest.mark.parametrize("path", [3, "a file", "a file/below", "with\0null"], ids=str)
+@pytest.mark.parametrize(
+    "path", [3, "", "gs://bucket/x", pathlib.Path("s3://bucket"), "a file", "a file/below", "with\0null"], ids=str
+)
 def test_what_is_no_folder_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("a file").touch()

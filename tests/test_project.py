@@ -32,7 +32,7 @@ def test_make_demo_passes_the_mesh_on():
 def test_ci_runs_what_a_person_runs():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "make lint type test" in script.read_text()
+    assert "make lint type test soak ROUNDS=1" in script.read_text()
 
 
 def test_license_and_type_marker():

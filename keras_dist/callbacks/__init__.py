@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist._sources import name_sources
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore
 from keras_dist.callbacks.callback import Callback
 from keras_dist.callbacks.callback_list import CallbackList
@@ -33,7 +33,7 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
 ]
-name_sources(vars())
+complete_docstrings(vars())
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
@@ -63,7 +64,7 @@ class CallbackList(Callback):
         """Add a callback after the others, but before those that come last.
 
         Raises:
-            ModelError: it is not a `Callback`.
+            ModelError: it is not a `Callback`, or one of its hooks takes other arguments.
         """
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             raise ModelError(
@@ -72,6 +73,7 @@ class CallbackList(Callback):
                 expected="instances of keras_dist.callbacks.Callback",
                 fix="derive the class from Callback, and pass an instance of it",
             )
+        _check_hooks(callback)
         place = len(self.callbacks)
         while not _comes_last(callback) and place and _comes_last(self.callbacks[place - 1]):
             place -= 1
@@ -197,6 +199,22 @@ def _calling_all(hook: str) -> Callable[..., None]:
 for _hook in vars(Callback):
     if _hook.startswith("on_") and _hook not in vars(CallbackList):
         setattr(CallbackList, _hook, _calling_all(_hook))
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Check that hooks that are the callback's own take what they are called with."""
+    for hook, ours in vars(Callback).items():
+        if not hook.startswith("on_") or not hasattr(callback, hook) or not has_own(callback, hook):
+            continue
+        _, *names = inspect.signature(ours).parameters
+        if not takes(getattr(callback, hook), *names):
+            parameters = ", ".join("logs=None" if name == "logs" else name for name in ("self", *names))
+            raise ModelError(
+                f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}",
+                given=f"{shorten(getattr(callback, hook))}",
+                expected=f"a method {hook}({parameters})",
+                fix=f"change its parameters: def {hook}({parameters})",
+            )
 
 
 def _comes_last(callback: Callback) -> bool:

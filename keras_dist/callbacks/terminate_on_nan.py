@@ -72,7 +72,7 @@ class TerminateOnNaN(Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reset the state."""
-        self._finite = _FiniteFlags(self.model._born().cell)
+        self._finite = _FiniteFlags(self.model._with_weights().cell)
         self._unread = None
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:

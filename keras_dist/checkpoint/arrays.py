@@ -25,6 +25,9 @@ FOLDER = "arrays"
 _FILE_BYTES = 64 * 2**20
 """About how large files become: several can be checked at once."""
 
+_SLICE_BYTES = 16 * 2**20
+"""Each device writes such a slice of a replicated array, or one writes all: slices take a program for each shape."""
+
 
 def write_arrays(
     folder: pathlib.Path, arrays: Mapping[str, jax.Array | np.ndarray], job: Rendezvous | None = None
@@ -43,6 +46,7 @@ def write_arrays(
         A function that waits until all are written, to be called once, in any thread. It raises what went wrong.
     """
     from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
+    from orbax.checkpoint import type_handlers  # noqa: PLC0415
 
     job = job or Rendezvous()
     on_cpus = _are_on_cpus(arrays)
@@ -52,7 +56,9 @@ def write_arrays(
         return lambda: None
     # the handler alone: where it writes, and when all have written, is for `Draft` and `Rendezvous` to know.
     # Compressed, arrays of floats are a tenth smaller, and written and read in four times the time
-    handler = orbax.PyTreeCheckpointHandler(use_compression=False)
+    slices = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SLICE_BYTES)
+    kinds = type_handlers.create_type_handler_registry((jax.Array, slices), (np.ndarray, type_handlers.NumpyHandler()))
+    handler = orbax.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=kinds)
     arguments = orbax.args.PyTreeSave(raw, ocdbt_target_data_file_size=_FILE_BYTES)
     place = epath.Path(folder.absolute() / FOLDER)
     futures: list[Any] = []

@@ -328,7 +328,11 @@ class Validation:
 
     def check_passes(self, epochs: range) -> None:
         """Check that there are examples for each evaluation; see `Streaming.check_passes`."""
-        self.examples.check_passes(sum(map(self.is_due, epochs)))
+        self.examples.check_passes(self.times(epochs))
+
+    def times(self, epochs: range) -> int:
+        """How many of the epochs an evaluation follows."""
+        return sum(map(self.is_due, epochs))
 
     def is_due(self, epoch: int) -> bool:
         """Whether to evaluate after this epoch, counted from 0."""

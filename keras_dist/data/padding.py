@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_int, check_option
+from keras_dist._arguments import LARGEST_SIZE, argument_error, check_int, check_option
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
@@ -28,9 +28,24 @@ def pad_batch(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Pad a batch, so that batches of many lengths have few shapes: JAX compiles a program for each shape.
 
-    Added rows repeat the last row and have weight 0, so that they change neither the loss nor its gradients. The model
-    treats them like any other rows: they enter the statistics of `BatchNormalization`, activity regularizers and
-    `metrics` (but not `weighted_metrics`), and `predict` returns outputs for them.
+    Added rows repeat the last row and have weight 0, so that they change neither the loss of the batch nor its
+    gradients, if `reduction` is the right one:
+
+    - Padded steps that a mask leaves out, as of `Embedding(mask_zero=True)` or `Masking`: `reduction=None`, whatever
+      the loss divides by. It divides by the values that the mask leaves, and weights must stay as they are. The
+      default would make loss and gradients larger by `padded / real`.
+    - A loss that divides by the sum of weights, "mean_with_sample_weight", or by nothing, "sum": that reduction, with
+      a mask or without.
+    - A loss with the default reduction and no mask: the default.
+    - Padded rows of a model with a mask and the default reduction: there is none, since the loss divides by the steps
+      of the added rows, too. Compile the loss with `reduction="mean_with_sample_weight"`, and give that here.
+
+    The model treats added rows like any other rows: they enter the statistics of `BatchNormalization`, activity
+    regularizers and `metrics`, and `predict` returns outputs for them. They also count where batches are put together:
+    the loss that `fit` and `evaluate` log is, as in Keras, the mean over batches by their numbers of rows, in which a
+    padded batch has the weight of its padded rows. A last batch of 1 row that is padded to 8 counts like 8 rows.
+    `weighted_metrics` are exact over any batches where weights are left as they are: for the mean loss of all rows
+    compile the loss with `reduction="mean_with_sample_weight"`, and once more as a weighted metric.
 
     Args:
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`; each may be a pytree of arrays.
@@ -43,15 +58,15 @@ def pad_batch(
             positions are 0 and have weight 0: weights become those of positions. Only for a dim other than the rows.
         reduction: the reduction of the loss. "sum_over_batch_size" and "mean" divide by all values, the padding
             included; therefore the weights of the real ones are multiplied by `padded / real`. "sum" and
-            "mean_with_sample_weight" leave weights as they are; the latter is exact also where a mask leaves out
-            values, and so are `weighted_metrics` over several batches.
+            "mean_with_sample_weight" leave weights as they are, and so do "none" and None.
 
     Returns:
         `(x, y, sample_weight)` of numpy arrays. Weights that were not given are 1 for what is real; they stay None
         where a dim of `x` alone is padded.
 
     Raises:
-        DataError: an argument cannot be used, an array lacks the dim, or is longer than all `lengths`.
+        DataError: an argument cannot be used, an array lacks the dim, is longer than all `lengths`, or the weights do
+            not fit the targets.
         ModelError: there is no such reduction.
 
     Example:
@@ -62,12 +77,23 @@ def pad_batch(
         ((4, 2), array([0, 1, 2, 2]), array([1., 1., 1., 0.], dtype=float32))
         >>> data.pad_batch(np.ones((3, 70)), lengths=(64, 128), dim=1)[0].shape
         (3, 128)
+
+        Sequences for a model with `Embedding(mask_zero=True)`, where 0 is no token:
+
+        >>> tokens = np.array([[5, 2, 3]])
+        >>> batch = data.pad_batch((tokens, tokens), multiple_of=4, dim=1, pads_targets=True, reduction=None)
+        >>> batch[0], batch[2]
+        (array([[5, 2, 3, 0]]), array([[1., 1., 1., 0.]], dtype=float32))
     """
     given = zip(unpack(batch, "pad_batch: batch"), ("x", "y", "sample_weight"), strict=True)
     x, y, weights = arrays = tuple(jax.tree.map(dense, as_arrays(tree, name)) for tree, name in given)
     rows = common_length(arrays, "", what="batch")
     divides_by_all = check_option("reduction", reduction, REDUCTIONS) in ("sum_over_batch_size", "mean")
     check_int("dim", dim, 0, error=DataError)
+    if not isinstance(pads_targets, bool | np.bool_):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise argument_error("pads_targets", pads_targets, "True or False", example=True, error=DataError)
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
+        raise argument_error("value", value, "a number", example=0, error=DataError)
     if pads_targets and (dim == 0 or y is None):
         wrong = "is for a dim other than the rows" if dim == 0 else "cannot be given without y"
         raise argument_error("pads_targets", pads_targets, "False", wrong=wrong, example=False, error=DataError)
@@ -108,6 +134,13 @@ def pad_batch(
         """Return the weights of the positions in an array of `y`."""
         weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
         shape = *leaf.shape[: dim + 1], *weight.shape[dim + 1 :]
+        if any(given not in (1, size) for given, size in zip(weight.shape, shape, strict=True)):
+            raise DataError(
+                "pad_batch: sample_weight does not fit y",
+                given=f"weights of shape {weight.shape}, targets of shape {leaf.shape}",
+                expected=f"a weight for each row, or for each position: shape {leaf.shape[: dim + 1]}",
+                fix="give the weights before the padding, of the shape of the targets",
+            )
         return weighted(np.broadcast_to(weight, shape), to_length(leaf.shape[dim], "y"))
 
     if pads_targets:
@@ -126,9 +159,11 @@ def _checked(multiple_of: int | None, lengths: Sequence[int] | None) -> list[int
             fix="for example multiple_of=32, or lengths=(64, 128, 256)",
         )
     if multiple_of is not None:
-        check_int("multiple_of", multiple_of, 1, error=DataError)
+        check_int("multiple_of", multiple_of, 1, LARGEST_SIZE, error=DataError)
     items = lengths if isinstance(lengths, Iterable) else [] if lengths is None else [lengths]
-    return sorted(check_int("lengths", length, 1, wrong="holds no length", error=DataError) for length in items)
+    return sorted(
+        check_int("lengths", length, 1, LARGEST_SIZE, wrong="holds no length", error=DataError) for length in items
+    )
 
 
 def _padded_length(multiple_of: int | None, lengths: list[int], length: int, name: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import is_array
-from keras_dist.data.source import RowSource, registered
+from keras_dist.data.source import DataSource, RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, shorten
 
@@ -57,4 +57,16 @@ def is_data_set(x: PyTree) -> bool:
 
 
 def _kind_of(x: PyTree) -> Callable[..., Any] | None:
-    return next((kind for kind in registered if kind.recognises(x)), None)
+    return next((kind for kind in registered if _recognises(kind, x)), None)
+
+
+def _recognises(kind: type[DataSource], x: PyTree) -> bool:
+    try:
+        return bool(kind.recognises(x))
+    except Exception as error:
+        raise DataError(
+            f"recognises of data source {kind.__name__} failed",
+            given=f"x={shorten(x)} of type {type(x).__name__}: {type(error).__name__}: {error}",
+            expected="a class method recognises(x) that gives True or False for whatever x is",
+            fix=f"let {kind.__name__}.recognises look at the type of x first",
+        ) from error

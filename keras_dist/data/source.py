@@ -12,6 +12,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
+from keras_dist.errors import DataError, shorten
 
 
 class DataSource:
@@ -63,7 +64,17 @@ def register_source(source: S) -> S:
     """Class decorator that makes `fit`, `evaluate`, `predict` and `DataLoader` read what the class `recognises`.
 
     Classes that are registered later take precedence.
+
+    Raises:
+        DataError: it is no class, or has no `recognises`.
     """
+    if not isinstance(source, type) or not callable(getattr(source, "recognises", None)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DataError(
+            f"register_source: {getattr(source, '__name__', shorten(source))} cannot be asked what it reads",
+            given=f"{shorten(source)} of type {type(source).__name__}",
+            expected="a class with a class method recognises(x)",
+            fix="derive the class from ArraySource, LookupSource or StreamSource, and define recognises(cls, x)",
+        )
     registered.insert(0, source)
     return source
 

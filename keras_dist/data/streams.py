@@ -67,9 +67,13 @@ class StreamSource(DataSource):
         raise NotImplementedError
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over all batches but the first `skip`; if they have indices, in an order seeded by the key.
+        """Iterate over one pass of batches.
 
-        Other batches are skipped by reading them, with a progress bar, unless the iterator can be set to `state`.
+        Args:
+            shuffle_key: seeds the order of batches that have indices; None for the order of the data set.
+            skip: number of batches to leave out at the beginning. Batches without indices are read and dropped, with a
+                progress bar, unless the iterator can be set to `state`.
+            state: what `state()` returned after these batches; None where the iterator has none.
         """
         raise NotImplementedError
 

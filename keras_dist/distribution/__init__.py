@@ -1,6 +1,6 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -37,4 +37,16 @@ __all__ = [
     "set_distribution",
     "use_cpu_devices",
 ]
-name_sources(vars(), ours=("LayoutPlan", "num_processes", "process_id", "register_strategy", "use_cpu_devices"))
+complete_docstrings(
+    vars(),
+    ours=(
+        "Cluster",
+        "LayoutPlan",
+        "cluster",
+        "is_chief",
+        "process_count",
+        "process_index",
+        "register_strategy",
+        "use_cpu_devices",
+    ),
+)

@@ -62,26 +62,26 @@ class CompiledInit:
                 yield jitted.lower(*flat_args)
 
         self.programs = tuple(_jax.compile_together(lowered(), _compiler_options(plan.mesh)))
-        births = zip(self.programs, runs, strict=True)
-        self._births = [_Birth(program, *run) for program, its in births for run in its]
+        creations = zip(self.programs, runs, strict=True)
+        self._creations = [_Creation(program, *run) for program, its in creations for run in its]
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Return the initial values, each array with the layout of the plan."""
         flat_args = jax.tree.leaves(list(args))
         leaves: list[jax.Array | None] = [None] * self._treedef.num_leaves
-        born = 0
-        for birth in self._births:
-            values = jax.block_until_ready(birth.program(*birth.numbers, *flat_args))
-            for index, value in zip(birth.indices, values, strict=True):
+        created = 0
+        for creation in self._creations:
+            values = jax.block_until_ready(creation.program(*creation.numbers, *flat_args))
+            for index, value in zip(creation.indices, values, strict=True):
                 leaves[index] = value
-                born += self._nbytes[index]
-            if born >= _SMALL_BYTES:
+                created += self._nbytes[index]
+            if created >= _SMALL_BYTES:
                 _environment.release_freed_memory()
-                born = 0
+                created = 0
         return self._treedef.unflatten(leaves)
 
 
-class _Birth(NamedTuple):
+class _Creation(NamedTuple):
     """One run of a program: which arrays it gives, and for what numbers, which go before the arguments."""
 
     program: jax.stages.Compiled
@@ -132,7 +132,7 @@ def _compiler_options(mesh: DeviceMesh) -> dict[str, int] | None:
 
 
 def _groups(bytes_per_device: Sequence[int]) -> list[list[int]]:
-    """Indices of the arrays born together: at most the largest shard, or a small amount, at once."""
+    """Indices of the arrays created together: at most the largest shard, or a small amount, at once."""
     limit = max([_SMALL_BYTES, *bytes_per_device])
     groups: list[list[int]] = []
     filled = limit + 1

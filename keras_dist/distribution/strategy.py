@@ -286,9 +286,22 @@ def register_strategy(name: str) -> Callable[[K], K]:
 
     Args:
         name: the name of the strategy in the `keras_dist.config.DistributionConfig` of its options.
+
+    Raises:
+        ConfigError: it is no name, or that of another class.
     """
+    if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise argument_error("name", name, "a string", wrong="is no name", example="my_strategy", error=ConfigError)
 
     def register(kind: K) -> K:
+        taken = _by_name.get(name, kind)
+        if (taken.__module__, taken.__qualname__) != (kind.__module__, kind.__qualname__):
+            raise ConfigError(
+                f"register_strategy: {name!r} is the name of another class",
+                given=f"{kind.__module__}.{kind.__qualname__}",
+                expected=f"a name other than that of {taken.__module__}.{taken.__qualname__}",
+                fix=f"for example @register_strategy({'my_' + name!r})",
+            )
         _by_name[name] = kind
         return kind
 

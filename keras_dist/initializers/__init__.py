@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist._sources import name_sources
 from keras_dist.initializers.constants import Constant as Constant
 from keras_dist.initializers.constants import Identity as Identity
 from keras_dist.initializers.constants import Ones as Ones
@@ -45,7 +45,7 @@ variance_scaling = VarianceScaling
 zeros = Zeros
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars(), ours=("FromFunction", "RandomInitializer"))
+complete_docstrings(vars(), ours=("FromFunction", "RandomInitializer"))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

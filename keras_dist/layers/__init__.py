@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist._sources import name_sources
 from keras_dist.layers.activation import ELU as ELU
 from keras_dist.layers.activation import Activation as Activation
 from keras_dist.layers.activation import LeakyReLU as LeakyReLU
@@ -138,7 +138,7 @@ from keras_dist.layers.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.wrapper import Wrapper as Wrapper
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars(), ours=("NNXLayer",))
+complete_docstrings(vars(), ours=("NNXLayer",))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -195,7 +195,7 @@ class Building:
             show_keywords(constructor, keyword_defaults(above) if hands_on_keywords(above) else {})
             for weight, initializer in cls.weight_initializers.items():
                 show_keywords(constructor, defaults_of(weight, initializer) | {"activity_regularizer": None})
-        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "gives_birth"):
+        if "build" in vars(cls) and not hasattr(vars(cls)["build"], "creates_weights"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
     def _build_once(self, tensors: Mapping[str, PyTree]) -> None:
@@ -217,7 +217,7 @@ class Building:
             if isinstance(value, random.SeedGenerator):
                 if self._outside.is_passing:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
-                _ = value.state  # born with the layer, not in the first step that draws
+                _ = value.state  # created with the layer, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
 

@@ -132,12 +132,13 @@ class BaseConvolution(SpatialLayer):
 class Convolution(BaseConvolution):
     """The base of `Conv1D`, `Conv2D` and `Conv3D`. Arguments that are not listed are those of `BaseConvolution`.
 
-    Only one of `strides` and `dilation_rate` can be above 1.
-
     Args:
         filters: channels of the output.
-        padding: as of `BaseConvolution`; in one dim also `"causal"`, for zeros before the input, so that no output sees
-            later inputs.
+        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them. Only
+            one of `strides` and `dilation_rate` can be above 1.
+        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
+            ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
+            on later inputs.
         groups: number of groups into which the channels are split; each has filters of its own.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
@@ -188,7 +189,7 @@ class Convolution(BaseConvolution):
 
 
 class Conv1D(Convolution):
-    """Convolution of inputs (batch, steps, channels); see `Convolution`.
+    """Convolution of inputs (batch, steps, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -202,7 +203,7 @@ class Conv1D(Convolution):
 
 
 class Conv2D(Convolution):
-    """Convolution of inputs (batch, height, width, channels); see `Convolution`.
+    """Convolution of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -215,7 +216,7 @@ class Conv2D(Convolution):
 
 
 class Conv3D(Convolution):
-    """Convolution of inputs (batch, depth, height, width, channels); see `Convolution`."""
+    """Convolution of inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
@@ -262,13 +263,13 @@ class DepthwiseConvolution(BaseConvolution):
 
 
 class DepthwiseConv1D(DepthwiseConvolution):
-    """Depthwise convolution of inputs (batch, steps, channels); see `DepthwiseConvolution`."""
+    """Depthwise convolution of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class DepthwiseConv2D(DepthwiseConvolution):
-    """Depthwise convolution of inputs (batch, height, width, channels); see `DepthwiseConvolution`.
+    """Depthwise convolution of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -343,13 +344,13 @@ class SeparableConvolution(BaseConvolution):
 
 
 class SeparableConv1D(SeparableConvolution):
-    """Separable convolution of inputs (batch, steps, channels); see `SeparableConvolution`."""
+    """Separable convolution of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class SeparableConv2D(SeparableConvolution):
-    """Separable convolution of inputs (batch, height, width, channels); see `SeparableConvolution`.
+    """Separable convolution of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp

@@ -14,18 +14,18 @@ from keras_dist.layers.weight_arguments import Identifier
 
 
 class GRUCell(GatedCell):
-    """One step of `GRU`. The columns of its kernels are those of the update gate, reset gate, new value.
+    """One step of `GRU`, the gated recurrent unit: https://arxiv.org/abs/1406.1078.
+
+    `h = z * h_before + (1 - z) * candidate`, where the update gate z and the reset gate r are
+    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels are those
+    of z, r and the candidate.
 
     Args:
-        units: size of the output.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
-        reset_after: whether the reset gate multiplies what the state gives, not the state.
-        **kwargs: `dropout`, `recurrent_dropout`, `seed` and `implementation`, as of `GatedCell`; the initializer,
-            regularizer, constraint and layout of the weights `kernel` (features, 3 * units), `recurrent_kernel` (units,
-            3 * units) and `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer` and
-            `recurrent_initializer`; the arguments of `Layer`.
+        reset_after: whether the candidate takes `r * (h_before @ recurrent_kernel)`, as the kernels of cuDNN do, or
+            `(r * h_before) @ recurrent_kernel`.
+        **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 3 * units) and
+            `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer`; the arguments of
+            `Layer`.
     """
 
     gates = 3
@@ -89,7 +89,9 @@ class GRUArguments(RecurrentLayerArguments, total=False):
 
 
 class GRU(RecurrentLayer):
-    """A recurrent layer whose state is its output. Paths of weights are `gru_cell/kernel` and so on.
+    """The gated recurrent unit over a sequence: `GRUCell` in `RNN`.
+
+    Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.

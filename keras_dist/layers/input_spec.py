@@ -52,7 +52,7 @@ class InputSpec:
         self.optional = optional
 
     def problem(self, shape: Sequence[int | None], dtype: DTypeLike | None) -> str:
-        """Return what was expected instead of such an input; empty if it fits."""
+        """Return what is expected where such an input does not fit; an empty string where it does."""
         rank = len(shape)
         if self.ndim is not None and rank != self.ndim and not (self.allow_last_axis_squeeze and self._squeezes(shape)):
             return f"rank {self.ndim}"

@@ -327,7 +327,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         return outputs
 
     def _check_settable(self, name: str, value: Any) -> None:
-        """Check that an attribute of a layer in a model may change: the compiled steps know what it was at birth."""
+        """Check that an attribute of a layer in a model may change: the compiled steps know its value at creation."""
         if isinstance(getattr(type(self), name, None), property):
             return
         weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)

@@ -15,18 +15,16 @@ from keras_dist.layers.weight_arguments import Identifier
 
 
 class LSTMCell(GatedCell):
-    """One step of `LSTM`. The columns of its kernels are those of the input gate, forget gate, new value, output gate.
+    """One step of `LSTM`, the long short-term memory: https://doi.org/10.1162/neco.1997.9.8.1735.
+
+    `c = f * c_before + i * candidate` and `h = o * activation(c)`, where the gates i, f and o are
+    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels are those
+    of i, f, the candidate and o; the states are h and c.
 
     Args:
-        units: size of the output.
-        activation: a name or a function, for new values; None for none.
-        recurrent_activation: a name or a function, for gates; None for none.
-        use_bias: whether a bias is added.
         unit_forget_bias: whether the bias of the forget gate begins with ones.
-        **kwargs: `dropout`, `recurrent_dropout`, `seed` and `implementation`, as of `GatedCell`; the initializer,
-            regularizer, constraint and layout of the weights `kernel` (features, 4 * units), `recurrent_kernel` (units,
-            4 * units) and `bias` (4 * units,), such as `kernel_initializer` and
-            `recurrent_initializer`; the arguments of `Layer`.
+        **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 4 * units) and
+            `bias` (4 * units,), such as `kernel_initializer`; the arguments of `Layer`.
     """
 
     gates = 4
@@ -84,7 +82,9 @@ class LSTMArguments(RecurrentLayerArguments, total=False):
 
 
 class LSTM(RecurrentLayer):
-    """A recurrent layer with a memory beside its output. Paths of weights are `lstm_cell/kernel` and so on.
+    """The long short-term memory over a sequence: `LSTMCell` in `RNN`.
+
+    Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
         use_cudnn: as in Keras; True is refused, since there is no such kernel here.

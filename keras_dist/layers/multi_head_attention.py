@@ -22,11 +22,8 @@ class MultiHeadAttention(ProjectedAttention):
         num_heads: number of heads.
         key_dim: size of a head of query and key.
         value_dim: size of a head of the value; `key_dim` by default.
-        dropout: fraction of the scores that is dropped in training.
-        use_bias: whether the projections add a bias.
         output_shape: dims of the output after those of the sequence; by default the features of the query.
         attention_axes: the dims of the input over which attention goes; by default all between batch and features.
-        **kwargs: as of `ProjectedAttention`.
 
     Differs from Keras: a `query_mask` that is given is used. The causal mask follows `attention_axes`.
     """
@@ -64,9 +61,6 @@ class GroupedQueryAttention(ProjectedAttention):
         head_dim: size of a head.
         num_query_heads: number of heads of the query.
         num_key_value_heads: number of heads of key and value; a divisor of `num_query_heads`.
-        dropout: fraction of the scores that is dropped in training.
-        use_bias: whether the projections add a bias.
-        **kwargs: as of `ProjectedAttention`.
 
     Source: `keras.layers.GroupQueryAttention`.
     """

@@ -71,13 +71,13 @@ class Cropping(SpatialLayer):
 
 
 class ZeroPadding1D(ZeroPadding):
-    """Zeros before and after the inputs (batch, steps, channels); see `ZeroPadding`."""
+    """Zeros before and after the inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class ZeroPadding2D(ZeroPadding):
-    """Zeros before and after the inputs (batch, height, width, channels); see `ZeroPadding`.
+    """Zeros before and after the inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,13 +90,13 @@ class ZeroPadding2D(ZeroPadding):
 
 
 class ZeroPadding3D(ZeroPadding):
-    """Zeros before and after the inputs (batch, depth, height, width, channels); see `ZeroPadding`."""
+    """Zeros before and after the inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
 
 class Cropping1D(Cropping):
-    """Inputs (batch, steps, channels) without their borders; see `Cropping`.
+    """Inputs (batch, steps, channels) without their borders.
 
     There is no `data_format`.
     """
@@ -108,7 +108,7 @@ class Cropping1D(Cropping):
 
 
 class Cropping2D(Cropping):
-    """Inputs (batch, height, width, channels) without their borders; see `Cropping`."""
+    """Inputs (batch, height, width, channels) without their borders."""
 
     rank = 2
 
@@ -122,7 +122,7 @@ class Cropping2D(Cropping):
 
 
 class Cropping3D(Cropping):
-    """Inputs (batch, depth, height, width, channels) without their borders; see `Cropping`."""
+    """Inputs (batch, depth, height, width, channels) without their borders."""
 
     rank = 3
 

@@ -73,7 +73,7 @@ class MaxPooling(Pooling):
         super().__init__(pool_size, strides, padding, data_format, name, **kwargs)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the largest number of each window."""
+        """Return the largest value of each window."""
         floating = jnp.issubdtype(inputs.dtype, jnp.floating)
         lowest = -jnp.inf if floating else jnp.iinfo(inputs.dtype).min
         return self.check_not_empty(self.reduce_windows(inputs, lowest, jax.lax.max), inputs)
@@ -118,7 +118,7 @@ class GlobalMaxPooling(GlobalPooling):
     """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`."""
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the largest number of each channel, (batch, channels)."""
+        """Return the largest value of each channel, (batch, channels)."""
         return jnp.max(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
 
 
@@ -133,10 +133,9 @@ class GlobalAveragePooling(GlobalPooling):
 class AdaptivePooling(SpatialLayer):
     """The base of the layers that reduce each channel to a given number of windows, whatever the size of the input.
 
-    Of n windows over a dim of s steps, window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
-
     Args:
-        output_size: number of windows in each spatial dim; one integer stands for all of them.
+        output_size: number n of windows in each spatial dim; one integer stands for all of them. Over a dim of s steps,
+            window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
     """
@@ -174,7 +173,7 @@ class AdaptiveMaxPooling(AdaptivePooling):
     """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
-        """Return the largest number of each window."""
+        """Return the largest value of each window."""
         return jnp.max(values, axis=axis)
 
 
@@ -187,19 +186,19 @@ class AdaptiveAveragePooling(AdaptivePooling):
 
 
 class MaxPooling1D(MaxPooling):
-    """The largest number of each window of inputs (batch, steps, channels); see `Pooling`."""
+    """Max pooling: the largest value of each window of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class AveragePooling1D(AveragePooling):
-    """The mean of each window of inputs (batch, steps, channels); see `Pooling`."""
+    """Average pooling: the mean of each window of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class MaxPooling2D(MaxPooling):
-    """The largest number of each window of inputs (batch, height, width, channels); see `Pooling`.
+    """Max pooling: the largest value of each window of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -212,33 +211,31 @@ class MaxPooling2D(MaxPooling):
 
 
 class AveragePooling2D(AveragePooling):
-    """The mean of each window of inputs (batch, height, width, channels); see `Pooling`."""
+    """Average pooling: the mean of each window of inputs (batch, height, width, channels)."""
 
     rank = 2
 
 
 class MaxPooling3D(MaxPooling):
-    """The largest number of each window of inputs (batch, depth, height, width, channels); see `Pooling`."""
+    """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
 
 class AveragePooling3D(AveragePooling):
-    """The mean of each window of inputs (batch, depth, height, width, channels); see `Pooling`."""
+    """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
 
 class GlobalMaxPooling1D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, steps, channels); see `GlobalPooling`."""
+    """Global max pooling: the largest value of each channel of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class GlobalAveragePooling1D(GlobalPooling):
     """The mean of each channel over the steps that are not masked: (batch, steps, channels) -> (batch, channels).
-
-    The arguments are those of `GlobalPooling`.
 
     Differs from Keras: where all steps are masked the mean is 0, not NaN.
     """
@@ -266,13 +263,13 @@ class GlobalAveragePooling1D(GlobalPooling):
 
 
 class GlobalMaxPooling2D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, height, width, channels); see `GlobalPooling`."""
+    """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels)."""
 
     rank = 2
 
 
 class GlobalAveragePooling2D(GlobalAveragePooling):
-    """The mean of each channel of inputs (batch, height, width, channels); see `GlobalPooling`.
+    """Global average pooling: the mean of each channel of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -285,37 +282,37 @@ class GlobalAveragePooling2D(GlobalAveragePooling):
 
 
 class GlobalMaxPooling3D(GlobalMaxPooling):
-    """The largest number of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`."""
+    """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
 
 class GlobalAveragePooling3D(GlobalAveragePooling):
-    """The mean of each channel of inputs (batch, depth, height, width, channels); see `GlobalPooling`."""
+    """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels)."""
 
     rank = 3
 
 
 class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
-    """The largest number of `output_size` windows of inputs (batch, steps, channels); see `AdaptivePooling`."""
+    """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima."""
 
     rank = 1
 
 
 class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, steps, channels); see `AdaptivePooling`."""
+    """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means."""
 
     rank = 1
 
 
 class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
-    """The largest number of `output_size` windows of inputs (batch, height, width, channels); see `AdaptivePooling`."""
+    """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima."""
 
     rank = 2
 
 
 class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, height, width, channels); see `AdaptivePooling`.
+    """Adaptive average pooling of inputs (batch, height, width, channels): `output_size` means.
 
     Example:
         >>> import jax.numpy as jnp
@@ -328,16 +325,13 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
 
 
 class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
-    """The largest number of `output_size` windows of inputs (batch, depth, height, width, channels).
-
-    See `AdaptivePooling`.
-    """
+    """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima."""
 
     rank = 3
 
 
 class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
-    """The mean of `output_size` windows of inputs (batch, depth, height, width, channels); see `AdaptivePooling`."""
+    """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means."""
 
     rank = 3
 

@@ -164,7 +164,10 @@ class SpatialDropout3D(SpatialDropout2D):
 
 
 class AlphaDropout(NoiseLayer):
-    """Set a fraction of the inputs to the limit of `selu` in training, and scale all so that mean and variance stay.
+    """Dropout for networks of `selu`: https://arxiv.org/abs/1706.02515.
+
+    In training a fraction of the inputs is set to the limit of `selu(x)` for x to -infinity, and all are rescaled, so
+    that mean and variance stay.
 
     Args:
         rate: the fraction, from 0 to below 1.

@@ -13,16 +13,7 @@ from keras_dist.layers.weight_arguments import Identifier
 
 
 class SimpleRNNCell(RecurrentCell):
-    """One step of `SimpleRNN`: `activation(inputs @ kernel + state @ recurrent_kernel + bias)`.
-
-    Args:
-        units: size of the output.
-        activation: a name or a function; None for none.
-        use_bias: whether a bias is added.
-        **kwargs: `dropout`, `recurrent_dropout` and `seed`, as of `RecurrentCell`; the initializer, regularizer,
-            constraint and layout of the weights `kernel` (features, units), `recurrent_kernel` (units, units) and
-            `bias` (units,), such as `kernel_initializer` and `recurrent_initializer`; the arguments of `Layer`.
-    """
+    """One step of `SimpleRNN`: `activation(inputs @ kernel + state @ recurrent_kernel + bias)`."""
 
     def __init__(
         self,
@@ -56,7 +47,9 @@ class SimpleRNNCell(RecurrentCell):
 
 
 class SimpleRNN(RecurrentLayer):
-    """A recurrent layer whose state is its output. Paths of weights are `simple_rnn_cell/kernel` and so on.
+    """The fully connected recurrent network over a sequence: `SimpleRNNCell` in `RNN`.
+
+    Paths of weights are `simple_rnn_cell/kernel` and so on.
 
     Args:
         **kwargs: the arguments of `SimpleRNNCell`, then those of `RNN`, such as `return_sequences`.

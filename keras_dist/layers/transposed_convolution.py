@@ -99,13 +99,13 @@ class TransposedConvolution(BaseConvolution):
 
 
 class Conv1DTranspose(TransposedConvolution):
-    """Transposed convolution of inputs (batch, steps, channels); see `TransposedConvolution`."""
+    """Transposed convolution of inputs (batch, steps, channels)."""
 
     rank = 1
 
 
 class Conv2DTranspose(TransposedConvolution):
-    """Transposed convolution of inputs (batch, height, width, channels); see `TransposedConvolution`.
+    """Transposed convolution of inputs (batch, height, width, channels).
 
     Example:
         >>> import jax.numpy as jnp
@@ -118,9 +118,9 @@ class Conv2DTranspose(TransposedConvolution):
 
 
 class Conv3DTranspose(TransposedConvolution):
-    """Transposed convolution of inputs (batch, depth, height, width, channels); see `TransposedConvolution`.
+    """Transposed convolution of inputs (batch, depth, height, width, channels).
 
-    The arguments are those of `TransposedConvolution`; `data_format` stands before `output_padding`, as in Keras.
+    By position, `data_format` stands before `output_padding`, as in Keras.
     """
 
     rank = 3

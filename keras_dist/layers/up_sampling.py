@@ -85,6 +85,6 @@ class UpSampling2D(UpSampling):
 
 
 class UpSampling3D(UpSampling):
-    """Each step repeated, of inputs (batch, depth, height, width, channels); see `UpSampling`."""
+    """Each step repeated, of inputs (batch, depth, height, width, channels)."""
 
     rank = 3

@@ -134,7 +134,7 @@ class Variable(Operators, nnx.Variable):
         return getattr(self, "_handle", None)
 
     def live_in_model(self, handle: Any) -> None:
-        """Stand for a variable of a model."""
+        """Delegate to the handle of a model's variable from now on."""
         object.__setattr__(self, "_handle", handle)
 
     def belong_to(self, owners: Owners, path: str = "") -> None:

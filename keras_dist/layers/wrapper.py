@@ -59,8 +59,8 @@ class Wrapper(Layer):
 class TimeDistributed(Wrapper):
     """Apply a layer to each position of a sequence, with the same weights.
 
-    All positions are computed at once. A layer that draws random numbers or keeps statistics is called on one after the
-    other, as in Keras. Paths of weights contain the name of the layer: `dense/kernel`.
+    All positions are computed at once. A layer that draws random numbers or keeps statistics is called on one position
+    after the other, as in Keras. Paths of weights contain the name of the layer: `dense/kernel`.
 
     Args:
         layer: any layer.

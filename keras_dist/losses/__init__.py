@@ -4,7 +4,7 @@ A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` s
 number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
 """
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist.losses.binary import BinaryCrossentropy as BinaryCrossentropy
 from keras_dist.losses.binary import BinaryFocalCrossentropy as BinaryFocalCrossentropy
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
@@ -56,4 +56,4 @@ from keras_dist.losses.sequence import CTC as CTC
 from keras_dist.losses.sequence import ctc as ctc
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars())
+complete_docstrings(vars())

@@ -52,7 +52,7 @@ def binary_focal_crossentropy(
         y_pred: probabilities or logits (batch, ..., n).
         apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
         alpha: the weight of 1.
-        gamma: focusing exponent: the larger, the less easy predictions count.
+        gamma: focusing exponent: a larger one lowers the loss of confident, correct predictions.
         from_logits: whether `y_pred` holds logits.
         label_smoothing: how far targets are moved to 0.5, from 0 to 1.
         axis: the dim the mean is taken over.

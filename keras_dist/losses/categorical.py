@@ -59,7 +59,7 @@ def categorical_focal_crossentropy(
         y_true: as of `categorical_crossentropy`.
         y_pred: probabilities or logits (batch, ..., classes).
         alpha: a factor, or one for each class.
-        gamma: focusing exponent: the larger, the less easy predictions count.
+        gamma: focusing exponent: a larger one lowers the loss of confident, correct predictions.
         from_logits: whether `y_pred` holds logits.
         label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.

@@ -37,7 +37,7 @@ def circle(
         margin: relaxation, from 0 to 1.
 
     Returns:
-        (batch,); 0 where there is no other of the class, or none of another.
+        (batch,); 0 for an embedding without another one of its class, or without one of another class.
 
     Raises:
         ModelError: the shapes do not fit.

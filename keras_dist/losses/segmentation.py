@@ -66,7 +66,8 @@ def _dims(axis: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
 class Dice(FunctionLoss, function=dice):
     """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))` as a `Loss`.
 
-    Arguments: as of `dice` and `Loss`. Without `axis` there is no value to weight.
+    Arguments: as of `dice` and `Loss`. Without `axis` the loss is one number for the whole batch, so
+    weights of examples cannot be applied.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Dice(FunctionLoss, function=dice):
 class Tversky(FunctionLoss, function=tversky):
     """`1 - both / (both + alpha * missed + beta * wrong)` as a `Loss`.
 
-    Arguments: as of `tversky` and `Loss`. Without `axis` there is no value to weight.
+    Arguments: as of `tversky` and `Loss`. Without `axis` the loss is one number for the whole batch, so
+    weights of examples cannot be applied.
     """
 
     def __init__(

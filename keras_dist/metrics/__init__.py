@@ -1,6 +1,6 @@
 """Metrics: state that grows with every batch, and a result that is read from it."""
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
 from keras_dist.losses.binary import binary_focal_crossentropy as binary_focal_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy as categorical_crossentropy
@@ -79,4 +79,4 @@ from keras_dist.metrics.variable import MetricVariable as MetricVariable
 
 _PACKAGES = (f"{__name__}.", "keras_dist.losses.")
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(_PACKAGES)]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars(), ours=("get_all", "MetricVariable"))
+complete_docstrings(vars(), ours=("get_all", "MetricVariable"))

@@ -124,7 +124,7 @@ class Metric(Configurable):
                 fix='for example initializer="zeros"',
             )
         dtype = _resolved_dtype(dtype)
-        with jax.ensure_compile_time_eval():  # variables that the first update makes are born inside a trace
+        with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
             value = np.asarray(make(tuple(shape), dtype=dtype))
         variable = MetricVariable(value, name or f"variable_{len(self._variables)}")
         self._variables.append(variable)
@@ -145,7 +145,7 @@ class Metric(Configurable):
         raise NotImplementedError(f"{type(self).__name__}.update_state")
 
     def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
-        """Whether `update_state` takes a weight for each prediction in these."""
+        """Whether `update_state` can be called with these targets and predictions and a `sample_weight`."""
         return takes(self.update_state, y_true, y_pred, None)
 
     def result(self) -> PyTree:

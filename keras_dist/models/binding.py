@@ -25,7 +25,7 @@ class ModelBinding:
     """Where the weights of one layer are: in the model of `session`, below `prefix`.
 
     Args:
-        session: of the model that gave birth to the weights.
+        session: of the model that created the weights.
         prefix: path of the layer in that model; empty for the model itself.
         node: the layer as the model built it, without arrays.
     """

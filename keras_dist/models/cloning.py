@@ -111,8 +111,8 @@ class _Cloning:
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
-            if graph is None and not inputs and model._outside.born_for is not None:
-                clone._build_for(model._outside.born_for)
+            if graph is None and not inputs and model._outside.built_for is not None:
+                clone._build_for(model._outside.built_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

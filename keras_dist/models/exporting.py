@@ -50,7 +50,7 @@ def export(
     if batch_size is not None:
         check_batch_size(batch_size)
     wanted = (platforms,) if isinstance(platforms, str) else platforms
-    session = model._born()
+    session = model._with_weights()
     structure, arrays = _signature(model, input_signature)
     shapes = [(batch_size, *shape[1:]) if shape and shape[0] is None else shape for shape, _ in arrays]
     handles = {row.path: session.variable(row.path) for row in session.cell.plan.rows}
@@ -70,7 +70,7 @@ def export(
 
 def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each."""
-    known = model.input if model._graph is not None else model._outside.born_for
+    known = model.input if model._graph is not None else model._outside.built_for
     if given is None and known is None:
         raise ModelError(
             f"export: it is not known what model {model.name!r} takes",

@@ -149,7 +149,7 @@ def predict(
     model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, call: ModuleCall | None = None
 ) -> PyTree:
     """The outputs for the examples; see `Model.predict`."""
-    session = model._born(examples.source.x)
+    session = model._with_weights(examples.source.x)
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
 
 

@@ -24,7 +24,7 @@ from keras_dist.errors import (
     shorten,
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
-from keras_dist.models.birth import births_checked
+from keras_dist.models.initialization import weights_checked
 from keras_dist.models.model import Model
 from keras_dist.models.saving import (
     COMPILE,
@@ -88,7 +88,7 @@ def load_model(
         distribution.scope() if distribution is not None else contextlib.nullcontext(),
         custom_object_scope(custom_objects),
         _policy(stored),
-        births_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
+        weights_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
     ):
         if factory is not None:
             model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])
@@ -97,12 +97,12 @@ def load_model(
                 model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
                 if not isinstance(model, Model):
                     raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
-                model._born()
+                model._with_weights()
         is_compiled = compile and bool(compiled)
         if is_compiled:
             with _reading(stored, COMPILE):
                 model.compile_from_config(compiled)
-        restore(model.name, model._born(), stored, with_slots=is_compiled)
+        restore(model.name, model._with_weights(), stored, with_slots=is_compiled)
     return model
 
 

@@ -22,9 +22,9 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
-from keras_dist.models.birth import session_of_module
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.functional import connect, find_layer, input_layers, symbols_of
+from keras_dist.models.initialization import session_of_module
 from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
@@ -36,7 +36,7 @@ from keras_dist.training.train_state import TrainState
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:
-    """`__init__`, after which the weights are born, if the inputs are known: not before all attributes are set.
+    """`__init__`, after which the weights are created, if the inputs are known: not before all attributes are set.
 
     The model remembers the distribution that is current before it.
     """
@@ -54,7 +54,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         finally:
             record.is_constructing = False
         if self._graph is not None:
-            self._born()
+            self._with_weights()
 
     return outermost
 
@@ -142,7 +142,7 @@ class Model(Saveable):
             connect(self, inputs, outputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that the weights are born when the constructor is through, whoever wrote it."""
+        """See that the weights are created when the constructor is through, whoever wrote it."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _then_born(vars(cls)["__init__"])  # type: ignore[method-assign]
@@ -256,11 +256,11 @@ class Model(Saveable):
         if call_context.current() is not None or self._session is not None:
             return  # inside of a call each layer builds itself
         if input_shape is None:
-            self._born()
+            self._with_weights()
             return
         self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
 
-    build.gives_birth = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
+    build.creates_weights = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
 
     def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the outputs of a functional model. Subclasses define their own."""
@@ -271,8 +271,12 @@ class Model(Saveable):
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
 
+        Arrays and floats of numpy are arguments of a compiled program. All else is a part of it: each value compiles
+        one. It must be hashable, and must not change: an object whose class defines no `__eq__` counts as the same
+        after its attributes have changed, and the outputs are those of before. Pass what changes as an array.
+
         Raises:
-            ModelError: the inputs do not fit.
+            ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
         """
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
@@ -281,7 +285,7 @@ class Model(Saveable):
         if is_symbolic or is_part or call_context.current() is not None or "_is_built" not in vars(self):
             return super().__call__(*args, **kwargs)
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        return self._born(*args, **kwargs).call(args, kwargs)
+        return self._with_weights(*args, **kwargs).call(args, kwargs)
 
     def compute_output_shape(self, input_shape: PyTree) -> PyTree:
         """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
@@ -294,7 +298,7 @@ class Model(Saveable):
     def variables(self) -> list[ModelVariable]:
         """All variables: the weights and the states of random generators."""
         binding = self._outside.binding
-        return self._born().variables() if binding is None else [*binding.weights(), *binding.generators()]
+        return self._with_weights().variables() if binding is None else [*binding.weights(), *binding.generators()]
 
     @property
     def weights(self) -> list[ModelVariable]:
@@ -314,24 +318,24 @@ class Model(Saveable):
     @property
     def state(self) -> TrainState:
         """A copy of the training state. Later training does not change or delete it."""
-        return self._born().cell.copy_of_state()
+        return self._with_weights().cell.copy_of_state()
 
     @property
     def module(self) -> Any:
         """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._born().cell.module()
+        return self._with_weights().cell.module()
 
     @module.setter
     def module(self, module: nnx.Module) -> None:
-        self._born().take_values(module)
+        self._with_weights().take_values(module)
 
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
         """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
-        return self._born().cell.graph.merge(trainable, rest)
+        return self._with_weights().cell.graph.merge(trainable, rest)
 
     def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
         """Return the values of a module that `merge` made, as `(trainable, rest)`."""
-        return self._born().cell.graph.split(module)
+        return self._with_weights().cell.graph.split(module)
 
     def stateless_call(
         self, trainable: PyTree, rest: PyTree, *args: Any, return_losses: bool = False, **kwargs: Any
@@ -353,7 +357,7 @@ class Model(Saveable):
 
         Source: `keras.Model.stateless_call`.
         """
-        session = self._born(*args, **kwargs)
+        session = self._with_weights(*args, **kwargs)
         if isinstance(trainable, list | tuple):
             listed = (self.trainable_variables, self.non_trainable_variables)
             outputs, rest, losses = session.listed_call(self.name, listed, (trainable, rest), args, kwargs)
@@ -379,17 +383,17 @@ class Model(Saveable):
     @property
     def distribution(self) -> Distribution:
         """The distribution of the model, as it was when its weights were created or moved."""
-        return self._born().distribution
+        return self._with_weights().distribution
 
     @property
     def layout_plan(self) -> LayoutPlan:
         """The layout of every variable; printed as a table."""
-        return self._born().cell.plan
+        return self._with_weights().cell.plan
 
     @property
     def state_plan(self) -> LayoutPlan:
         """The layout of the whole training state: variables, optimizer slots, the step."""
-        return self._born().cell.state_plan
+        return self._with_weights().cell.state_plan
 
     def redistribute(self, distribution: Distribution) -> None:
         """Move the model and its training state to another distribution.
@@ -400,7 +404,7 @@ class Model(Saveable):
             ModelError: fit is running.
         """
         check_idle(self, "redistribute")
-        self._born().redistribute(check_distribution("distribution", distribution))
+        self._with_weights().redistribute(check_distribution("distribution", distribution))
         self._outside.made_under = distribution
 
     def summary(

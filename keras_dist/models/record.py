@@ -19,11 +19,11 @@ class ModelRecord(LayerRecord):
     """What a model knows beside its NNX graph.
 
     Attributes:
-        session: its arrays and steps; None before its weights are born.
+        session: its arrays and steps; None before its weights are created.
         choices: what `compile` was given; None before.
         history: of the last `fit`.
         made_under: the distribution that was current when it was made, or that it was moved to; None without any.
-        born_for: the symbolic tensors for which its weights were born, where that is one argument.
+        built_for: the symbolic tensors for which its weights were created, where that is one argument.
         is_constructing: whether its constructor runs.
         start: the input of a `Sequential`, as soon as it is known.
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
@@ -34,7 +34,7 @@ class ModelRecord(LayerRecord):
     choices: Choices | None = None
     history: History | None = None
     made_under: Distribution | None = None
-    born_for: PyTree = None
+    built_for: PyTree = None
     is_constructing: bool = False
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None

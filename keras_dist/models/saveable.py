@@ -83,7 +83,7 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save_weights`.
         """
-        save_weights(self._born(), self.weights, filepath, overwrite, max_shard_size)
+        save_weights(self._with_weights(), self.weights, filepath, overwrite, max_shard_size)
 
     def load_weights(
         self,
@@ -159,7 +159,7 @@ class Saveable(Trainer):
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        return load_weights(self.name, self._born(), self.weights, filepath, strict, name_map, transform)
+        return load_weights(self.name, self._with_weights(), self.weights, filepath, strict, name_map, transform)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -221,7 +221,7 @@ class Saveable(Trainer):
 
         Source: `keras.Layer.get_build_config`.
         """
-        shapes = self._outside.born_for
+        shapes = self._outside.built_for
         if shapes is None or self._graph is not None:
             return None
         return {
@@ -309,7 +309,7 @@ class Saveable(Trainer):
             ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
                 between which two batches it is.
         """
-        session = self._born()
+        session = self._with_weights()
         return snapshot(session, session.trainer.progress, {})
 
     @contextlib.contextmanager
@@ -319,7 +319,7 @@ class Saveable(Trainer):
         Raises:
             ModelError: the weights do not exist yet.
         """
-        with self._born().cell.lock:
+        with self._with_weights().cell.lock:
             yield
 
     def restore(self, stored: Stored, continue_training: bool = False) -> None:
@@ -337,7 +337,7 @@ class Saveable(Trainer):
             ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
                 it is.
         """
-        restore(self.name, self._born(), stored, continue_training)
+        restore(self.name, self._with_weights(), stored, continue_training)
 
     def export(
         self,

@@ -69,7 +69,7 @@ def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> 
     path = model_path("save", filepath)
     if not overwrite:
         Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
-    session = model._born()
+    session = model._with_weights()
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
     if model._outside.binding is not None:
         documents = {CONFIG: serialize_keras_object(model), **documents}
@@ -319,7 +319,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.name)
     state = None
     if model._outside.binding is not None:
-        session = model._born()
+        session = model._with_weights()
         with model.at_rest():
             arrays = [host_copy(array) for array in session.cell.arrays]
         state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
@@ -329,7 +329,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def copied(model: Saveable) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
-    made_under = model._outside.made_under if arguments[-1] is None else model._born().distribution
+    made_under = model._outside.made_under if arguments[-1] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope():
         return make(*arguments)
 
@@ -346,7 +346,7 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: str, sta
         set_dtype_policy(before)
     if state is not None:
         seed, fits, values = state
-        session = model._born()
+        session = model._with_weights()
         session.use_seed(seed)
         session.fits = fits
         cell = session.cell

@@ -169,8 +169,8 @@ class Sequential(Model):
             self._see(args, kwargs)  # what they are given is not known otherwise
         return outputs
 
-    def _give_birth(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-        session = super()._give_birth(args, kwargs)
+    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        session = super()._create_weights(args, kwargs)
         self._see(args, kwargs)
         return session
 
@@ -188,7 +188,7 @@ class Sequential(Model):
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
         start = self._outside.start
-        # of a model without Input what it was born for: calls take other shapes, too
+        # of a model without Input what it was created for: calls take other shapes, too
         return self._outside.seen or super()._symbols or (None if start is None else (start, start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
@@ -234,7 +234,7 @@ class Sequential(Model):
         if record.session is not None:
             record.session.release_optimizers()
             record.session_before = record.session
-        record.session = record.binding = record.born_for = record.seen = None
+        record.session = record.binding = record.built_for = record.seen = None
         starts = input_layers(record.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
         names = {id(layer): name for name, layer in members.items()}

@@ -51,7 +51,7 @@ class Session:
     Args:
         cell: owns the arrays.
         call: how the module is called; by default as `module(x)`.
-        distribution: where data lives, as it was when the weights were born.
+        distribution: where data lives, as it was when the weights were created.
         seed: fixes initial values, Dropout and the order of rows.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
@@ -105,7 +105,7 @@ class Session:
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
     def compile(self, choices: Choices) -> None:
-        """Train like this from now on. Slots are born anew, unless the optimizer is the same object as before."""
+        """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
         check_not_forked()
         if self.trainability is not None:
             self.release_optimizers()
@@ -172,11 +172,15 @@ class Session:
         self._settle(distribution)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """What the module gives for these arguments. Random streams go on, in training statistics, too."""
+        """What the module gives for these arguments. Random streams go on, in training statistics, too.
+
+        A program is compiled for each value of what is no array. Values are told apart by type and `==`, so that one
+        whose class defines no `__eq__` counts as the same when its attributes have changed.
+        """
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.inexact)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
         def run(trainable: PyTree, rest: PyTree, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
@@ -429,7 +433,16 @@ def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
 
 def _as_key(value: Any) -> tuple[type, Any]:
     """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
-    return type(value), repr(value) if isinstance(value, float | complex | np.inexact) else value
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ModelError(
+            "an argument of the call is neither an array nor hashable",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="arrays; or values that are hashable, since a program is compiled for each",
+            fix="pass numbers as an array, others as a tuple or a frozenset",
+        ) from error
+    return type(value), repr(value) if isinstance(value, float | complex) else value
 
 
 def not_compiled(method: str) -> ModelError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
     """The table of a model; of one of `from_nnx` its variables alone."""
-    session = model._born() if model._graph is not None else model._session
+    session = model._with_weights() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan)
     return layer_table(model, session, expand_nested, show_trainable, layer_range)
@@ -121,7 +121,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
 def _shapes_along(model: Model) -> dict[int, str]:
     """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
     nodes = model._outside.nodes
-    tensors = nodes[0].inputs if nodes else getattr(model._outside, "born_for", None)
+    tensors = nodes[0].inputs if nodes else getattr(model._outside, "built_for", None)
     if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
         return {}
     shapes = {}

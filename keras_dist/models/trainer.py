@@ -16,8 +16,8 @@ from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.metrics import Metric
 from keras_dist.models import fitting
-from keras_dist.models.birth import born, give_birth
 from keras_dist.models.functional import Graph
+from keras_dist.models.initialization import create_weights, created
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, not_compiled
 from keras_dist.training.accumulators import by_name
@@ -400,7 +400,7 @@ class Trainer(Layer):
 
     def predict_on_batch(self, x: Any) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
-        return self._born(x).trainer.predict_batch(ArraySource(x))
+        return self._with_weights(x).trainer.predict_batch(ArraySource(x))
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
@@ -468,17 +468,17 @@ class Trainer(Layer):
         """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
         return self._session is None or self._outside.binding is not None
 
-    def _born(self, *args: Any, **kwargs: Any) -> Session:
+    def _with_weights(self, *args: Any, **kwargs: Any) -> Session:
         """The session of the model; its weights are created now, if need be, for inputs like these."""
-        return born(self, args, kwargs)
+        return created(self, args, kwargs)
 
     def _build_for(self, tensors: PyTree) -> None:
         """Create the weights, for inputs like these symbolic tensors."""
         if self._session is None:
-            self._give_birth((tensors,), {})
+            self._create_weights((tensors,), {})
 
-    def _give_birth(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-        return give_birth(self, args, kwargs)
+    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        return create_weights(self, args, kwargs)
 
     def _check_compiled(self, method: str) -> None:
         """Check that the model is compiled."""
@@ -488,4 +488,4 @@ class Trainer(Layer):
     def _compiled(self, method: str, x: Any = None) -> Session:
         """The session of the model, which is compiled."""
         self._check_compiled(method)
-        return self._born(x)
+        return self._with_weights(x)

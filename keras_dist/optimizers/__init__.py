@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist._sources import name_sources
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor as Adafactor
@@ -129,7 +129,7 @@ _EXPORTED = [
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]
 __all__ = ["schedules", *_EXPORTED]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(
+complete_docstrings(
     vars(),
     ours=(
         *("LearningRateState", "LossScaleState", "ModelState", "OptimizerState", "ScheduledRateState"),

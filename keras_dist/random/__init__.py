@@ -9,7 +9,7 @@
 One seed gives the bits that Keras gives on JAX.
 """
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist.random.functions import (
     beta,
     binomial,
@@ -42,4 +42,4 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
-name_sources(vars())
+complete_docstrings(vars())

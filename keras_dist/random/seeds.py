@@ -101,7 +101,7 @@ class SeedGenerator(nnx.Module):
 
     Attributes:
         seed: the first of its two numbers; None for one that follows from the model's seed.
-        seed_generator_state: `[seed, draws]`, uint32; born with the layer that owns the generator.
+        seed_generator_state: `[seed, draws]`, uint32; created with the layer that owns the generator.
 
     Args:
         seed: an integer, 0 <= seed < 2**32, or None.

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist._sources import name_sources
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.registry import (
     CustomObjectScope,
@@ -30,7 +30,7 @@ __all__ = [
     "register_keras_serializable",
     "serialize_keras_object",
 ]
-name_sources(vars(), ours=("Configurable", "Vocabulary", "absent", "not_initialised"))
+complete_docstrings(vars(), ours=("Configurable", "Vocabulary", "absent", "not_initialised"))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

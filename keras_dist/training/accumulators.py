@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.plain_state import no_plain_state
@@ -92,7 +93,7 @@ class MetricAccumulator:
 
     def read(self, state: tuple[jax.Array, ...]) -> dict[str, Any]:
         """The result by name: numbers as floats, others as arrays. Computed outside of the mesh."""
-        values = by_name(self.name, self.result(state))
+        values = _checked(self.name, self.result(state))
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
@@ -112,12 +113,28 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
         result = compute(variables)
     except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
         return MetricAccumulator(name, found.metric, (name,), compute)
-    return MetricAccumulator(name, found.metric, tuple(by_name(name, result)), jax.jit(compute))
+    return MetricAccumulator(name, found.metric, tuple(_checked(name, result)), jax.jit(compute))
 
 
 def by_name(name: str, result: Any) -> Mapping[str, Any]:
     """What a metric logs for a result: its values, if that is a dict, else the result under the metric's name."""
     return result if isinstance(result, Mapping) else {name: result}
+
+
+def _checked(name: str, result: Any) -> Mapping[str, Any]:
+    """`by_name`, where all are numbers or arrays of them."""
+    values = by_name(name, result)
+    for value in values.values():
+        try:
+            jnp.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"the result of metric {name!r} is no number",
+                given=f"{shorten(value)} of type {type(value).__name__}",
+                expected="a number, an array, or a dict of them",
+                fix="return the value of a variable, or what jax.numpy computes of them, from `result`",
+            ) from error
+    return values
 
 
 def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:

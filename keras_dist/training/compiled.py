@@ -113,9 +113,11 @@ class CompiledSteps:
         """`logs` with the batches added, and the generators afterwards."""
         return self._prepared("test", step, execution, expected, state, logs)()
 
-    def predict(self, step: Callable[..., Any], state: Flat, execution: Execution) -> tuple[Streams, Any]:
+    def predict(
+        self, step: Callable[..., Any], state: Flat, execution: Execution, expected: Expected = list
+    ) -> tuple[Streams, Any]:
         """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
-        drawn, outputs = self._prepared("predict", step, execution, list, state)()
+        drawn, outputs = self._prepared("predict", step, execution, expected, state)()
         # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
         # the last kernel instead.
         return drawn, outputs if self._gather is None else self._gather(outputs)
@@ -224,7 +226,7 @@ class CompiledSteps:
             )
         elif len(shapes) > EXPECTED_SHAPES:
             what = (
-                f"the {mode} step was compiled for a {len(shapes)}. shape of batch: {shapes[-1]}\n"
+                f"the {mode} step was compiled for {len(shapes)} shapes of batch so far, the last one: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"
                 f"  expected: batches of one shape, and perhaps a shorter last one; each is compiled anew\n"
                 f"  fix:      {FEWER_SHAPES}"

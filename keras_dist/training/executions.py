@@ -241,14 +241,18 @@ class StreamFeed:
     def expected(self) -> list[Execution]:
         """Executions of an epoch that need programs of their own, where making them costs next to nothing."""
         examples = self._examples
-        if self._stack > 1 or self._share is not None:
+        if self._share is not None:
             return []
         if isinstance(examples, Streaming) or not isinstance(examples.source, ArraySource):
             return []
-        numbers = {0, min(examples.steps_of_epoch, examples.batches) - 1}
-        sizes = examples.batch_size, self._multiple_of
-        batches = (next(examples.source.batches(*sizes, span=range(number, number + 1))) for number in numbers)
-        return [self._execution(batch) for batch in batches]
+        source, stack, sizes = examples.source, self._stack, (examples.batch_size, self._multiple_of)
+        stop = min(examples.steps_of_epoch, examples.batches)
+        full = min(stop, source.length // examples.batch_size)
+        # stacks come first, then what is left of the full batches, then a shorter one
+        spans = [
+            range(first, min(first + stack, stop)) for first in sorted({0, full - full % stack, full}) if first < stop
+        ]
+        return [self._execution(next(source.batches(*sizes, stack=stack, span=span))) for span in spans]
 
     def _executions(self, batches: Iterator[Batch]) -> Iterator[Execution]:
         waiting: collections.deque[Execution] = collections.deque()

@@ -81,7 +81,7 @@ class Placement:
         known = self._resident_sizes.setdefault(mode, {sizes})
         if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(sizes)
-        is_earned = stack is not None or earns_residence(source, epochs * examples.steps_of_epoch)
+        is_earned = earns_residence(source, epochs * examples.steps_of_epoch)
         if sizes in known and is_earned and fits_on_devices(source, self._distribution):
             tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
             return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)

@@ -58,6 +58,25 @@ class SharedLock:
             yield
 
 
+class _SharedVariable:
+    """One variable of several models, each of which has a copy where its plan says.
+
+    Attributes:
+        value: what was written last; it lives until the next step of the model that wrote it.
+        version: when that was.
+        cells: those of the models.
+    """
+
+    def __init__(self, value: jax.Array) -> None:
+        self.value, self.version = value, 0
+        self.cells: weakref.WeakSet[StateCell] = weakref.WeakSet()
+
+    def write(self, value: jax.Array) -> int:
+        """Note what one of the models has written, and return its version."""
+        self.value, self.version = value, next(_clock)
+        return self.version
+
+
 class StateCell:
     """The one owner of a model's arrays. The loop swaps its state after each dispatch; all others read copies.
 
@@ -81,8 +100,8 @@ class StateCell:
         trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
         self.state_plan = self._plan_of_state({})
         step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
-        self._links: list[tuple[weakref.ref[StateCell], dict[int, int]]] = []
-        self._seen: weakref.WeakKeyDictionary[StateCell, int] = weakref.WeakKeyDictionary()
+        self._shared: dict[int, _SharedVariable] = {}
+        self._taken: dict[int, int] = {}  # the version of each of them that the arrays here have
         self.state = TrainState(trainable, rest, {}, step)
 
     @property
@@ -92,19 +111,23 @@ class StateCell:
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self.arrays, self._treedef = jax.tree.flatten(state)
+        arrays, self._treedef = jax.tree.flatten(state)
+        numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
+        self._places = self.graph.flatten(numbered.trainable, numbered.rest)
+        self.arrays = arrays
 
     @property
     def arrays(self) -> list[jax.Array]:
         """The current arrays, flat."""
-        if self._links:
-            self._follow_links()
+        if any(shared.version > self._taken[index] for index, shared in self._shared.items()):
+            self._take_shared()
         return self._arrays
 
     @arrays.setter
     def arrays(self, arrays: list[jax.Array]) -> None:
         self._arrays = arrays
-        self._version = next(_clock)
+        for index, shared in self._shared.items():
+            self._taken[index] = shared.write(arrays[self._places[index]])
 
     def put(self, arrays: Mapping[int, jax.Array]) -> None:
         """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
@@ -119,34 +142,39 @@ class StateCell:
             indices: for each shared variable of this cell its index in the other.
         """
         with SharedLock.joining(self.lock, other.lock):
-            self._links.append((weakref.ref(other), dict(indices)))
-            other._links.append((weakref.ref(self), {theirs: mine for mine, theirs in indices.items()}))
-            other._seen[self] = self._version
+            values = other.leaves()
+            for mine, theirs in indices.items():
+                shared = other._shared.get(theirs) or _SharedVariable(values[theirs])
+                other._share(theirs, shared)
+                other._taken[theirs] = shared.write(values[theirs])
+                before = self._shared.get(mine, shared)
+                for cell in list(before.cells):
+                    for index in [index for index, one in cell._shared.items() if one is before]:
+                        cell._share(index, shared)
+                self._share(mine, shared)
 
     def shares(self, path: str, other: StateCell, other_path: str) -> bool:
         """Whether a variable is that of another cell."""
         if other is self:
             return self.index(path) == other.index(other_path)
-        found = (indices for reference, indices in self._links if reference() is other)
-        return any(indices.get(self.index(path)) == other.index(other_path) for indices in found)
+        shared = self._shared.get(self.index(path))
+        return shared is not None and shared is other._shared.get(other.index(other_path))
 
-    def _follow_links(self) -> None:
+    def _share(self, index: int, shared: _SharedVariable) -> None:
+        self._taken.setdefault(index, 0)
+        self._shared = {**self._shared, index: shared}  # another thread may be looking at the former one
+        shared.cells.add(self)
+
+    def _take_shared(self) -> None:
         """Copy the shared variables that another model has written since they were last copied."""
-        links, self._links = self._links, []  # a cell that is being read does not ask who asks
-        try:
-            # a first read inside of a user's trace would otherwise leave tracers in the cell
-            with self.lock, jax.ensure_compile_time_eval():
-                for reference, indices in links:
-                    other = reference()
-                    if other is None:
-                        continue
-                    state = other.state
-                    if other._version > self._seen.get(other, 0):
-                        theirs = other.graph.flatten(state.trainable, state.rest)
-                        self.write_all({mine: theirs[index] for mine, index in indices.items()})
-                        self._seen[other], other._seen[self] = other._version, self._version
-        finally:
-            self._links = [link for link in links if link[0]() is not None]
+        # a first read inside of a user's trace would otherwise leave tracers in the cell
+        with self.lock, jax.ensure_compile_time_eval():
+            shardings, arrays, taken = jax.tree.leaves(self.plan.shardings), list(self._arrays), dict(self._taken)
+            for index, shared in self._shared.items():
+                if shared.version > taken[index]:
+                    arrays[self._places[index]] = place_copy(shared.value, shardings[index])
+                    taken[index] = shared.version
+            self._arrays, self._taken = arrays, taken
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -97,16 +97,20 @@ class Trainer:
         order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else each has rows of its own
         self._check_agreement("fit", examples, {"epochs": epochs, "order of the rows": order})
         self._compiled.forget_shapes("train")
-        feed = self._placement.feed("train", examples, len(epochs), shuffle_key, hooks.sees_every_batch("train"))
+        if validation is not None:
+            self._check_measurable(validation.examples.source)
         program = self._logged_step("train", lambda: self._placement.example(examples))
-        validate = self._validation(validation, hooks, len(epochs))
-        timer, should_stop = StepTimer(feed.tuner), self._stopper("train")
+        should_stop = self._stopper("train")
         logs: MutableMapping[str, Any] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
         run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
         with self._running(run, hooks), interrupt_between_steps(leave) as check_interrupt:
             hooks.begin("train")
             start = run.begin()
+            left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
+            feed = self._placement.feed("train", examples, len(left), start.shuffle_key, one_by_one)
+            validate = self._validation(validation, hooks, left)
+            timer = StepTimer(feed.tuner)
             for epoch, executions in feed.epochs(start.epochs(epochs.stop), start.shuffle_key, start.cursor):
                 if start.is_stopping:
                     break
@@ -183,12 +187,12 @@ class Trainer:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
     def _validation(
-        self, validation: Validation | None, hooks: Hooks, epochs: int
+        self, validation: Validation | None, hooks: Hooks, epochs: range
     ) -> Callable[[int, Callable[[], None]], dict[str, float]]:
         """What evaluates after an epoch, and gives logs for it; nothing where none are due."""
         if validation is None:
             return lambda epoch, check_interrupt: {}
-        evaluate = self._evaluation(validation.examples, hooks, epochs)
+        evaluate = self._evaluation(validation.examples, hooks, validation.times(epochs))
 
         def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
             if not validation.is_due(epoch) or not validation.has_batches():
@@ -241,7 +245,7 @@ class Trainer:
             run_steps(
                 "predict",
                 _only(feed.epochs(range(1))),
-                functools.partial(self._predict_dispatch, self._predict_step(call)),
+                functools.partial(self._predict_dispatch, self._predict_step(call), expected=feed.expected),
                 hooks,
                 check_interrupt,
                 StepTimer(),
@@ -361,10 +365,12 @@ class Trainer:
 
         return dispatch
 
-    def _predict_dispatch(self, step: Callable[..., PyTree], execution: Execution) -> tuple[PyTree, int]:
+    def _predict_dispatch(
+        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list
+    ) -> tuple[PyTree, int]:
         known = self._compiled.count
         with self._cell.lock:
-            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution)
+            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected)
             self._cell.put(streams)
         return outputs, self._compiled.count - known
 

@@ -265,6 +265,14 @@ class TestCallbackList:
         model.fit(X, Y, verbose=2, callbacks=[LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(extra=0.5))])
         assert "extra: 0.5000" in capsys.readouterr().out
 
+    def test_a_hook_that_takes_too_few_arguments_is_named(self, model):
+        class Short(Callback):
+            def on_epoch_end(self, e):
+                raise AssertionError("must not run")
+
+        with pytest.raises(ModelError, match="on_epoch_end of callback Short cannot be called with epoch, logs"):
+            model.fit(X, Y, verbose=0, callbacks=[Short()])
+
     @pytest.mark.parametrize("callback", [None, Callback, lambda epoch: None])
     def test_what_is_no_callback_is_refused(self, callback):
         with pytest.raises(ModelError, match="not a Callback"):

@@ -156,3 +156,11 @@ def test_where_memory_of_devices_is_dear_a_failure_to_begin_closes_orbax(tmp_pat
     with pytest.raises(OSError, match="file"):
         write_arrays(tmp_path / "file", {"a": jnp.zeros(3)})
     assert len(closed) == 1
+
+
+def test_a_save_compiles_no_slices_of_small_replicated_arrays(tmp_path, caplog, request):
+    values = {str(size): jax.device_put(np.ones((8, size), np.float32), sharding("8")) for size in range(21, 25)}
+    request.addfinalizer(lambda: jax.config.update("jax_log_compiles", False))
+    jax.config.update("jax_log_compiles", True)  # in all threads
+    written(tmp_path, values)
+    assert "Compiling jit(copy)" in caplog.text and "slice" not in caplog.text

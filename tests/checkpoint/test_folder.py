@@ -5,8 +5,8 @@ import fcntl
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from keras_dist.checkpoint.folder import Draft, discard, present, settled
 from keras_dist.checkpoint.manifest import damage_of
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.drafts import is_draft
+from tests import forks
 from tests.checkpoint.conftest import snapshot_of
 
 
@@ -248,38 +249,35 @@ def test_what_is_deleted_is_whole_or_not_there(place, monkeypatch):
 
 
 WRITER = """
-import pathlib, sys
+import pathlib, signal, sys
 from keras_dist.checkpoint.folder import Draft
+signal.alarm(60)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 draft = Draft(pathlib.Path(sys.argv[1]))
 (draft.folder / "record.json").write_text(sys.argv[2])
 print(draft.folder, flush=True)
-if sys.stdin.readline() == "commit\\n":
-    draft.commit()
+signal.sigwait([signal.SIGUSR1])
+draft.commit()
 """
 
 
-@pytest.fixture
-def writer(place):
-    """Starts a process that has begun to write, and goes on or ends when it is told."""
-    started = []
-
-    def write(text):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(place), text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        started.append(process)
-        return process, pathlib.Path(process.stdout.readline().strip())
-
-    yield write
-    for process in started:
-        process.kill()
-        process.communicate()
+def writer(place, text):
+    """A process that has begun to write, and commits when it gets SIGUSR1; and where it writes."""
+    process = forks.Python("-c", WRITER, place, text)
+    while not process.printed()[0].endswith("\n"):
+        assert process.is_running()
+        time.sleep(0.01)
+    return process, pathlib.Path(process.printed()[0].strip())
 
 
-def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place, writer):
-    process, left = writer("one")
-    process.kill()
-    process.communicate()
+def end(process, signum):
+    os.kill(process.pid, signum)
+    return process.outcome(60)[0]
+
+
+def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place):
+    process, left = writer(place, "one")
+    assert end(process, signal.SIGKILL) == -signal.SIGKILL
     assert left.is_dir()
     with pytest.warns(CheckpointWarning, match=f"{left.name}: left by a process that was killed; removed"):
         draft = put(place, "two")
@@ -288,14 +286,13 @@ def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place, writer)
     assert text_of(place) == "two"
 
 
-def test_two_processes_that_live_write_to_one_place(place, writer):
-    process, left = writer("one")
+def test_two_processes_that_live_write_to_one_place(place):
+    process, left = writer(place, "one")
     put(place, "two").commit()
     assert text_of(place) == "two"
     assert left.is_dir()
     put(place, "three").abandon()
-    process.communicate("commit\n")
-    assert process.returncode == 0
+    assert end(process, signal.SIGUSR1) == 0
     assert text_of(place) == "one"
     assert names(place.parent) == ["state"]
 

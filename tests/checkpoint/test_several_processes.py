@@ -9,7 +9,7 @@ import pytest
 from keras_dist import checkpoint
 from keras_dist.callbacks import BackupAndRestore
 from tests import processes
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 SETUP = """
 import os
@@ -261,9 +261,7 @@ def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("told", "signum", "kill_at"), [(1, signal.SIGTERM, 5), (0, signal.SIGINT, 8)][: 1 + (ROUNDS > 0)]
-)
+@pytest.mark.parametrize(("told", "signum", "kill_at"), [(1, signal.SIGTERM, 5), (0, signal.SIGINT, 8)][: 1 + LARGE])
 def test_a_job_that_was_told_to_end_and_then_killed_goes_on_as_if_it_had_not_been(tmp_path, told, signum, kill_at):
     job = processes.Job(f"{SETUP}\n{RESUMES}\n{SIGNALLED}", tmp_path, kill_at, 100_000)
     while "epoch 1" not in job.processes[told].printed()[0]:

@@ -6,9 +6,9 @@ import pytest
 
 from tests import forks
 from tests.processes import environment
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
-MESHES = ["data=2,model=4", "data=8,model=1", *(["data=4,model=2", "data=1,model=8"] if ROUNDS else [])]
+MESHES = ["data=2,model=4", "data=8,model=1", *["data=4,model=2", "data=1,model=8"] * LARGE]
 pytestmark = pytest.mark.soak
 
 

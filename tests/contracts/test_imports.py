@@ -59,6 +59,9 @@ print(xla_bridge.backends_are_initialized())
 kd.list_devices()
 print(xla_bridge.backends_are_initialized())
 import numpy as np
+from keras_dist.data.recognition import source_of
+for x in (np.ones(3), iter([np.ones(3)]), [np.ones(3)]):
+    source_of(x)
 model = kd.Sequential([kd.layers.Dense(2)])
 model.compile("sgd", "mse")
 model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
@@ -69,8 +72,9 @@ except ImportError as error:
 """
 
 
-def test_names_and_rules_start_no_device_and_nothing_needs_an_extra():
-    program = f"{WITHOUT_EXTRAS}\n{LOADED.format(names=('jax', 'flax', *FOREIGN))}"  # the check itself sees jax
+def test_names_and_rules_start_no_device_and_nothing_needs_an_extra_or_a_library_that_holds_data():
+    names = ("jax", "flax", *FOREIGN, "pandas", "scipy", "grain")  # the check itself sees jax
+    program = f"{WITHOUT_EXTRAS}\n{LOADED.format(names=names)}"
     assert run_python(program, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines() == [
         "False",
         "True",

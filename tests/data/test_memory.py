@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests import forks
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 SCRIPT = """
     import sys
@@ -39,7 +39,7 @@ SCRIPT = """
 """
 
 
-ROWS = 2**20 if ROUNDS else 2**18  # of 1 KiB
+ROWS = 2**20 if LARGE else 2**18  # of 1 KiB
 
 
 @pytest.mark.soak

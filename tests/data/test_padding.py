@@ -62,6 +62,37 @@ def test_more_steps_give_the_same_loss_and_gradients(reduction, more):
     assert_same_step(make, (TOKENS, NEXT, *more), padded, reduction)
 
 
+def test_more_steps_that_a_mask_leaves_out_give_the_same_loss_and_gradients():
+    """Their weights must not grow: the loss divides by the steps that the mask leaves."""
+    ragged = np.where(np.arange(7) < [[7], [3], [5], [1]], TOKENS, 0)
+    padded = pad_batch((ragged, NEXT), multiple_of=16, dim=1, pads_targets=True, reduction=None)
+
+    def make():
+        embedding = layers.Embedding(6, 3, mask_zero=True)
+        return kd.Sequential([kd.Input((None,), dtype="int32"), embedding, layers.Dense(6)])
+
+    assert_same_step(make, (ragged, NEXT), padded, "sum_over_batch_size")
+    words = " ".join(str(pad_batch.__doc__).split())
+    assert "`Embedding(mask_zero=True)` or `Masking`: `reduction=None`" in words
+
+
+def test_the_loss_of_several_batches_counts_added_rows_and_a_weighted_metric_does_not():
+    with layouts.one_device().scope():
+        model = kd.Sequential([kd.Input((3,)), layers.Dense(1)])
+    exact = kd.metrics.MeanSquaredError(name="exact")
+    model.compile("sgd", loss="mse", weighted_metrics=[exact], steps_per_execution=1)
+    y = X.sum(1) * np.array([1, 1, 1, 1, 9], np.float32)
+    whole = model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)["loss"]
+    one, other = (pad_batch(batch, multiple_of=4, reduction=None) for batch in ((X[:4], y[:4]), (X[4:], y[4:])))
+    found = model.evaluate(iter([one, other]), verbose=0, return_dict=True)
+    assert found["exact"] == pytest.approx(whole, rel=1e-5)
+    kernel, bias = model.get_weights()
+    squares = ((X @ kernel + bias)[:, 0] - y) ** 2
+    parts = (pad_batch(batch, multiple_of=4) for batch in ((X[:4], y[:4]), (X[4:], y[4:])))
+    found = model.evaluate(parts, verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx((np.mean(squares[:4]) + squares[4]) / 2, rel=1e-5)
+
+
 def test_added_rows_repeat_the_last_one_in_all_arrays_and_have_weight_0():
     batch = ({"a": X, "b": TOKENS[[0, 1, 2, 3, 3]]}, [Y, Y * 2])
     x, y, weights = pad_batch(batch, lengths=[64, 6, 32], reduction="sum")
@@ -118,6 +149,16 @@ def test_a_few_lengths_are_compiled_for_batches_of_many():
         ((X, Y), {"multiple_of": 2, "pads_targets": True}, ["`pads_targets`", "other than the rows"]),
         (X, {"multiple_of": 2, "dim": 1, "pads_targets": True}, ["`pads_targets`", "without y"]),
         (TOKENS, {"multiple_of": 8, "dim": 1, "value": 0.5}, ["`value`", "int32"]),
+        (X, {"multiple_of": 8, "dim": 1, "value": "a"}, ["`value`", "'a'"]),
+        (X, {"multiple_of": 8, "dim": 1, "value": None}, ["`value`", "None"]),
+        ((TOKENS, NEXT), {"multiple_of": 8, "dim": 1, "pads_targets": "yes"}, ["`pads_targets`", "'yes'"]),
+        (
+            (TOKENS, NEXT, WEIGHTS[:4, None] * np.ones(6, np.float32)),
+            {"multiple_of": 8, "dim": 1, "pads_targets": True},
+            ["sample_weight does not fit y", "(4, 6)", "(4, 7)"],
+        ),
+        ((X, Y), {"multiple_of": 2**40}, ["`multiple_of`", str(2**31 - 1)]),
+        ((X, Y), {"lengths": [2**40]}, ["`lengths`"]),
         ((X, Y[:4]), {"multiple_of": 2}, ["5 rows", "4 rows"]),
         ((X, [Y, Y], [WEIGHTS]), {"multiple_of": 2}, ["sample_weight does not match y"]),
         ((X, Y, WEIGHTS, 1), {"multiple_of": 2}, ["a tuple of 4"]),

@@ -12,7 +12,7 @@ import pytest
 from keras_dist.distribution import job, rendezvous
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ClusterError, KerasDistError
-from tests.contracts.processes import run_python
+from tests.contracts.processes import run_fork
 
 PROCESSES = 3
 
@@ -240,7 +240,7 @@ jax.distributed.shutdown()
 @pytest.mark.multiprocess
 def test_the_coordinator_listens_where_it_is_told_and_runs_nothing(tmp_path):
     content = pickle.dumps(("meet the others", WritesAFile(tmp_path / "ran"), None))
-    lines = run_python(LISTENS.replace("PICKLE", repr(content))).splitlines()
+    lines = run_fork(LISTENS.replace("PICKLE", repr(content))).splitlines()
     assert lines[-3:] == ["True", "{'127.0.0.1'}", "True"]
     assert os.listdir(tmp_path) == []
 

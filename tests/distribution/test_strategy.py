@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import job
-from keras_dist.errors import DataError, DistributionError, LayoutError
+from keras_dist.distribution import job, register_strategy
+from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError
 from tests.distribution.shapes import axes_of, f32
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
@@ -174,3 +174,15 @@ def test_without_auto_sharding_each_process_gets_what_it_gave(monkeypatch: pytes
 def test_data_without_a_batch_dim() -> None:
     with pytest.raises(DataError, match="data without a batch dim"):
         kd.DataParallel().get_data_layout(())
+
+
+def test_names_of_strategies_are_strings_that_no_other_class_has() -> None:
+    class Other(kd.DataParallel):
+        pass
+
+    with pytest.raises(ConfigError, match="'data_parallel' is the name of another class") as caught:
+        register_strategy("data_parallel")(Other)
+    assert "keras_dist.distribution.data_parallel.DataParallel" in str(caught.value)
+    with pytest.raises(ConfigError, match="`name` is no name"):
+        register_strategy(3)  # type: ignore[arg-type]
+    assert register_strategy("data_parallel")(kd.DataParallel) is kd.DataParallel  # as a reloaded module does

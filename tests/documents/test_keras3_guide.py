@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import keras_dist as keras
-from keras_dist import layers
 from keras_dist.datasets import digits
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
-SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)] if ROUNDS else [(2, 4)]
+SHAPES = [(8, 1), (4, 2), (2, 4), (1, 8)] if LARGE else [(2, 4)]
 
 
 def test_meshes_and_layouts():
@@ -22,31 +21,6 @@ def test_meshes_and_layouts():
     replicated_layout_4d = keras.distribution.TensorLayout(axes=("data", None, None, None), device_mesh=mesh)
     assert layout_2d.backend_layout.shard_shape((8, 4)) == (2, 2)
     assert replicated_layout_4d.backend_layout.shard_shape((8, 4, 4, 1)) == (4, 4, 4, 1)
-
-
-@pytest.mark.parametrize("by", ["devices", "mesh", "nothing"])
-def test_data_parallel(by):
-    devices = jax.devices("cpu")
-    mesh_1d = keras.distribution.DeviceMesh(shape=(8,), axis_names=["data"], devices=devices)
-    options = {"devices": {"devices": devices}, "mesh": {"device_mesh": mesh_1d}, "nothing": {}}[by]
-    data_parallel = keras.distribution.DataParallel(**options)
-
-    inputs = np.random.normal(size=(64, 28, 28, 1))
-    labels = np.random.normal(size=(64, 10))
-    keras.distribution.set_distribution(data_parallel)
-
-    x = layers.Input(shape=(28, 28, 1))
-    y = layers.Flatten()(x)
-    y = layers.Dense(units=200, use_bias=False, activation="relu")(y)
-    y = layers.Dropout(0.4)(y)
-    y = layers.Dense(units=10, activation="softmax")(y)
-    model = keras.Model(inputs=x, outputs=y)
-
-    model.compile(loss="mse")
-    history = model.fit(inputs, labels, batch_size=16, epochs=2, verbose=0)
-    assert np.isfinite(model.evaluate(inputs, labels, batch_size=16, verbose=0))
-    assert history.history["loss"][-1] < history.history["loss"][0]
-    assert all(row.axes == (None,) * len(row.shape) for row in model.layout_plan.rows)
 
 
 def guide_model(keras: Any) -> Any:
@@ -75,22 +49,39 @@ def train_on_noise() -> tuple[keras.Model, list[float]]:
     labels = np.random.default_rng(1).normal(size=(64, 10))
     keras.utils.set_random_seed(1337)
     model = guide_model(keras)
-    return model, model.fit(inputs, labels, batch_size=16, epochs=2, verbose=0).history["loss"]
+    losses = model.fit(inputs, labels, batch_size=16, epochs=2, verbose=0).history["loss"]
+    assert np.isfinite(model.evaluate(inputs, labels, batch_size=16, verbose=0)).all()
+    return model, losses
 
 
 @pytest.fixture(scope="module")
-def losses_alone() -> list[float]:
-    return train_on_noise()[1]
+def data_parallel() -> tuple[keras.Model, list[float]]:
+    """A model trained on all devices, and its losses."""
+    with keras.distribution.DataParallel(devices=jax.devices("cpu")).scope():
+        return train_on_noise()
+
+
+def test_data_parallel(data_parallel):
+    model, losses = data_parallel
+    assert losses[-1] < losses[0]
+    assert all(row.axes == (None,) * len(row.shape) for row in model.layout_plan.rows)
+    mesh_1d = keras.distribution.DeviceMesh(shape=(8,), axis_names=["data"], devices=jax.devices("cpu"))
+    for options in ({"device_mesh": mesh_1d}, {}):
+        keras.distribution.set_distribution(keras.distribution.DataParallel(**options))
+        other = guide_model(keras)
+        other.build((None, 28, 28, 1))
+        assert [row.axes for row in other.layout_plan.rows] == [row.axes for row in model.layout_plan.rows]
+        assert other.layout_plan.mesh.shape == model.layout_plan.mesh.shape == (8,)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("ignore:1 layout rule:keras_dist.errors.LayoutWarning")  # the guide's layer has no bias
-def test_model_parallel(shape, losses_alone):
+def test_model_parallel(shape, data_parallel):
     keras.distribution.set_distribution(model_parallel(shape))
     model, losses = train_on_noise()
     assert model.get_layer("d1").kernel.layout.axes == (None, "model")
-    assert np.allclose(losses, losses_alone, rtol=1e-5)
+    assert np.allclose(losses, data_parallel[1], rtol=1e-5)
 
 
 def upscaled_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -111,7 +102,7 @@ def test_digits_are_learned_as_well_as_by_keras_on_every_mesh(request):
     theirs = request.getfixturevalue("real_keras")
     train, test = upscaled_digits()
     reached = {}
-    for seed in range(2 if ROUNDS else 1):
+    for seed in range(2 if LARGE else 1):
         theirs.utils.set_random_seed(seed)
         model = guide_model(theirs)
         model.fit(*train, batch_size=64, epochs=8, verbose=0)

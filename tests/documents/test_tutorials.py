@@ -10,6 +10,7 @@ import keras_dist as keras
 from keras_dist import layers
 from keras_dist.datasets import digits
 from tests.layouts import one_device
+from tests.soak import ROUNDS
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -156,7 +157,8 @@ def losses_of_one_device(images) -> list[float]:
     return train_mlp(one_device(), (None, None), images)[0]
 
 
-@pytest.mark.parametrize("axes", [(None, None), (None, "model")])
+@pytest.mark.soak
+@pytest.mark.parametrize("axes", [(None, "model"), (None, None)] if ROUNDS else [(None, "model")])
 def test_the_mlp_of_the_core_api_learns_the_same_on_one_device_and_eight(axes, images, losses_of_one_device):
     layout_map = keras.LayoutMap(keras.DeviceMesh((4, 2), ("batch", "model")))
     losses, accuracy = train_mlp(keras.ModelParallel(layout_map=layout_map, batch_dim_name="batch"), axes, images)

@@ -29,20 +29,13 @@ all_of_them = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 
 
 @all_of_them
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", None])
-def test_shape_and_dtype_are_those_asked_for(cls: Any, dtype: Any) -> None:
-    values = cls()((6, 5), dtype, key=jax.random.key(0))
-    assert values.shape == (6, 5)
-    assert values.dtype == jnp.dtype(dtype or "float32")
-    assert np.all(np.isfinite(values.astype("float32")))
-
-
-@all_of_them
-def test_values_inside_a_trace_are_those_outside(cls: Any) -> None:
-    make = cls()
-    outside = make((6, 5), "float32", jax.random.key(3))
-    inside = jax.jit(lambda key: make((6, 5), "float32", key))(jax.random.key(3))
-    np.testing.assert_allclose(inside, outside, rtol=1e-5, atol=1e-6)
+def test_shape_and_dtype_are_those_asked_for_and_values_inside_a_trace_those_outside(cls: Any) -> None:
+    make, dtypes = cls(), ["float32", "bfloat16", "float16", None]
+    inside = jax.jit(lambda key: [make((6, 5), dtype, key) for dtype in dtypes])(jax.random.key(3))
+    for values, dtype in zip(inside, dtypes, strict=True):
+        assert (values.shape, values.dtype) == ((6, 5), jnp.dtype(dtype or "float32"))
+        assert np.all(np.isfinite(np.asarray(values, "float32")))
+    np.testing.assert_allclose(inside[0], make((6, 5), "float32", jax.random.key(3)), rtol=1e-5, atol=1e-6)
 
 
 @random_ones

@@ -154,14 +154,16 @@ def test_no_position_sees_a_later_one() -> None:
 
 def test_a_window_reaches_so_far() -> None:
     x = draw(1, 5, 6)
-    _, scores = layers.MultiHeadAttention(2, 2, sliding_window=2)(x, x, return_attention_scores=True)
+    layer = layers.MultiHeadAttention(2, 2, sliding_window=2)
+    _, scores = compiled(layer, x.shape, x.shape, return_attention_scores=True)(x, x)
     near = np.abs(np.arange(5)[:, None] - np.arange(5)) < 2
     np.testing.assert_array_equal(np.asarray(scores[0, 0]) > 0, near)
 
 
 def test_a_given_mask_of_the_query_counts() -> None:
     x, mask = draw(1, 3, 6), jnp.array([[True, False, True]])
-    _, scores = layers.MultiHeadAttention(2, 2)(x, x, query_mask=mask, return_attention_scores=True)
+    call = compiled(layers.MultiHeadAttention(2, 2), x.shape, x.shape, query_mask=mask, return_attention_scores=True)
+    _, scores = call(x, x)
     np.testing.assert_array_equal(scores[:, :, 1], 0)
 
 
@@ -169,16 +171,21 @@ def test_masks_of_tensors_reach_attention_and_go_on() -> None:
     query, value = draw(2, 3, 6), draw(2, 4, 6)
     query_mask, value_mask = jnp.array([[True, True, False]] * 2), jnp.array([[True, False, True, True]] * 2)
     for kind, make in {**MADE, **LISTED}.items():
-        layer = make()
-        with call_context.entered(False) as context:
-            context.set_mask([query, value], [query_mask, value_mask])
-            outputs = layer(query, value) if kind in MADE else layer([query, value])
-            assert context.mask_of(outputs) is query_mask
-        masks = (
-            {"query_mask": query_mask, "value_mask": value_mask} if kind in MADE else {"mask": [query_mask, value_mask]}
-        )
-        given = layer(query, value, **masks) if kind in MADE else layer([query, value], **masks)
-        np.testing.assert_array_equal(outputs, given)
+        layer, is_apart = make(), kind in MADE
+        layer.build(*[query.shape, value.shape] if is_apart else [[query.shape, value.shape]])
+        parts = nnx.split(layer)
+        names = {"query_mask": query_mask, "value_mask": value_mask} if is_apart else {"mask": [query_mask, value_mask]}
+
+        @jax.jit
+        def call(*inputs: Any, parts: Any = parts, is_apart: bool = is_apart, names: Any = names) -> Any:
+            layer, given = nnx.merge(*parts, copy=True), inputs if is_apart else [list(inputs)]
+            with call_context.entered(False) as context:
+                context.set_mask(list(inputs), [query_mask, value_mask])
+                outputs = layer(*given)
+                assert context.mask_of(outputs) is query_mask
+            return outputs, layer(*given, **names)
+
+        np.testing.assert_array_equal(*call(query, value))
 
 
 def test_regularizers_of_outputs_count_for_each_projection() -> None:

@@ -47,25 +47,6 @@ def test_integers_stay_integers_unless_a_mean_is_taken(name: str) -> None:
     np.testing.assert_allclose(outputs, make(name)(pixels.astype(jnp.float32)), rtol=1e-5)
 
 
-def test_steps_beyond_the_border_do_not_count() -> None:
-    ones = jnp.ones((1, 5, 5, 1))
-    np.testing.assert_array_equal(layers.AveragePooling2D(3, strides=1, padding="same")(ones), ones)
-    np.testing.assert_array_equal(layers.MaxPooling2D(3, strides=1, padding="same")(-ones), -ones)
-
-
-def test_strides_are_the_window_by_default() -> None:
-    x = jnp.arange(6.0).reshape(1, 6, 1)
-    assert layers.MaxPooling1D(3)(x).ravel().tolist() == [2.0, 5.0]
-    assert layers.MaxPooling1D(3, 1)(x).ravel().tolist() == [2.0, 3.0, 4.0, 5.0]
-
-
-def test_adaptive_windows_overlap_where_sizes_do_not_divide() -> None:
-    x = jnp.arange(5.0).reshape(1, 5, 1)
-    assert layers.AdaptiveMaxPooling1D(3)(x).ravel().tolist() == [1.0, 3.0, 4.0]
-    assert layers.AdaptiveAveragePooling1D(3)(x).ravel().tolist() == [0.5, 2.0, 3.5]
-    assert layers.AdaptiveAveragePooling1D(10)(x).shape == (1, 10, 1)
-
-
 class Marking(layers.Layer):
     """Gives its inputs a mask: steps that are not 0."""
 

@@ -6,8 +6,6 @@ import keras_dist as kd
 from keras_dist import layers
 from tests.networks import CLASSES, FEATURES, HIDDEN
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-
 
 def sequential() -> kd.Model:
     return kd.Sequential(

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
+from tests import layouts
 
 TOKENS = np.arange(8 * 4).reshape(8, 4) % 16
 
@@ -88,8 +89,7 @@ LAYOUTS = {
 
 
 def trained(distribution):
-    with distribution.scope():
-        model = kd.Model.from_nnx(Decoder, seed=0)
+    model = layouts.model_on(distribution, Decoder)
     model.compile("adam", kd.losses.SparseCategoricalCrossentropy(from_logits=True))
     losses = model.fit(TOKENS, TOKENS, epochs=2, batch_size=8, shuffle=False, verbose=0).history["loss"]
     return model, losses

@@ -11,9 +11,8 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError, ModelError, UnknownNameError
 from tests import layouts
-from tests.networks import Plain, TwoInputs, blobs
+from tests.networks import LOSS, Plain, TwoInputs, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 

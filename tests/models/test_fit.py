@@ -12,15 +12,13 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import by_hand, layouts
-from tests.networks import Noisy, Plain, blobs
+from tests.networks import LOSS, Noisy, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
 def built(factory: Any = Plain, optimizer="sgd", metrics=(), name="data=4,model=2", **options):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(name, factory)
     model.compile(optimizer, loss=options.pop("loss", LOSS), metrics=list(metrics), **options)
     return model
 

@@ -19,13 +19,13 @@ from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
 from keras_dist.checkpoint.manifest import write_manifest
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.errors import CheckpointError, ConfigError, KerasDistError, ModelError
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.ones((8, 2), np.float32)
 
 ODD = [None, True, -1, 2**80, 1.5, float("nan"), "", "odd", "\ud800", [], [None], [[3]], {}, {"odd": 1}]
-CASES = 25 if ROUNDS else 3
+CASES = 25 if LARGE else 3
 """Of each document, drawn by a fixed seed."""
 
 
@@ -73,7 +73,7 @@ def changed(document, place, value):
 def variants(folder, document):
     """The document as a whole replaced by odd values; and many that have one in some place."""
     found = json.loads((folder / f"{document}.json").read_text())
-    yield from ODD if ROUNDS else ODD[2::5]
+    yield from ODD if LARGE else ODD[2::5]
     places = [*places_in(found)][1:]
     cases = [(place, value) for place in places for value in [places_in, *ODD]]
     for place, value in random.Random(0).sample(cases, min(CASES, len(cases))):

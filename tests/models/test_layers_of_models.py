@@ -7,8 +7,8 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
 from tests.layouts import on
-from tests.models.forms import LOSS, functional, sequential
-from tests.networks import FEATURES, HIDDEN, blobs
+from tests.models.forms import functional, sequential
+from tests.networks import FEATURES, HIDDEN, LOSS, blobs
 
 
 class TestLayersOfAModel:

@@ -10,9 +10,8 @@ import keras_dist as kd
 from keras_dist import metrics
 from keras_dist.errors import ModelError
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(43)
 
 
@@ -23,8 +22,7 @@ def accuracy() -> metrics.Metric:
 
 @pytest.fixture(scope="module")
 def model(accuracy: metrics.Metric) -> kd.Model:
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=2,model=4", Plain)
     model.compile("sgd", LOSS, metrics=[accuracy], weighted_metrics=["accuracy"])
     return model
 
@@ -114,7 +112,7 @@ def test_a_step_of_ones_own_is_told_of_too():
     def one_step(state, batch, rngs):
         return state, {"d_loss": jnp.mean(batch[0])}
 
-    model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.plain_on("one device")
     model.compile("sgd", LOSS, metrics=["accuracy"], train_step=one_step)
     accuracy = model.metrics[1].metrics[0]
     assert model.evaluate(X, Y, verbose=0)[1] == pytest.approx(float(accuracy.result())) != 0
@@ -132,7 +130,7 @@ def test_callbacks_read_them_between_batches():
 
         on_test_batch_end = on_train_batch_end
 
-    model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.plain_on("one device")
     model.compile("sgd", LOSS, metrics=["accuracy"])
     model.fit(X[:40], Y[:40], batch_size=8, epochs=2, verbose=0, validation_data=(X[:16], Y[:16]), callbacks=[Reader()])
     assert len(seen) == 2 * (5 + 2)
@@ -177,7 +175,7 @@ class Begins(metrics.Mean):
 
 
 def test_an_overridden_reset_state_is_called_at_each_begin():
-    model, begins = kd.Model.from_nnx(Plain, seed=0), Begins(name="begins")
+    model, begins = layouts.plain_on("one device"), Begins(name="begins")
     model.compile("sgd", LOSS, metrics=[begins, lambda y_true, y_pred: y_pred.max(-1)])
     x, y = X[:32], Y[:32]
     history = model.fit(x, y, epochs=3, verbose=0).history
@@ -187,3 +185,14 @@ def test_an_overridden_reset_state_is_called_at_each_begin():
     assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] >= first + 30
     resets = begins.resets
     assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] == 10 * (resets + 1) == 10 * begins.resets
+
+
+def test_a_result_that_is_no_number_is_named():
+    class Words(metrics.SparseCategoricalAccuracy):
+        def result(self):
+            return "good"
+
+    fresh = kd.Model.from_nnx(Plain, seed=0)
+    fresh.compile("sgd", LOSS, metrics=[Words(name="words")])
+    with pytest.raises(ModelError, match="the result of metric 'words' is no number"):
+        fresh.evaluate(X, Y, verbose=0)

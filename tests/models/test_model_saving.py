@@ -12,12 +12,11 @@ import keras_dist as kd
 from keras_dist import layers, saving
 from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, LayoutError, ModelError
 from tests import layouts
-from tests.networks import CLASSES, FEATURES, HIDDEN, Noisy, blobs
-from tests.soak import ROUNDS
+from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, Noisy, blobs
+from tests.soak import LARGE, ROUNDS
 
 X, LABELS = blobs(24)
 Y = np.eye(CLASSES, dtype=np.float32)[LABELS]
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 load_model = kd.models.load_model
 
 
@@ -176,7 +175,7 @@ def continued(saved):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("where", ["fully data=8", "four devices", *["one device"] * bool(ROUNDS)])
+@pytest.mark.parametrize("where", ["four devices", *["fully data=8"] * bool(ROUNDS), *["one device"] * LARGE])
 def test_a_model_comes_to_other_meshes(where, saved, continued):
     layout = kd.DataParallel(devices=kd.list_devices()[2:6]) if where == "four devices" else layouts.on(where)
     model = load_model(saved[1], distribution=layout)

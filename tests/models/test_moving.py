@@ -8,17 +8,15 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
-from tests.soak import ROUNDS
+from tests.networks import LOSS, Noisy, Plain, blobs, values_of
+from tests.soak import LARGE
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(48)
 MOVES = [("one device", "data=2,model=4"), ("fully data=8", "one device")]
 
 
 def built(name, factory: Any = Plain, optimizer="adam"):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(name, factory)
     model.compile(optimizer, loss=LOSS)
     return model
 
@@ -27,10 +25,6 @@ def built(name, factory: Any = Plain, optimizer="adam"):
 def model():
     """What no test moves."""
     return built("data=2,model=4")
-
-
-def values(model: Any):
-    return {v.path: v.numpy() for v in model.variables}
 
 
 class TestKeeps:
@@ -44,7 +38,7 @@ class TestKeeps:
 
     @pytest.mark.parametrize("train", [lambda m: m.fit(X, Y, verbose=0), lambda m: m.train_on_batch(X, Y)])
     def test_another_current_distribution_is_refused_naming_both(self, train, model):
-        before = values(model)
+        before = values_of(model)
         with layouts.on("data=4,model=2").scope(), pytest.raises(kd.errors.DistributionError) as caught:
             train(model)
         assert "shape=(4, 2)" in caught.value.given
@@ -53,7 +47,7 @@ class TestKeeps:
         with layouts.on("fully data=2,model=4").scope(), pytest.raises(kd.errors.DistributionError) as caught:
             train(model)
         assert "FullySharded" in caught.value.given and "ModelParallel" in caught.value.expected
-        assert all(np.array_equal(value, before[path]) for path, value in values(model).items())
+        assert all(np.array_equal(value, before[path]) for path, value in values_of(model).items())
         train(model)
 
     def test_rules_changed_after_the_build_are_refused_naming_both(self):
@@ -89,15 +83,15 @@ class TestMoves:
     @pytest.mark.soak
     @pytest.mark.parametrize(
         ("start", "end"),
-        [("data=2,model=4", "fully data=8"), *MOVES] if ROUNDS else [("data=2,model=4", "fully data=8")],
+        [("data=2,model=4", "fully data=8"), *MOVES * LARGE],
     )
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
         moved, stayed = built(start, Noisy), built(end, Noisy)
         for model in (moved, stayed):
             model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
-        before = values(moved), moved.state
+        before = values_of(moved), moved.state
         moved.redistribute(layouts.on(end))
-        assert all(np.array_equal(value, before[0][path]) for path, value in values(moved).items())
+        assert all(np.array_equal(value, before[0][path]) for path, value in values_of(moved).items())
         for old, new in zip(
             jax.tree.leaves((before[1].slots, before[1].step)),
             jax.tree.leaves((moved.state.slots, moved.state.step)),
@@ -152,8 +146,7 @@ class TestMoves:
 
 def test_rules_added_later_reach_neither_variables_nor_activations():
     rules = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
-    with kd.ModelParallel(rules, "data").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on(kd.ModelParallel(rules, "data"), Plain)
     rules["d1/output"] = ("data",)  # of the wrong rank: it would raise if it were read
     assert model.predict(np.ones((8, 8), "float32"), verbose=0).shape[0] == 8
     assert not model.distribution.layout_map

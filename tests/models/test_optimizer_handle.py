@@ -10,16 +10,14 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
 @pytest.fixture(scope="module")
 def model() -> kd.Model:
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.model_on("data=2,model=4", Plain)
     model.compile(kd.optimizers.SGD(0.1, momentum=0.5, name="mine"), LOSS)
     return model
 
@@ -39,7 +37,7 @@ def test_its_variables_are_its_state(model):
 
 
 def test_several_optimizers_have_variables_of_their_own(model):
-    other = kd.Model.from_nnx(Plain, seed=0)
+    other = layouts.plain_on("one device")
     other.compile({"d1": "sgd", "rest": ("adam", "(?!d1/).*")}, LOSS)
     paths = {key: [variable.path for variable in handle.variables] for key, handle in other.optimizers.items()}
     assert all(path.startswith(f"{key}/") for key in paths for path in paths[key])
@@ -52,13 +50,13 @@ def test_its_config_makes_it_again_with_the_current_rate(model):
     config = model.optimizer.get_config()
     again = kd.optimizers.SGD.from_config(config)
     assert (again.learning_rate, again.momentum, again.name) == (0.25, 0.5, "mine") == (0.25, 0.5, model.optimizer.name)
-    scheduled = kd.Model.from_nnx(Plain, seed=0)
+    scheduled = layouts.plain_on("one device")
     scheduled.compile(kd.optimizers.SGD(kd.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)), LOSS)
     assert scheduled.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
 
 
 def test_a_transformation_of_optax_has_neither_name_nor_config():
-    model = kd.Model.from_nnx(Plain, seed=0)
+    model = layouts.plain_on("one device")
     model.compile(optax.sgd(0.1), LOSS)
     assert model.optimizer.name == "optimizer"
     with pytest.raises(ModelError, match="'optimizer' has no config"):

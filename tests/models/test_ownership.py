@@ -9,9 +9,7 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Buffered, Noisy, Plain, blobs
-
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+from tests.networks import LOSS, Buffered, Noisy, Plain, blobs
 
 
 def data_of(array):
@@ -23,8 +21,7 @@ def bytes_of(tree):
 
 
 def built(module, name="data=2,model=4", optimizer="adam"):
-    with layouts.on(name).scope():
-        model = kd.Model.from_nnx(module, seed=0)
+    model = layouts.model_on(name, module)
     model.compile(optimizer, loss=LOSS)
     return model
 

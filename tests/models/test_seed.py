@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from tests.networks import Noisy, Plain, blobs
-
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+from tests.networks import LOSS, Noisy, Plain, blobs
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ def late(index, action):
     # whoever does not wait for this process has gone on when it acts
     def acts(*args):
         if process == index:
-            time.sleep(1)
+            time.sleep(0.3)
         return action(*args)
     return acts
 

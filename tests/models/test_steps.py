@@ -9,8 +9,8 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from tests.models.forms import LOSS, Subclassed, sequential
-from tests.networks import blobs
+from tests.models.forms import Subclassed, sequential
+from tests.networks import LOSS, blobs
 
 
 class TestSteps:

@@ -9,16 +9,14 @@ from flax import nnx
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, Sower, blobs
+from tests.networks import LOSS, Noisy, Plain, Sower, blobs
 
-LOSS: Any = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(32)
 
 
 @pytest.fixture(scope="module")
 def model():
-    with layouts.on("data=2,model=4").scope():
-        model = kd.Model.from_nnx(Noisy, seed=0)
+    model = layouts.model_on("data=2,model=4", Noisy)
     model.compile("sgd", loss=LOSS)
     return model
 

@@ -1,13 +1,11 @@
 """Models whose weights are saved and loaded, and those weights by their paths."""
 
-import keras_dist as kd
+import functools
+
 from tests import layouts
 from tests.networks import Noisy
 
-
-def model_on(name, seed=0):
-    with layouts.on(name).scope():
-        return kd.Model.from_nnx(Noisy, seed=seed)
+model_on = functools.partial(layouts.model_on, factory=Noisy)
 
 
 def weights_of(model):

@@ -4,11 +4,12 @@ import contextlib
 import importlib
 import os
 import types
+from collections.abc import Generator
 
 import hypothesis
 import pytest
 
-from tests.parity.compare import few_examples
+from tests.parity.compare import few_examples, one_program
 
 os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 
@@ -17,6 +18,13 @@ os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 def keras() -> types.ModuleType:
     """Keras on JAX."""
     return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """All that a test compares is one program, that of all drawn examples, too."""
+    with one_program():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,13 +38,6 @@ def check_moments(values: Any, mean: float, stddev: float, bound: float) -> None
         assert np.abs(values).max() > bound * (1 - 100 / count)  # a smaller bound would not fit either
 
 
-@pytest.mark.parametrize("name", SCALED)
-@given(shape=SHAPES, seed=SEEDS)
-def test_spread_of_named_initializers(keras, name, shape, seed):
-    stddev, bound = limits(keras, getattr(keras.initializers, name)(), shape)
-    check_moments(getattr(initializers, name)()(shape, key=jax.random.key(seed)), 0.0, stddev, bound)
-
-
 @given(
     shape=SHAPES,
     seed=SEEDS,
@@ -84,32 +77,15 @@ def test_given_spread(mean, stddev, seed):
     check_moments(uniform, mean, stddev / math.sqrt(3), stddev + 1e-5)
 
 
-@pytest.mark.parametrize("name", ["random_normal", "random_uniform", "truncated_normal", "variance_scaling"])
-def test_default_spread(keras, name):
-    shape = (200, 300)
-    ours, theirs = (np.asarray(get(name)(shape)) for get in (initializers.get, keras.initializers.get))
-    assert ours.std() == pytest.approx(theirs.std(), rel=0.02)
-    assert ours.mean() == pytest.approx(theirs.mean(), abs=0.02 * float(ours.std()))
+NAMES = ["random_normal", "truncated_normal", "random_uniform", "orthogonal", "variance_scaling", *SCALED]
 
 
-@pytest.mark.parametrize("name", ["random_normal", "truncated_normal", "random_uniform", "orthogonal", *SCALED])
-@given(seed=SEEDS, shape=st.sampled_from([(3, 4), (4, 3)]))
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, shape=st.sampled_from([(3, 4), (4, 3), (2, 3, 4)]))
 def test_one_seed_gives_the_values_of_keras(keras, name, seed, shape):
     config = {"class_name": name, "config": {"seed": seed}}
     ours, theirs = (get(config)(shape) for get in (initializers.get, keras.initializers.get))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@given(shape=st.sampled_from([(4, 4), (3, 5), (5, 3), (2, 3, 4), (2, 2, 12)]), gain=st.floats(0.1, 3.0), seed=SEEDS)
-def test_orthogonal(keras, shape, gain, seed):
-    ours = initializers.Orthogonal(gain)(shape, key=jax.random.key(seed))
-    theirs = keras.initializers.Orthogonal(gain)(shape)
-
-    def product(values: Any) -> np.ndarray:
-        matrix = np.asarray(values).reshape(-1, shape[-1])
-        return matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
-
-    np.testing.assert_allclose(product(ours), product(theirs), atol=1e-4)
 
 
 @given(

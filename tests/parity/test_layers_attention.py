@@ -4,13 +4,11 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from keras_dist import layers
-from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
+from tests.parity.compare import cases, compare_layers, compare_masked, few_examples, picked
 
 BATCH, TARGET, SOURCE, FEATURES = 2, 3, 4, 4
 
@@ -150,31 +148,14 @@ def test_attention(keras, case):
 def test_masks_of_tensors_reach_attention_and_go_on(keras):
     mask = np.array([[True, True, False], [True, False, False]])
     x = draw(0, BATCH, 3, FEATURES)
-    theirs, ours = keras.layers.MultiHeadAttention(2, 3), layers.MultiHeadAttention(2, 3)
-    theirs(x, x)
-    ours(x, x)
-    ours.set_weights(theirs.get_weights())
     for scores in (False, True):
-        tensor = keras.ops.convert_to_tensor(x)
-        keras.src.backend.set_keras_mask(tensor, mask)
-        expected = theirs(tensor, tensor, return_attention_scores=scores)
-        with call_context.entered(False) as context:
-            inputs = jnp.asarray(x)
-            context.set_mask(inputs, mask)
-            outputs = ours(inputs, inputs, return_attention_scores=scores)
-            assert_close(outputs, expected)
-            first = (outputs[0], expected[0]) if scores else (outputs, expected)
-            assert_close(context.mask_of(first[0]), keras.src.backend.get_keras_mask(first[1]))
+        made = (package.MultiHeadAttention(2, 3) for package in (keras.layers, layers))
+        compare_masked(keras, *made, x, mask, twice=True, return_attention_scores=scores)
 
 
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"])
 def test_one_seed_drops_the_same(keras, kind):
     sizes = {"MultiHeadAttention": (2, 3), "GroupQueryAttention": (3, 4, 2)}.get(kind, ())
     made = [getattr(package, kind)(*sizes, dropout=0.4, seed=5) for package in (keras.layers, layers)]
-    x = draw(0, BATCH, TARGET, FEATURES)
-    inputs = (x, x) if sizes else ([x, x],)
-    for layer in made:
-        layer(*inputs)
-    made[1].set_weights(made[0].get_weights())
-    for _ in range(2):
-        assert_close(made[1](*inputs, training=True), made[0](*inputs, training=True))
+    inputs = [draw(0, BATCH, TARGET, FEATURES)] * 2
+    compare_layers(keras, *made, inputs, apart=bool(sizes), training=True, gradients=False, calls=2)

@@ -5,10 +5,11 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+from flax import nnx
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
+from tests.parity.compare import assert_close, cases, compare, compare_layers, few_examples, picked
 
 
 @few_examples
@@ -25,11 +26,16 @@ def test_embeddings(keras, shape, dtype, mask_zero, reversible, seed):
     name = "ReversibleEmbedding" if reversible else "Embedding"
     theirs, ours = getattr(keras.layers, name)(**options), getattr(layers, name)(**options)
     compare_layers(keras, theirs, ours, rows, weights_seed=seed)
-    expected = keras.src.backend.get_keras_mask(theirs(rows))
-    with call_context.entered() as context:
-        mask = context.mask_of(ours(rows))
-    assert (mask is None) == (expected is None) == (not mask_zero)
-    assert_close(mask, expected)
+    graph, state = nnx.split(ours)
+
+    def masks(rows: Any) -> Any:
+        with keras.StatelessScope(), call_context.entered() as context:
+            found = context.mask_of(nnx.merge(graph, state, copy=True)(rows))
+            expected = keras.src.backend.get_keras_mask(theirs(rows))
+        assert (found is None) == (expected is None) == (not mask_zero)
+        return found, expected
+
+    compare(masks, rows)
 
 
 @cases(
@@ -77,8 +83,8 @@ def test_einsum_dense(keras, case, use_bias, activation, initializer, seed):
     options |= {"bias_axes": bias_axes if use_bias else None}
     theirs = keras.layers.EinsumDense(kernel_initializer=getattr(keras.initializers, initializer)(seed=seed), **options)
     ours = layers.EinsumDense(kernel_initializer={"class_name": initializer, "config": {"seed": seed}}, **options)
-    theirs(x)
-    ours(x)
+    theirs.build(shape)
+    ours.build(shape)
     assert_close(ours.kernel[...], theirs.kernel.value)  # fan-in and fan-out are the same
     compare_layers(keras, theirs, ours, x, weights_seed=seed)
 

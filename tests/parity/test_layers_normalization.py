@@ -1,13 +1,14 @@
 """Normalizations against Keras."""
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
-import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from keras_dist import layers
-from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
+from tests.parity.compare import build, cases, compare, compare_layers, compare_masked, few_examples, picked
 
 shapes = st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 2, 4)])
 
@@ -99,33 +100,33 @@ def test_group_and_unit_normalization(keras, case):
 def test_masks_reach_batch_normalization_and_go_on(keras):
     x = draw((2, 3, 4), 0)
     mask = np.array([[True, True, False], [True, False, False]])
-    theirs, ours = keras.layers.BatchNormalization(momentum=0.0), layers.BatchNormalization(momentum=0.0)
-    tensor = keras.ops.convert_to_tensor(x)
-    keras.src.backend.set_keras_mask(tensor, mask)
-    expected = theirs(tensor, training=True)
-    with call_context.entered(True) as context:
-        inputs = jnp.asarray(x)
-        context.set_mask(inputs, mask)
-        outputs = ours(inputs)
-        np.testing.assert_array_equal(context.mask_of(outputs), keras.src.backend.get_keras_mask(expected))
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(ours.moving_variance[...], theirs.moving_variance, rtol=1e-5, atol=1e-5)
+    made = (package.BatchNormalization(momentum=0.0) for package in (keras.layers, layers))
+    compare_masked(keras, *made, x, mask, training=True)
 
 
 @few_examples
 @hypothesis.given(kind=st.sampled_from(["Dense", "Conv1D"]), steps=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_spectral_normalization_in_training(keras, kind, steps, seed):
-    x, made = draw((2, 3, 4), seed), []
     options = {"units": 5} if kind == "Dense" else {"filters": 5, "kernel_size": 2}
-    for package in (keras.layers, layers):
-        made.append(package.SpectralNormalization(getattr(package, kind)(**options), power_iterations=steps))
-        made[-1].build(x.shape)
-    theirs, ours = made
+    theirs, ours = (
+        package.SpectralNormalization(getattr(package, kind)(**options), power_iterations=steps)
+        for package in (keras.layers, layers)
+    )
+    x = draw((2, 3, 4), seed)
+    build(keras, theirs, ours, x.shape)
     random = np.random.default_rng(seed)
     for name in ("kernel", "bias"):
         values = random.normal(size=getattr(theirs.layer, name).shape).astype(np.float32)
         getattr(theirs.layer, name).assign(values)
-        getattr(ours.layer, name)[...] = jnp.asarray(values)
-    ours.vector_u[...] = theirs.vector_u.value
-    assert_close(ours(x, training=True), theirs(x, training=True))
-    assert_close(ours.vector_u[...], theirs.vector_u.value)
+        getattr(ours.layer, name)[...] = values
+    vector = random.normal(size=theirs.vector_u.shape).astype(np.float32)
+    theirs.vector_u.assign(vector)
+    ours.vector_u[...] = vector
+    trained, graph, state = [v.value for v in theirs.trainable_variables], *nnx.split(ours)
+
+    def both(x: Any) -> Any:
+        layer = nnx.merge(graph, state, copy=True)
+        outputs, (moved,) = theirs.stateless_call(trained, [theirs.vector_u.value], x, training=True)
+        return (layer(x, training=True), layer.vector_u[...]), (outputs, moved)
+
+    compare(both, x)

@@ -1,5 +1,6 @@
 """Recurrent layers against Keras."""
 
+import itertools
 from typing import Any
 
 import hypothesis
@@ -120,36 +121,26 @@ def test_time_distributed(keras, inner, masked, training, seed):
     compare_layers(keras, made[0], made[1], draw(seed, *shape), weights_seed=seed, training=training, **call)
 
 
-@pytest.mark.parametrize("kind", ["SimpleRNN", "GRU", "LSTM"])
-@pytest.mark.parametrize(("dropout", "recurrent_dropout"), [(0.4, 0.0), (0.4, 0.3)])
-def test_one_seed_drops_the_same(keras, kind, dropout, recurrent_dropout):
-    options = {"dropout": dropout, "recurrent_dropout": recurrent_dropout, "seed": 7, "return_sequences": True}
-    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
-    x = draw(0, 4, 3, 2)
-    theirs.build(x.shape)
-    ours(x)
-    ours.set_weights(theirs.get_weights())
-    for _ in range(2):
-        assert_close(ours(x, training=True), theirs(x, training=True))
-
-
-def test_one_seed_drops_the_same_in_each_of_stacked_cells(keras):
-    made = [
+def test_one_seed_drops_the_same(keras):
+    x, options = draw(0, 4, 3, 2), {"dropout": 0.4, "seed": 7, "return_sequences": True}
+    for kind, recurrent_dropout in itertools.product(STATES, (0.0, 0.3)):
+        made = [
+            getattr(package, kind)(UNITS, recurrent_dropout=recurrent_dropout, **options)
+            for package in (keras.layers, layers)
+        ]
+        compare_layers(keras, *made, x, training=True, gradients=False, calls=2)
+    stacked = [
         package.RNN([package.LSTMCell(3, dropout=0.5, seed=1), package.GRUCell(4, recurrent_dropout=0.5, seed=2)])
         for package in (keras.layers, layers)
     ]
-    x = draw(0, 4, 3, 2)
-    made[0].build(x.shape)
-    made[1](x)
-    made[1].set_weights(made[0].get_weights())
-    assert_close(made[1](x, training=True), made[0](x, training=True))
+    compare_layers(keras, *stacked, x, training=True, gradients=False)
 
 
-@pytest.mark.parametrize("kind", ["SimpleRNNCell", "GRUCell", "LSTMCell"])
+@pytest.mark.parametrize("kind", STATES)
 def test_first_weights_are_those_of_keras(keras, kind):
-    options = {"kernel_initializer": "ones", "bias_initializer": "zeros", "recurrent_initializer": "identity"}
-    options = options if kind == "SimpleRNNCell" else {**options, "recurrent_initializer": "ones"}
-    theirs, ours = getattr(keras.layers, kind)(UNITS, **options), getattr(layers, kind)(UNITS, **options)
-    states = [draw(0, 2, UNITS)] * STATES[kind.removesuffix("Cell")]
-    assert_close(ours(draw(0, 2, 4), states), theirs(draw(0, 2, 4), states))
-    assert_close(ours.get_weights(), theirs.get_weights())
+    options = {"kernel_initializer": "ones", "bias_initializer": "zeros"}
+    options["recurrent_initializer"] = "identity" if kind == "SimpleRNN" else "ones"
+    made = [getattr(package, f"{kind}Cell")(UNITS, **options) for package in (layers, keras.layers)]
+    for cell in made:
+        cell.build((2, 4))
+    assert_close(*(cell.get_weights() for cell in made))

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_dist import layers
 from keras_dist.layers import call_context
-from tests.parity.compare import assert_close, compare_layers, few_examples
+from tests.parity.compare import assert_close, compare, compare_layers, few_examples
 
 
 def draw(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
@@ -107,12 +107,14 @@ def test_masks_that_begin_and_go_on(keras, mask_value, seed):
     for package in (keras.layers, layers):
         function = package.Lambda(scaled, arguments={"factor": 3.0}, mask=lambda inputs, mask: ~mask)
         chains.append([package.Masking(mask_value), package.Identity(), package.Dropout(0.1), function])
-    expected: Any = keras.ops.convert_to_tensor(x)
-    for layer in chains[0]:
-        expected = layer(expected)
-    with call_context.entered() as context:
-        outputs: Any = jnp.asarray(x)
-        for layer in chains[1]:
-            outputs = layer(outputs)
-        assert_close(outputs, expected)
-        assert_close(context.mask_of(outputs), keras.src.backend.get_keras_mask(expected))
+    for layer in chains[1]:
+        layer.build(x.shape)
+
+    def both(x: Any) -> Any:
+        expected, found = (x, x)
+        with keras.StatelessScope(), call_context.entered() as context:
+            for theirs, ours in zip(*chains, strict=True):
+                expected, found = theirs(expected), ours(found)
+            return (found, context.mask_of(found)), (expected, keras.src.backend.get_keras_mask(expected))
+
+    compare(both, x)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_dist import losses
+from tests.parity.compare import compare
 
 TOLERANCE = 1e-5
 REDUCTIONS = ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None]
@@ -180,13 +181,17 @@ def assert_same(keras, ours, theirs, y_true, y_pred, sample_weight=None, mask=No
 
     pairs = [(lambda z: ours(y_true, z, sample_weight=sample_weight, mask=mask), with_mask), *functions]
 
-    @jax.jit
     def all_of_them(y_pred):
         return [[value_and_gradient(function, y_pred) for function in pair] for pair in pairs]
 
-    for pair in all_of_them(y_pred):
-        for found, expected in zip(*pair, strict=True):
-            assert_near(found, expected)
+    def check(*found):
+        for found_pair, expected_pair in found:
+            for one, other in zip(found_pair, expected_pair, strict=True):
+                assert_near(one, other)
+        for (one, _), (other, _) in found[1:]:  # of functions
+            assert one.shape == other.shape
+
+    compare(all_of_them, y_pred, check=check, note=f"{ours!r} {vars(ours)}")
 
 
 def value_and_gradient(loss, y_pred):
@@ -206,7 +211,6 @@ def test_values_and_gradients_of_functions_and_losses(keras, name, data):
         for module, targets in ((losses, labels), (keras.losses, labels.astype("float32")))
     )
     shape = jax.eval_shape(ours, y_pred).shape
-    assert shape == jax.eval_shape(theirs, y_pred).shape
 
     reduction = data.draw(st.sampled_from(["mean", "sum", "mean_with_sample_weight", None]), "reduction")
     made = [getattr(module, name)(**options, reduction=reduction) for module in (losses, keras.losses)]
@@ -291,7 +295,7 @@ def test_trees_of_targets_and_predictions(keras, seed, reduction):
     )
     wrappers = losses.LossFunctionWrapper, keras.src.losses.losses.LossFunctionWrapper
     made = [wrapper(distance, reduction, factor=3.0) for wrapper in wrappers]
-    assert_near(*jax.jit(lambda y_true, y_pred: [one(y_true, y_pred) for one in made])(y_true, y_pred))
+    compare(lambda *given: [one(*given) for one in made], y_true, y_pred, check=assert_near)
 
 
 def test_every_name_means_the_same(keras):

@@ -1,5 +1,6 @@
 """Every metric gives Keras's numbers, after any batches."""
 
+import functools
 import importlib
 import warnings
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from tests.parity.compare import compare
 
 BINARY, ONE_HOT, SPARSE, REAL, POSITIVE, DISTRIBUTION, MASKS = (
     "binary",
@@ -136,28 +138,33 @@ def takes_values(name: str) -> bool:
     )
 
 
-def results(keras: Any, name: str, options: dict[str, Any], batches: list[tuple[Any, ...]]) -> tuple[Any, Any]:
-    """What our metric and Keras's give after these batches, from one program where Keras can be traced."""
+def agree(keras: Any, name: str, options: dict[str, Any], batches: list[tuple[Any, ...]]) -> None:
+    """After these batches our metric gives what Keras's does, and holds nothing."""
     ours, theirs = (getattr(library.metrics, name)(**options) for library in (kd, keras))
     if not getattr(theirs, "_built", True):  # by what it first sees
         shapes = [array.shape for array in batches[0][:2]]
         theirs._build(*(shapes[1:] if name == "AUC" else shapes))
 
-    def both(state: Any, their_state: Any, batches: Any) -> Any:
+    def result(metric: Any, state: Any, batches: Any) -> Any:
         for batch in batches:
-            state = ours.stateless_update_state(state, *batch)
-            their_state = theirs.stateless_update_state(their_state, *batch)
-        return ours.stateless_result(state), theirs.stateless_result(their_state)
+            state = metric.stateless_update_state(state, *batch)
+        return metric.stateless_result(state)
+
+    def check(found: Any, expected: Any) -> None:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert all(not np.any(variable.numpy()) for variable in ours.variables)
+        assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in theirs.variables]
 
     # Keras cannot trace areas of labels between thresholds of one's own, nor R2 with regressors
     is_traceable = name != "R2Score" and not {"multi_label", "thresholds"} <= options.keys()
     states = ours.stateless_reset_state(), [variable.value for variable in theirs.variables]
+    if is_traceable:
+        both = [(ours, states[0]), (theirs, states[1])]
+        compare(lambda batches: [result(*one, batches) for one in both], batches, check=check, note=f"{name} {options}")
+        return
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", UserWarning)  # adjusted R2 of few rows
-        found = (jax.jit(both) if is_traceable else both)(*states, batches)
-    assert all(not np.any(variable.numpy()) for variable in ours.variables)
-    assert [v.shape for v in ours.variables] == [tuple(v.shape) for v in theirs.variables]
-    return found
+        check(*(result(metric, state, batches) for metric, state in zip((ours, theirs), states, strict=True)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -171,7 +178,7 @@ def test_it_gives_kerass_numbers(keras, name, data, seed):
     rng = np.random.default_rng(seed)
     batches = [batch(kind, n, rng, options.get("from_logits", False)) for n in rows]
     weighted = [(*arrays, sample_weight(name, how, arrays[1], rng)) for arrays in batches]
-    np.testing.assert_allclose(*results(keras, name, options, weighted), rtol=1e-5, atol=1e-5)
+    agree(keras, name, options, weighted)
 
 
 @pytest.mark.parametrize("name", ["AUC", "BinaryAccuracy", "MeanIoU", "R2Score"])
@@ -200,11 +207,11 @@ def test_values_of_any_shape_are_weighed_as_in_keras(keras, name, data, seed):
     shape, shapes = data.draw(st.sampled_from(SHAPES))
     weight_shape = data.draw(st.sampled_from([None, *shapes]))
     rng = np.random.default_rng(seed)
-    theirs, ours = getattr(keras.metrics, name)(), getattr(kd.metrics, name)()
+    batches = []
     for _ in range(2):
-        values = rng.normal(size=shape).astype("f4")
         weight = None if weight_shape is None else rng.uniform(0, 2, weight_shape).astype("f4")
-        np.testing.assert_allclose(ours(values, weight), theirs(values, weight), rtol=1e-5, atol=1e-5)
+        batches.append((np.asarray(rng.normal(size=shape), "f4"), weight))
+    agree(keras, name, {}, batches)
 
 
 SEQUENCES: list[tuple[str, dict[str, Any], str]] = [
@@ -235,7 +242,7 @@ def test_sequences_give_kerass_numbers(keras, name, options, kind, weighted, see
         indices, y_pred = rng.integers(0, CLASSES, (2, 5)), rng.dirichlet(np.ones(CLASSES), (2, 5)).astype("f4")
         y_true = indices if kind == SPARSE else np.eye(CLASSES, dtype="f4")[indices]
         batches.append((y_true, y_pred, rng.uniform(0, 2, (2, 5)).astype("f4") if weighted and per_step else None))
-    np.testing.assert_allclose(*results(keras, name, options, batches), rtol=1e-5, atol=1e-5)
+    agree(keras, name, options, batches)
 
 
 @pytest.mark.parametrize("column", [False, True])
@@ -244,10 +251,10 @@ def test_sorted_classes_and_vectors_give_kerass_numbers(keras, column):
     targets, ids = rng.integers(0, 6, (4, 1) if column else 4), np.argsort(rng.random((4, 6)), axis=-1)
     for k in (1, 2, 5):
         options = {"k": k, "from_sorted_ids": True}
-        np.testing.assert_allclose(*results(keras, "SparseTopKCategoricalAccuracy", options, [(targets, ids)]))
+        agree(keras, "SparseTopKCategoricalAccuracy", options, [(targets, ids)])
     binary, scores = rng.integers(0, 2, (4, 1) if column else 4), rng.random(4, "f4")
     for name in ("BinaryAccuracy", "AUC", "Precision", "MeanAbsoluteError", "TruePositives"):
-        np.testing.assert_allclose(*results(keras, name, {}, [(binary, scores)]), rtol=1e-5, err_msg=name)
+        agree(keras, name, {}, [(binary, scores)])
 
 
 @hypothesis.given(
@@ -256,17 +263,22 @@ def test_sorted_classes_and_vectors_give_kerass_numbers(keras, column):
 def test_perplexity_is_the_exponential_of_the_mean_over_tokens_that_count(keras, seed, from_logits, masked, weighted):
     rng = np.random.default_rng(seed)
     metric = kd.metrics.Perplexity(from_logits=from_logits, mask_token_id=0 if masked else None)
-    total = count = 0.0
+    batches = []
     for _ in range(2):
-        y_true = rng.integers(0, 5, (3, 4))
+        y_true, weight = rng.integers(0, 5, (3, 4)), rng.uniform(0.1, 2, (3, 4)).astype("f4")
         y_pred = rng.normal(size=(3, 4, 5)) if from_logits else rng.dirichlet(np.ones(5), (3, 4))
-        weight = rng.uniform(0.1, 2, (3, 4)).astype("f4")
-        counts = (weight if weighted else 1.0) * ((y_true != 0) if masked else np.ones_like(y_true))
-        crossentropy = jax.jit(keras.losses.sparse_categorical_crossentropy, static_argnames="from_logits")
-        values = crossentropy(y_true, y_pred.astype("f4"), from_logits=from_logits)
-        total, count = total + np.sum(values * counts), count + np.sum(counts)
-        metric.update_state(y_true, y_pred.astype("f4"), weight if weighted else None)
-    np.testing.assert_allclose(metric.result(), np.exp(total / count) if count else 0, rtol=1e-4)
+        batches.append((y_true, y_pred.astype("f4"), weight if weighted else np.ones_like(weight)))
+
+    def both(batches: Any) -> Any:
+        state, total, count = metric.stateless_reset_state(), 0.0, 0.0
+        for y_true, y_pred, weight in batches:
+            values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=from_logits)
+            counts = weight * ((y_true != 0) if masked else 1.0)
+            total, count = total + (values * counts).sum(), count + counts.sum()
+            state = metric.stateless_update_state(state, y_true, y_pred, weight if weighted else None)
+        return metric.stateless_result(state), jax.numpy.exp(total / count)
+
+    compare(both, batches, check=functools.partial(np.testing.assert_allclose, rtol=1e-4))
 
 
 def test_every_metric_of_keras_is_there_with_its_names(keras):

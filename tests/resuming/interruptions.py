@@ -29,8 +29,8 @@ from keras_dist.checkpoint import Stored
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.errors import CheckpointWarning
 from tests import forks, layouts
-from tests.networks import blobs
-from tests.resuming.program import BATCH_SIZE, LOSS, digest, network
+from tests.networks import LOSS, blobs
+from tests.resuming.program import BATCH_SIZE, digest, network
 
 X, Y = blobs(50)
 EPOCHS = 3

@@ -25,13 +25,12 @@ from keras_dist import callbacks, layers
 from keras_dist.checkpoint.snapshot import Snapshot
 from keras_dist.errors import CheckpointWarning
 from tests import layouts
-from tests.networks import CLASSES, FEATURES, HIDDEN, Noisy, blobs
+from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, Noisy, blobs
 
 X, Y = blobs(45)
 WEIGHTS = np.linspace(0.5, 1.5, 45).astype(np.float32)
 BATCH_SIZE = 10
 EPOCHS = 3
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Batches(kd.utils.PyDataset):

@@ -11,11 +11,10 @@ import keras_dist as kd
 from keras_dist import callbacks, checkpoint, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
-from tests.networks import CLASSES, FEATURES, HIDDEN, blobs
-from tests.soak import ROUNDS
+from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
+from tests.soak import LARGE
 
 X, Y = blobs(30)  # three batches: what these tests cost is their saves
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 EPOCHS = 3
 
 
@@ -188,7 +187,7 @@ def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []
     is_short = kind in ("arrays in parts", "iterable in parts")  # one pass over three batches
-    way = WAY if kind == "arrays" or (ROUNDS and not is_short) else WAY[2:]
+    way = WAY if kind == "arrays" or (LARGE and not is_short) else WAY[2:]
     for index, (where, count) in enumerate(way):
         model = network(where, 7 + index)
         hook = ("batch", count) if count else (None, 0)
@@ -275,7 +274,7 @@ def memory_of(watching, folder, model, history):
 def uninterrupted(tmp_path_factory, network):
     folder = tmp_path_factory.mktemp("uninterrupted")
     model, watching = network("data=2,model=4"), watchers(folder / "seen")
-    _, history = life(model, folder / "backup", validated, watching=watching.values(), epochs=9)
+    _, history = life(model, folder / "backup", validated, watching=watching.values(), save_freq=10**6, epochs=9)
     memory = memory_of(watching, folder / "seen", model, history)
     assert 3 < len(memory["epochs"]) < 9 and memory["rate"] < 0.005 and len(memory["files"]) > 1
     return memory
@@ -289,7 +288,7 @@ def uninterrupted(tmp_path_factory, network):
         ("epoch", [("batch", 5), ("epoch end", 2), ("epoch begin", 2)]),
         (1, [("epoch end", 2), ("test", 1), ("epoch begin", 2)]),
         (3, [("test", 1), ("batch", 7)]),
-    ][: None if ROUNDS else 2],
+    ][: None if LARGE else 2],
     ids=lambda value: str(value) if not isinstance(value, list) else " ".join(hook for hook, _ in value),
 )
 def test_callbacks_remember(interruptions, save_freq, uninterrupted, network, tmp_path):

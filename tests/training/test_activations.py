@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from tests import by_hand
+from tests import by_hand, layouts
 from tests.networks import Plain, Stack, TwoInputs, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 LOSS = by_hand.cross_entropy
 X, Y = blobs(32)
@@ -21,8 +21,7 @@ P = jax.sharding.PartitionSpec
 def built(rules, factory: Any = Plain, strict=False, mesh="data=2,model=4"):
     layout_map = kd.LayoutMap(kd.DeviceMesh(mesh))
     layout_map.update(rules)
-    with kd.ModelParallel(layout_map, strict=strict).scope():
-        model = kd.Model.from_nnx(factory, seed=0)
+    model = layouts.model_on(kd.ModelParallel(layout_map, strict=strict), factory)
     model.compile("sgd", loss=LOSS)
     return model
 
@@ -78,7 +77,7 @@ class TestApplied:
     @pytest.mark.soak
     def test_a_batch_that_the_axis_does_not_divide_is_exact_too(self):
         model = built({"d1/output": (("data", "model"), None), "input/x": ("model", None)}, strict=True)
-        for rows in (1, 5, 13) if ROUNDS else (5,):
+        for rows in (1, 5, 13) if LARGE else (5,):
             expected = by_hand.predict(model.module, X[:rows])
             np.testing.assert_allclose(model.predict(X[:rows], verbose=0), expected, atol=1e-5)
             exponentials = np.exp(expected)

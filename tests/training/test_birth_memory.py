@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from tests import forks
-from tests.soak import ROUNDS
+from tests.soak import LARGE
 
 PROGRAM = """
 import json, sys
@@ -42,8 +42,8 @@ for leaf in jax.tree.leaves(model._session.cell.state.slots):
 print(json.dumps({"rise": rise, "slots": per_device}))
 """
 
-SIZE = 4096 if ROUNDS else 2048
-BYTES = 16 * 4 * SIZE**2  # 1 GiB in `make soak`
+SIZE = 4096 if LARGE else 2048
+BYTES = 16 * 4 * SIZE**2  # 1 GiB if `LARGE`
 pytestmark = pytest.mark.soak
 
 

@@ -5,7 +5,8 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from tests.soak import ROUNDS
+from tests import layouts
+from tests.soak import ROUNDS, crossed
 from tests.training.collectives import collectives_in, collectives_of, of_kind
 
 ROWS, WIDTH, HIDDEN = 16, 64, 128
@@ -106,9 +107,11 @@ def test_two_blocks_with_data_parallelism_add_one_gradient_reduction():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("mesh", ["data=2,model=4", *["data=1,model=8", "data=4,model=2"] * bool(ROUNDS)])
-@pytest.mark.parametrize("rows", [ROWS, ROWS - 3])
-def test_no_step_gathers_a_whole_sharded_weight(mesh, rows):
+@pytest.mark.parametrize(
+    ("rows", "mesh"),
+    crossed([ROWS, ROWS - 3], ["data=2,model=4", *["data=1,model=8", "data=4,model=2"] * bool(ROUNDS)]),
+)
+def test_no_step_gathers_a_whole_sharded_weight(rows, mesh):
     found = train_step_collectives(megatron(mesh), TwoBlocks, X[:rows])
     gathered = [shape for shapes in of_kind(found, "all-gather") for shape in shapes]
     assert not {(WIDTH, HIDDEN), (HIDDEN, WIDTH)} & set(gathered)
@@ -119,8 +122,7 @@ def test_no_step_gathers_a_whole_sharded_weight(mesh, rows):
 def test_predict_evaluate_and_fit_gather_no_weights(mesh):
     rules = kd.LayoutMap(kd.DeviceMesh(mesh))
     rules[".*kernel"] = (None, "model")
-    with kd.ModelParallel(rules, "data").scope():
-        model = kd.Model.from_nnx(Head, seed=0)
+    model = layouts.model_on(kd.ModelParallel(rules, "data"), Head)
     model.compile("sgd", "mse")
     x, y = X[:8], np.zeros((8, 4 * WIDTH), "float32")
     for run in (

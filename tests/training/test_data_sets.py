@@ -14,21 +14,21 @@ from keras_dist.data.recognition import source_of
 from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts
-from tests.networks import Plain, TwoInputs
-from tests.soak import ROUNDS
+from tests.networks import LOSS, Plain, TwoInputs
+from tests.soak import LARGE, ROUNDS
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
-from tests.training.trained import LOSS, Trained, W, X, Y, assert_same
+from tests.training.trained import Trained, W, X, Y, assert_same
 
 MESHES = ["data=4,model=2", *["one device", "data=8,model=1", "data=2,model=4"] * bool(ROUNDS)]
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[:1])
 def noisy(request: pytest.FixtureRequest) -> Trained:
     """With Dropout and statistics of batches."""
     return Trained(request.param, steps_per_execution=1)
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=MESHES if LARGE else MESHES[-1:])
 def in_twos(request: pytest.FixtureRequest) -> Trained:
     """Two steps in one execution."""
     return Trained(request.param, steps_per_execution=2)
@@ -85,8 +85,7 @@ class TestSameNumbers:
         def loss(y_true: Any, y_pred: Any) -> Any:
             return kd.losses.MeanSquaredError()(y_true, y_pred["sum"] + y_pred["parts"][0])
 
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(TwoInputs, seed=0)
+        model = layouts.model_on("one device", TwoInputs)
         model.compile("sgd", loss=loss, steps_per_execution=1)
         x, y = {"b": X[:, :2], "a": X}, X[:, :3]
         expected, rows = model.evaluate(x, y, batch_size=8, verbose=0), model.predict(x, batch_size=8, verbose=0)

@@ -11,15 +11,14 @@ from flax import nnx
 import keras_dist as kd
 from keras_dist.errors import EquivalenceError, ModelError
 from tests import layouts
-from tests.networks import Noisy, Plain, TwoInputs, blobs
+from tests.networks import LOSS, Noisy, Plain, TwoInputs, blobs
+from tests.soak import ROUNDS
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH = blobs(30)
-SAME_RULES = ["one device", "data=2,model=4", "fully data=8"]
 
 
-def distributions(names=SAME_RULES[:2]):
-    return [layouts.on(name) for name in names]
+def distributions():
+    return [layouts.on(name) for name in ("one device", "data=2,model=4")]
 
 
 def current_mesh():
@@ -27,12 +26,15 @@ def current_mesh():
     return current.device_mesh.size
 
 
+@pytest.mark.soak
 def test_an_honest_model_passes_and_the_report_says_how_near():
     kd.set_distribution(kd.DataParallel())
-    report = kd.check_equivalence(Noisy, BATCH, LOSS, distributions(SAME_RULES), seed=3)
+    names = layouts.ALL if ROUNDS else ["one device", "data=2,model=4"]
+    compared = [layouts.on(name) for name in names]
+    report = kd.check_equivalence(Noisy, BATCH, LOSS, compared, seed=3)
     assert kd.distribution.distribution() == kd.DataParallel(), "the current one stays"
-    assert report.distributions == tuple(distributions(SAME_RULES))
-    assert len(report.losses) == 3
+    assert report.distributions == tuple(compared)
+    assert len(report.losses) == len(compared)
     np.testing.assert_allclose(report.losses, report.losses[0], atol=1e-5)
     assert 0 <= report.largest_gradient_difference <= 1e-5
     model = kd.Model.from_nnx(Noisy, seed=3)

@@ -12,15 +12,16 @@ from flax import nnx
 from jax.core import Tracer
 
 import keras_dist as kd
+from keras_dist import _jax
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import compiled, executions, placement
 from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
-from tests.networks import Plain, blobs
-from tests.soak import ROUNDS
-from tests.training.trained import LOSS, Trained, assert_same
+from tests.networks import LOSS, Plain, blobs
+from tests.soak import LARGE, ROUNDS, crossed
+from tests.training.trained import Trained, assert_same
 
 X, Y = blobs(107)  # 13 batches of 8 and one of 3
 OPTIONS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "shuffle": True, "seed": 0}
@@ -81,7 +82,7 @@ def run_of(trained: Trained, **options: Any) -> tuple[dict[str, Any], list[np.nd
     ]
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module")
 def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """A mesh, and what single steps give on it."""
     return request.param, run_of(Trained(request.param, optimizer="adam", steps_per_execution=1))
@@ -91,7 +92,9 @@ def single(request: pytest.FixtureRequest) -> tuple[str, Any]:
 class TestSameNumbers:
     """Bit for bit, with Dropout, BatchNorm, shuffling and a shorter last batch."""
 
-    @pytest.mark.parametrize("steps", [4, 50, *[2, 13] * bool(ROUNDS)])
+    @pytest.mark.parametrize(
+        ("single", "steps"), crossed(MESHES, [4, *[50] * bool(ROUNDS), *[2, 13] * LARGE]), indirect=["single"]
+    )
     def test_a_fixed_number_of_steps(self, single, steps, monkeypatch):
         name, expected = single
         trained = Trained(name, optimizer="adam", steps_per_execution=steps)
@@ -99,6 +102,7 @@ class TestSameNumbers:
         monkeypatch.setattr(executions, "RESIDENT_BYTES", 0)
         assert_same(run_of(trained), expected)
 
+    @pytest.mark.parametrize("single", MESHES if LARGE else MESHES[-1:], indirect=True)
     def test_as_many_as_fit_finds_fast_and_single_ones_that_somebody_watches(self, single, monkeypatch):
         name, expected = single
         trained, watch = Trained(name, optimizer="adam", steps_per_execution="auto"), Looks()
@@ -170,7 +174,11 @@ class TestPrograms:
             model.train_on_batch(X[:rows], Y[:rows])
         with pytest.warns(kd.errors.RecompileWarning) as warned:
             model.train_on_batch(X[:5], Y[:5])
-        for part in ("3. shape of batch: x float32(5, 8), y int32(5,)", "drop_remainder=True", "kd.data.pad_batch("):
+        for part in (
+            "3 shapes of batch so far, the last one: x float32(5, 8), y int32(5,)",
+            "drop_remainder=True",
+            "kd.data.pad_batch(",
+        ):
             assert part in str(warned[0].message)
         model.train_on_batch(X[:5], Y[:5])
 
@@ -184,8 +192,7 @@ class TestPrograms:
 
     def test_many_shapes_of_many_data_sets_are_warned_of_once(self, monkeypatch):
         monkeypatch.setattr(compiled, "MANY_SHAPES", 4)
-        with layouts.one_device().scope():
-            model = kd.Model.from_nnx(Plain, seed=0)
+        model = layouts.model_on("one device", Plain)
         for rows in range(1, 4):
             model.predict(X[:rows], verbose=0)
         with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 4 shapes .*: x float32\(4, 8\)"):
@@ -309,6 +316,39 @@ class TestResident:
             lengths.clear()
             trained.fit(X[:40], Y[:40], batch_size=8)
             assert lengths == {5}
+        more_than_an_epoch = Trained("one device", Plain, steps_per_execution=50)
+        more_than_an_epoch.fit(X[:40], Y[:40], batch_size=8)
+        assert int(more_than_an_epoch.model.state.step) == lengths.pop() == 5
+
+    def test_a_fixed_number_of_steps_must_earn_it_too(self, monkeypatch):
+        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
+        trained = Trained("one device", Plain, steps_per_execution=2, metrics=[])
+        together = compiled_together(monkeypatch)
+        trained.model.fit(X[:43], Y[:43], batch_size=8, verbose=0)  # two stacks, a batch, and a shorter one
+        kinds = sorted(key[2] for key in trained.model._session.trainer._compiled._programs if key[0] == "train")
+        assert kinds == ["single", "single", "stacked"]
+        assert together == [3]
+
+    def test_only_the_epochs_that_are_left_count(self, monkeypatch):
+        asked = []
+
+        def feed(self: Any, mode: str, examples: Any, epochs: int = 1, *args: Any, **options: Any) -> Any:
+            asked.append((mode, epochs))
+            return found(self, mode, examples, epochs, *args, **options)
+
+        found = placement.Placement.feed
+        monkeypatch.setattr(placement.Placement, "feed", feed)
+
+        class Resume(kd.callbacks.Callback):
+            def on_train_begin(self, logs: Any = None) -> None:
+                trainer = self.model._session.trainer
+                trainer.continue_from(trainer.progress.at_epoch(9))
+
+        model = Trained("one device", Plain, steps_per_execution="auto", metrics=[]).model
+        options = {"epochs": 10, "validation_data": (X[:8], Y[:8]), "validation_freq": 5, "verbose": 0}
+        model.fit(X[:8], Y[:8], batch_size=8, **options)
+        model.fit(X[:8], Y[:8], batch_size=8, **options, callbacks=[Resume()])
+        assert asked == [("train", 10), ("test", 2), ("train", 1), ("test", 1)]
 
     @pytest.mark.parametrize("offset", range(4))
     def test_what_is_written_to_an_array_afterwards_does_not_count(self, auto, offset):
@@ -334,6 +374,27 @@ class TestResident:
         assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
 
 
+def compiled_together(monkeypatch: Any) -> list[int]:
+    """How many programs are compiled at the same time, each time that some are."""
+    counts: list[int] = []
+
+    def count(programs: Any, together: Any = _jax.compile_together) -> Any:
+        programs = list(programs)
+        counts.append(len(programs))
+        return together(programs)
+
+    monkeypatch.setattr(_jax, "compile_together", count)
+    return counts
+
+
+def test_the_shorter_last_batch_of_predict_is_compiled_with_the_others(monkeypatch):
+    with layouts.one_device().scope():
+        model = kd.Model.from_nnx(Plain, seed=0)
+    together = compiled_together(monkeypatch)
+    assert model.predict(X[:19], batch_size=8, verbose=0).shape[0] == 19
+    assert together == [2]
+
+
 def test_only_many_small_batches_are_stacked():
     small = ArraySource(np.zeros((executions.MANY_BATCHES, 4), np.float32))
     assert stack_of(small, 1, epochs=1) == executions.MAX_STACK
@@ -346,10 +407,14 @@ def test_only_many_small_batches_are_stacked():
 
 class TestOptions:
     def test_operation_by_operation_gives_the_same(self):
-        found = []
+        model = layouts.model_on("data=4,model=2", lambda rngs: nnx.Linear(8, 4, rngs=rngs), {})
+        initial, found = model.get_weights(), []
         for options in ({}, {"run_eagerly": True}, {"jit_compile": False}):
-            model = Trained("data=4,model=2", Plain, metrics=[], **options).model
-            found.append([model.train_on_batch(X[:6], Y[:6]), *model.predict(X[:6], verbose=0)])
+            model.set_weights(initial)
+            model.compile("sgd", loss="mse", **options)
+            found.append(
+                [model.train_on_batch(X[:6], X[:6, :4]), *model.get_weights(), *model.predict(X[:6], verbose=0)]
+            )
         for values in found[1:]:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), values, found[0])
 
@@ -417,7 +482,7 @@ class TestOptions:
         ids=str,
     )
     def test_others_are_refused(self, options):
-        model = kd.Model.from_nnx(Plain, seed=0)
+        model = layouts.plain_on("one device")
         (name,) = options
         with pytest.raises(kd.errors.ModelError, match=f"`{name}`") as caught:
             model.compile("sgd", loss=LOSS, **options)

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from tests import forks, processes
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS
 
-STEPS = 2000 if ROUNDS else 300
+STEPS = 2000 if LARGE else 300
 
 PROGRAM = f"""
 import os, sys

@@ -14,7 +14,7 @@ from keras_dist import metrics
 from keras_dist.metrics.variable import replaced
 from tests import layouts
 from tests.networks import FEATURES, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS
 
 MESHES = ["data=2,model=4", *["one device", "data=8,model=1"] * bool(ROUNDS)]
 ROWS = 43
@@ -53,20 +53,24 @@ class Range(metrics.Metric):
 
 
 def made() -> list[metrics.Metric]:
-    return [
-        metrics.CategoricalAccuracy(),
+    """One of each kind of state; in `make soak` others of a kind, too."""
+    more = [
         metrics.TopKCategoricalAccuracy(2),
-        metrics.AUC(),
         metrics.AUC(curve="PR", multi_label=True, num_thresholds=20, name="pr"),
-        metrics.Precision(thresholds=[0.2, 0.5]),
         metrics.Recall(class_id=1),
         metrics.F1Score("macro"),
-        metrics.F1Score(threshold=0.3, name="f1"),
         metrics.SensitivityAtSpecificity(0.5, 30),
         metrics.RootMeanSquaredError(),
+        metrics.CategoricalCrossentropy(),
+    ]
+    return [
+        metrics.CategoricalAccuracy(),
+        *more * bool(ROUNDS),
+        metrics.AUC(num_thresholds=20),
+        metrics.Precision(thresholds=[0.2, 0.5]),
+        metrics.F1Score(threshold=0.3, name="f1"),
         metrics.R2Score(num_regressors=2),
         metrics.OneHotMeanIoU(4),
-        metrics.CategoricalCrossentropy(),
         metrics.PearsonCorrelation(),
         SumOfRows("sum_of_rows"),
         Range(),
@@ -74,8 +78,7 @@ def made() -> list[metrics.Metric]:
 
 
 def compiled(name: str) -> kd.Model:
-    with layouts.on(name, {}).scope():
-        model = kd.Model.from_nnx(Echo, seed=0)
+    model = layouts.model_on(name, Echo, {})
     model.compile("sgd", "categorical_crossentropy", metrics=made())
     return model
 
@@ -106,12 +109,12 @@ def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", MESHES if LARGE else MESHES[:1])
 def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
     model = compiled(name)
     found = model.evaluate(P, ONE_HOT, batch_size=16, verbose=0, return_dict=True)  # the last batch has 11 rows
     close(found, whole(ROWS))
-    assert list(found)[:3] == ["loss", "categorical_accuracy", "top_k_categorical_accuracy"]
+    assert list(found)[:2] == ["loss", "categorical_accuracy"]
     assert list(found)[-3:] == ["sum_of_rows", "high", "low"]
     assert all(type(value) is float for key, value in found.items() if key not in ("f1", "precision"))
     assert found["f1"].shape == (4,) and found["precision"].shape == (2,)
@@ -126,8 +129,7 @@ def test_metrics_of_fit_and_evaluate_are_those_of_all_rows(name):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MESHES)
 def test_weighted_metrics_see_weights_and_others_do_not(name):
-    with layouts.on(name, {}).scope():
-        model = kd.Model.from_nnx(Echo, seed=0)
+    model = layouts.model_on(name, Echo, {})
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mae", metrics.Precision()])
     found = model.evaluate(P, ONE_HOT, batch_size=16, sample_weight=WEIGHT, verbose=0, return_dict=True)
     errors = np.abs(ONE_HOT - P).mean(-1)
@@ -149,11 +151,10 @@ class TwoHeads(nnx.Module):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", MESHES if LARGE else MESHES[-1:])
 def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):
     size = X.sum(-1)
-    with layouts.on(name, {".*/kernel": (None, None)}).scope():
-        model = kd.Model.from_nnx(TwoHeads, seed=0)
+    model = layouts.model_on(name, TwoHeads, {".*/kernel": (None, None)})
     model.compile(
         "adam",
         loss={"kind": kd.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},

@@ -1,5 +1,7 @@
 """Modules of all kinds train on a 2x4 mesh as on one device."""
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from tests import layouts
+from tests.networks import LOSS
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES = RANDOM.normal(size=(16, 6, 16)).astype("float32")
@@ -28,11 +32,22 @@ class Transformer(nnx.Module):
         return x + self.down(nnx.gelu(self.up(x)))
 
 
+class FeedForward(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(16, rngs=rngs)
+        self.up = nnx.Linear(16, 64, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.down = nnx.Linear(64, 16, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.down(self.drop(nnx.gelu(self.up(self.norm(x)))))
+
+
 class Scanned(nnx.Module):
     """Blocks whose arrays are stacked, and whose activations are computed again on the way back."""
 
     def __init__(self, rngs):
-        self.blocks = nnx.split_rngs(splits=2)(nnx.vmap(Transformer, in_axes=(0,), out_axes=0))(rngs)
+        self.blocks = nnx.split_rngs(splits=2)(nnx.vmap(FeedForward, in_axes=(0,), out_axes=0))(rngs)
 
     def __call__(self, x):
         block_again = nnx.remat(lambda block, x: block(x))
@@ -115,20 +130,26 @@ ZOO = {
 }
 
 
-def epoch_losses(distribution, factory, x, y, options):
-    loss = kd.losses.SparseCategoricalCrossentropy(from_logits=True) if y is TOKENS else "mse"
-    with distribution.scope():
-        model = kd.Model.from_nnx(factory, seed=1, **options)
+def epoch_losses(distribution, name):
+    factory, x, y, _, options = ZOO[name]
+    loss = LOSS if y is TOKENS else "mse"
+    model = layouts.model_on(distribution, factory, seed=1, **options)
     model.compile("adam", loss)
     return model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
 
 
+@functools.cache
+def alone_losses(factory):
+    name = next(name for name, row in ZOO.items() if row[0] is factory)
+    return epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), name)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_trains_as_on_one_device(name):
-    factory, x, y, rules, options = ZOO[name]
+    factory, _, _, rules, _ = ZOO[name]
     layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
     layout_map.update(rules)
-    sharded = epoch_losses(kd.ModelParallel(layout_map, "data", strict=True), factory, x, y, options)
-    alone = epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), factory, x, y, options)
+    sharded = epoch_losses(kd.ModelParallel(layout_map, "data", strict=True), name)
+    alone = alone_losses(factory)
     np.testing.assert_allclose(sharded, alone, rtol=1e-5)
     assert alone[1] < alone[0]

@@ -12,7 +12,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import by_hand, layouts
 from tests.networks import Noisy, Plain, blobs
-from tests.soak import ROUNDS
+from tests.soak import LARGE, ROUNDS
 
 X, Y = blobs(96)
 
@@ -44,6 +44,8 @@ CHAINS = {
 
 
 FULLY = "clipped", "adafactor", "MultiSteps"
+ONLY_IN_SOAK = "adam", "frozen part", "ema", "polyak"
+"""Others among them have slots, labels and arguments of the same kind."""
 
 
 @functools.cache
@@ -67,18 +69,18 @@ class Losses(kd.callbacks.Callback):
         self.totals.append(logs["loss"] * (batch + 1))
 
 
+CHOSEN = ONLY_IN_SOAK if ROUNDS else [name for name in CHAINS if name not in FULLY + ONLY_IN_SOAK]
+RUNS = [
+    *((name, "data=2,model=4") for name in CHAINS if LARGE or name in CHOSEN),
+    *((name, "fully data=8") for name in FULLY),
+]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *((name, "data=2,model=4") for name in CHAINS if ROUNDS or name not in FULLY),
-        *((name, "fully data=8") for name in FULLY),
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), RUNS)
 def test_fit_takes_the_steps_of_a_loop_by_hand(name, layout):
     losses, values = expected(name)
-    with layouts.on(layout).scope():
-        model = kd.Model.from_nnx(Plain, seed=4)
+    model = layouts.plain_on(layout, seed=4)
     model.compile(CHAINS[name](), loss=by_hand.cross_entropy)
     recorded = Losses()
     model.fit(X, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[recorded])
@@ -104,8 +106,7 @@ def assert_all_live_where_planned(model):
 def test_statistics_and_dropout_are_carried_as_by_hand():
     module: Any = Noisy(nnx.Rngs(4))
     losses = by_hand.train(module, optax.sgd(0.1), by_hand.batches_in_order(32, X, Y) * 2)
-    with layouts.on("data=4,model=2").scope():
-        model = kd.Model.from_nnx(Noisy, seed=4)
+    model = layouts.model_on("data=4,model=2", Noisy, seed=4)
     model.compile(optax.sgd(0.1), loss=by_hand.cross_entropy)
     recorded = Losses()
     model.fit(X, Y, batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[recorded])
@@ -129,8 +130,7 @@ class TestZero1:
 
     @staticmethod
     def trained(**options):
-        with kd.DataParallel(**options).scope():
-            model = kd.Model.from_nnx(Noisy, seed=4)
+        model = layouts.model_on(kd.DataParallel(**options), Noisy, seed=4)
         model.compile("adam", loss=by_hand.cross_entropy)
         history = model.fit(X, Y, batch_size=24, epochs=2, verbose=0).history["loss"]
         return model, history

@@ -7,13 +7,8 @@ import pytest
 
 import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, Plain, blobs
-from tests.soak import ROUNDS
-
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-MESHES = layouts.ALL[1:] if ROUNDS else ["data=8,model=1", "data=2,model=4", "fully data=2,model=4"]
+from tests.networks import LOSS, Noisy, Plain, blobs, values_of
+from tests.soak import crossed
 
 
 @functools.cache
@@ -25,12 +20,12 @@ def train(factory, name):
     """Initial values, history and final values of three epochs. Validated only without zero gradients."""
     with layouts.on(name).scope():
         model = kd.Model.from_nnx(factory, seed=7)
-        initial = {v.path: v.numpy() for v in model.variables}
+        initial = values_of(model)
         model.compile("adam", loss=LOSS, metrics=["accuracy"])
         model.optimizer.learning_rate = 0.01
         validation = blobs(40, seed=1) if factory is Plain else None
         history = model.fit(*blobs(160), batch_size=40, epochs=3, verbose=0, validation_data=validation)
-    return initial, history.history, {v.path: v.numpy() for v in model.variables}
+    return initial, history.history, values_of(model)
 
 
 def as_bytes(values):
@@ -38,8 +33,7 @@ def as_bytes(values):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MESHES)
-@pytest.mark.parametrize("factory", [Noisy, Plain])
+@pytest.mark.parametrize(("factory", "name"), crossed([Noisy, Plain], layouts.ALL[1:]))
 def test_initial_weights_are_bitwise_equal_and_training_losses_agree(factory, name):
     expected_initial, expected, expected_final = trained(factory, "one device")
     initial, found, final = trained(factory, name)

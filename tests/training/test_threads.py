@@ -1,5 +1,7 @@
 """One training at a time: other threads may look, callbacks may train."""
 
+import gc
+import itertools
 import pathlib
 import threading
 from typing import Any
@@ -8,19 +10,14 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import ModelError
+from keras_dist.training import state_cell
+from keras_dist.training.state_cell import SharedLock
 from tests import layouts
-from tests.networks import Plain, blobs
+from tests.networks import LOSS, Plain, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(40)
-
-
-@pytest.fixture
-def model():
-    model = kd.Model.from_nnx(Plain, seed=0)
-    model.compile("adam", loss=LOSS)
-    return model
 
 
 class During(kd.callbacks.Callback):
@@ -63,7 +60,7 @@ def test_a_second_training_in_another_thread_is_refused(model, method):
     assert isinstance(second.result, ModelError) and "training in another thread" in str(second.result)
     assert second.result.given and second.result.expected and second.result.fix
     assert int(model.state.step) == 5
-    assert np.isfinite(in_a_thread(lambda: model.train_on_batch(X, Y)))
+    assert np.isfinite(in_a_thread(lambda: model.train_on_batch(X, Y))).all()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +101,9 @@ def test_other_threads_read_while_one_trains(model):
 
 
 @pytest.mark.parametrize("method", ["compile", "redistribute"])
-def test_what_changes_the_steps_is_refused_while_fit_runs(model, method):
+def test_what_changes_the_steps_is_refused_while_fit_runs(method):
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("adam", loss=LOSS)
     actions = {
         "compile": lambda: model.compile("sgd", loss=LOSS),
         "redistribute": lambda: model.redistribute(layouts.on("fully data=8")),
@@ -155,7 +154,7 @@ class TestSaving:
 
     def test_steps_wait_until_the_arrays_are_copied(self, model, manager, monkeypatch):
         model.train_on_batch(X, Y)
-        cell, begin, was_free = model._born().cell, kd.checkpoint.Snapshot.begin, []
+        cell, begin, was_free = model._with_weights().cell, kd.checkpoint.Snapshot.begin, []
 
         def begin_and_look(snapshot, place):
             was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
@@ -191,8 +190,8 @@ class TestSaving:
             assert int(stored.arrays_below("step")[""]) == stored.step
 
 
-def test_linking_models_waits_for_a_thread_that_reads_one_of_them(model):
-    cell, other = model._born().cell, kd.Model.from_nnx(Plain, seed=1)._born().cell
+def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
+    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
     reads, ends, links = threading.Event(), threading.Event(), threading.Event()
 
     def read():
@@ -215,3 +214,50 @@ def test_linking_models_waits_for_a_thread_that_reads_one_of_them(model):
     for thread in threads:
         thread.join(10)
     assert links.is_set() and not any(thread.is_alive() for thread in threads)
+
+
+def test_each_of_many_linked_models_copies_what_was_written_last_once(monkeypatch):
+    cells = [kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(6)]
+    for cell, other in itertools.combinations(cells, 2):
+        cell.link(other, {0: 0})
+    copies = []
+    monkeypatch.setattr(state_cell, "place_copy", lambda *given: copies.append(given) or place_copy(*given))
+    cells[3].write_all({0: np.full_like(cells[3].leaves()[0], 7)})
+    copies.clear()
+    assert all((np.array(cell.leaves()[0]) == 7).all() for cell in cells)
+    assert len(copies) == 5
+    assert all(cell.shares(cell.plan.rows[0].path, cells[0], cells[0].plan.rows[0].path) for cell in cells)
+
+
+def test_what_a_linked_model_wrote_outlives_it():
+    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
+    cell.link(other, {0: 0})
+    other.write_all({0: np.full_like(other.leaves()[0], 7)})
+    del other
+    gc.collect()
+    assert (np.array(cell.leaves()[0]) == 7).all()
+
+
+def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_follow_them():
+    cell, other, third = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(3))
+    cell.link(other, {0: 0})
+    waits = threading.Event()
+
+    class Told(SharedLock):
+        def __enter__(self) -> None:
+            waits.set()
+            super().__enter__()
+
+    reader = threading.Thread(target=lambda: cell.arrays)
+    lock, told = cell.lock, Told()
+    with lock:
+        other.write_all({0: np.full_like(other.leaves()[0], 7)})
+        told._lock, cell.lock = lock._lock, told
+        reader.start()
+        assert waits.wait(10)
+        seen = np.array(cell.leaves()[0])
+        cell.link(third, {1: 1})
+    reader.join(10)
+    third.write_all({1: np.full_like(third.leaves()[1], 5)})
+    assert (seen == 7).all()
+    assert (np.array(cell.leaves()[1]) == 5).all()

@@ -5,11 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-import keras_dist as kd
 from tests import layouts
-from tests.networks import Noisy, blobs
+from tests.networks import LOSS, Noisy, blobs
 
-LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = blobs(43)  # five batches of 8 and one of 3
 W = np.random.default_rng(3).uniform(0, 2, 43).astype("f4")
 
@@ -18,8 +16,7 @@ class Trained:
     """A model that can begin anew, so that its programs are compiled once."""
 
     def __init__(self, name: str, factory: Any = Noisy, optimizer: Any = "sgd", **options: Any) -> None:
-        with layouts.on(name).scope():
-            self.model = kd.Model.from_nnx(factory, seed=0)
+        self.model = layouts.model_on(name, factory)
         self.model.compile(optimizer, **{"loss": LOSS, "metrics": ["accuracy"]} | options)
         if optimizer == "sgd":
             self.model.optimizer.learning_rate = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._sources import name_sources
+from keras_dist._docstrings import complete_docstrings
 from keras_dist.optimizers.schedules.cosine import CosineDecay as CosineDecay
 from keras_dist.optimizers.schedules.cosine import CosineDecayRestarts as CosineDecayRestarts
 from keras_dist.optimizers.schedules.decay import ExponentialDecay as ExponentialDecay
@@ -53,4 +53,4 @@ __all__ = [
     for name, value in vars().items()
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]  # pyright: ignore[reportUnsupportedDunderAll]
-name_sources(vars())
+complete_docstrings(vars())

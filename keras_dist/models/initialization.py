@@ -1,4 +1,4 @@
-"""The birth of a model's weights: from layers, which describe them, to arrays, sharded as planned."""
+"""The creation of a model's weights: from layers, which describe them, to arrays, sharded as planned."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 Check = Callable[[Sequence[VariableSpec]], None]
 
-_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check_of_births", default=lambda specs: None)
+_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check_of_weights", default=lambda specs: None)
 
 
 @contextlib.contextmanager
-def births_checked(check: Check) -> Iterator[None]:
-    """Call `check(specs)` before weights of models of layers are born in this context, also inside of other models."""
+def weights_checked(check: Check) -> Iterator[None]:
+    """Call `check(specs)` before weights of models of layers are created in this context."""
     before = _check.set(check)
     try:
         yield
@@ -57,35 +57,35 @@ def births_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def born(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-    """The session of a model, whose weights are born now, if need be.
+def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    """The session of a model, whose weights are created now, if need be.
 
     Args:
         model: the model.
-        args: the arguments of its call, or some of them; the weights are born for inputs like these.
+        args: the arguments of its call, or some of them; the weights are created for inputs like these.
         kwargs: its arguments by name.
 
     Raises:
-        ModelError: the weights are not born, and it is not known what the inputs are.
+        ModelError: the weights are not created, and it is not known what the inputs are.
     """
     check_not_forked()
     if model._session is not None:
         return model._session
     if model._graph is not None:
-        return model._give_birth((model._graph.inputs,), {})
+        return model._create_weights((model._graph.inputs,), {})
     args = () if args and args[0] is None else args
     if not jax.tree.leaves((args, kwargs)):
         raise ModelError(
-            f"the weights of model {model.name!r} are not born yet: it has seen no input",
+            f"the weights of model {model.name!r} do not exist yet: it has seen no input",
             given=f"a {type(model).__name__} without Input",
             expected="a model that knows its input",
             fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
         )
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
-    return model._give_birth(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
+    return model._create_weights(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
 
 
-def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
     """Create the weights of a model of layers, and compile it, if `compile` was called.
 
     Args:
@@ -104,7 +104,7 @@ def give_birth(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     chosen = current_distribution() if record.made_under is None else record.made_under
     record.session = _session_of_layers(model, (args, kwargs), random.current_seed(), chosen)
     record.made_under = chosen
-    record.born_for = args[0] if len(args) == 1 and not kwargs else None
+    record.built_for = args[0] if len(args) == 1 and not kwargs else None
     if record.choices is not None:
         record.session.compile(record.choices)
     return record.session
@@ -147,7 +147,7 @@ def _init(plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int) -> P
 def _session_of_layers(
     model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
 ) -> Session:
-    """The session of a model whose weights are born here, for a call with these arguments."""
+    """The session of a model whose weights are created here, for a call with these arguments."""
     chosen = chosen or _distribution_of_shared(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
