@@ -14,6 +14,7 @@ from keras_dist.errors import ClusterError, shorten
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
 PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+HANG_TIMEOUT_VARIABLE = "KERAS_DISTRIBUTION_HANG_TIMEOUT_S"
 TF_CONFIG_VARIABLE = "TF_CONFIG"
 
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:1234", "host2:2345"]}, "task": {"type": "worker", "index": 0}}'
@@ -61,9 +62,9 @@ class JobArguments:
         if job_addresses is None:
             job_addresses = environ.get(ADDRESSES_VARIABLE)
         if num_processes is None:
-            num_processes = _integer_variable(NUM_PROCESSES_VARIABLE, environ)
+            num_processes = integer_variable(NUM_PROCESSES_VARIABLE, environ)
         if process_id is None:
-            process_id = _integer_variable(PROCESS_ID_VARIABLE, environ)
+            process_id = integer_variable(PROCESS_ID_VARIABLE, environ)
         if None in (job_addresses, num_processes, process_id) and TF_CONFIG_VARIABLE in environ:
             described = _tf_config(environ[TF_CONFIG_VARIABLE])
             if described is not None:
@@ -75,7 +76,8 @@ class JobArguments:
         return cls(_coordinator(job_addresses, num_processes), num_processes, process_id)
 
 
-def _integer_variable(name: str, environ: Mapping[str, str]) -> int | None:
+def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
+    """The integer in an environment variable; None where it is not set."""
     text = environ.get(name)
     if text is None:
         return None

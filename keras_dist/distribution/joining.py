@@ -21,7 +21,7 @@ from keras_dist._coordination_service import CoordinationService
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist.distribution import liveness
-from keras_dist.distribution.job_arguments import JobArguments
+from keras_dist.distribution.job_arguments import HANG_TIMEOUT_VARIABLE, JobArguments, integer_variable
 from keras_dist.errors import ClusterError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -77,6 +77,8 @@ def initialize(
     }
     for name, value in timeouts.items():
         check_number(name, value, low=1, error=ClusterError)
+    if hang_timeout_s is None:
+        hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)

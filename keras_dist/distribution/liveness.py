@@ -12,6 +12,7 @@ import dataclasses
 import faulthandler
 import json
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import NoReturn
 import jax
 
 from keras_dist import _jax
+from keras_dist._environment import PROGRESS_VARIABLE
 from keras_dist.errors import shorten
 
 EXIT_RESTART = 75
@@ -110,8 +112,8 @@ def failures_told() -> Iterator[None]:
             raise
 
 
-def note_save(what: str) -> None:
-    """Note what the job can go on from."""
+def note_save(what: str | None) -> None:
+    """Note what the job goes on from when it is started again; None where it does not."""
     if _current is not None:
         _current.saved = what
 
@@ -127,7 +129,7 @@ class Liveness:
     Attributes:
         process: the index of this process.
         processes: how many there are.
-        saved: what was saved last, to tell the user.
+        saved: what the job goes on from when it is started again; None where it does not.
     """
 
     def __init__(self, heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None) -> None:
@@ -140,6 +142,8 @@ class Liveness:
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._hang_timeout_s = hang_timeout_s
         self._last_step: float | None = None  # None while no steps run
+        self._first_step: float | None = None  # by the clock on the wall
+        self._told = ""
         self.saved: str | None = None
 
     def start(self) -> None:
@@ -176,6 +180,8 @@ class Liveness:
     def note_step(self) -> None:
         """Note that this process makes progress."""
         self._last_step = time.monotonic()
+        if self._first_step is None:
+            self._first_step = time.time()
 
     def explain(self) -> None:
         """Wait until it is known who has died, which ends this process. Returns where all live."""
@@ -220,6 +226,7 @@ class Liveness:
                 return  # the coordinator is gone, and JAX ends this process
             self._look(beats, time.monotonic())
             self._look_at_steps(time.monotonic())
+            self._tell_launcher()
 
     def _look(self, beats: list[tuple[int, Beat]], now: float) -> None:
         for process, beat in beats:
@@ -232,6 +239,16 @@ class Liveness:
             if beat.state == RUNNING and now - since >= self._timeout_s:
                 self._end(f"process {process} of {self.processes} has died or hangs: silent for {now - since:.0f} s")
 
+    def _tell_launcher(self) -> None:
+        """Write what is saved, and since when steps go on, where the launcher of the first process reads it."""
+        place = os.environ.get(PROGRESS_VARIABLE)
+        told = json.dumps({"saved": self.saved, "step_since": self._first_step or 0.0})
+        if place is not None and self.process == 0 and told != self._told:
+            draft = pathlib.Path(f"{place}.draft")
+            draft.write_text(told)
+            draft.replace(place)
+            self._told = told
+
     def _look_at_steps(self, now: float) -> None:
         since = self._last_step
         if self._hang_timeout_s is not None and since is not None and now - since > self._hang_timeout_s:
@@ -241,8 +258,8 @@ class Liveness:
             self._end(f"it hangs: {hangs}")
 
     def _end(self, what: str) -> NoReturn:
-        saved = "nothing is saved" if self.saved is None else f"{self.saved} is saved"
-        sys.stderr.write(f"keras_dist: process {self.process} ends, because {what}; {saved}; start the job again\n")
+        advice = "nothing is saved" if self.saved is None else f"saved: {self.saved}; start the job again"
+        sys.stderr.write(f"keras_dist: process {self.process} ends, because {what}; {advice}\n")
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1 if self.saved is None else EXIT_RESTART)
