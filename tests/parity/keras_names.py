@@ -30,7 +30,7 @@ This file is written by `python -m tests.parity.keras_names`; the tests fail whe
 
 ## What is different everywhere
 
-**Arrays.** Weights are born sharded, under the distribution that is set when they are made, and a model keeps it.
+**Arrays.** Weights are created sharded, under the distribution that is set when they are made, and a model keeps it.
 Until then layers are descriptions; afterwards `layer.kernel` and `model.weights` are handles on the model's arrays.
 Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend:
 `jax.numpy` takes the place of `keras.ops`. Steps are compiled, unless `compile` gets `run_eagerly=True` or
