@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,77 @@ def configured_cpu_devices() -> int:
 def job_client() -> Any:
     """Return the client of JAX's distributed runtime; None without `initialize`."""
     return distributed.global_state.client
+
+
+def coordinator_address() -> str | None:
+    """Return the address of the job's coordinator; None without `initialize`."""
+    return distributed.global_state.coordinator_address
+
+
+def place_in_job() -> tuple[int, int]:
+    """Return the index of this process and the number of processes, as `initialize` was told them."""
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def join_job(
+    arguments: Mapping[str, Any],
+    start_service: Callable[[str, int, Mapping[str, Any]], Any],
+    before_connecting: Callable[[str, int, int], None],
+) -> None:
+    """Call `jax.distributed.initialize`, with a coordination service and time-outs that raise of our own.
+
+    Args:
+        arguments: those of `jax.distributed.initialize`.
+        start_service: called in the first process with the coordinator's address, the number of processes and further
+            options of jaxlib's service; returns an object with `shutdown()`.
+        before_connecting: called with the coordinator's address, the index of this process and their number.
+
+    Raises:
+        RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
+    """
+    state, runtime = distributed.global_state, vars(distributed)["_jax"]
+
+    def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
+        bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
+        return start_service(bound or address, processes, options)
+
+    def client(address: str, process: int, **options: Any) -> Any:
+        before_connecting(address, process, state.num_processes)
+        # Any callback turns a time-out into an exception. Without one, jaxlib aborts the process.
+        return runtime.get_distributed_runtime_client(
+            address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
+        )
+
+    standing_in = types.SimpleNamespace(
+        get_distributed_runtime_service=service,
+        get_distributed_runtime_client=client,
+        create_preemption_sync_manager=runtime.create_preemption_sync_manager,
+    )
+    distributed._jax = standing_in  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        jax.distributed.initialize(**arguments)
+    except BaseException:
+        if state.service is not None:
+            state.service.shutdown()
+        for name in ("service", "client", "preemption_sync_manager", "coordinator_address"):
+            setattr(state, name, None)
+        state.process_id, state.num_processes = 0, 1
+        raise
+    finally:
+        distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
+
+
+def leave_job() -> None:
+    """Close the connection to the coordinator, without waiting for other processes."""
+    jax.distributed.shutdown()
+
+
+def abandon_job() -> Any:
+    """Keep JAX from ending the coordination service at exit, which would abort the others. Keep what it returns."""
+    state = distributed.global_state
+    kept = state.service, state.client, state.preemption_sync_manager
+    state.service = state.client = state.preemption_sync_manager = None
+    return kept
 
 
 def has_preemption_service() -> bool:

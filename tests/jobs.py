@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 import keras_dist as kd
 from keras_dist import data
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.errors import DataError
 
 CONTIGUOUS = {count: [device * count // 8 for device in range(8)] for count in (1, 2, 4, 8)}
@@ -30,9 +30,9 @@ def sharding_on(mesh, batch="data"):
 
 def be(monkeypatch, processes, index):
     """Let this be process `index` of a fake job, whose devices belong to these processes, by their numbers."""
-    monkeypatch.setattr(cluster, "num_processes", lambda: len(set(processes)))
-    monkeypatch.setattr(cluster, "process_id", lambda: index)
-    monkeypatch.setattr(cluster, "process_of", place_of(processes))
+    monkeypatch.setattr(job, "process_count", lambda: len(set(processes)))
+    monkeypatch.setattr(job, "process_index", lambda: index)
+    monkeypatch.setattr(job, "process_of", place_of(processes))
 
 
 @st.composite

@@ -10,7 +10,8 @@ from keras_dist._arguments import check_int, check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution.cluster import print_message
+from keras_dist.distribution import liveness
+from keras_dist.distribution.job import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 
@@ -101,6 +102,7 @@ class BackupAndRestore(Callback):
         manager = CheckpointManager(self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous)
         self._manager = manager
         stored = manager.newest()
+        liveness.note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
             print_message(f"BackupAndRestore: going on with {stored.folder}")
@@ -140,6 +142,7 @@ class BackupAndRestore(Callback):
             return
         if error is None and self.delete_checkpoint:
             manager.delete()
+            liveness.note_save(None)
             return
         try:
             manager.close(wait=not isinstance(error, KeyboardInterrupt), error=error)

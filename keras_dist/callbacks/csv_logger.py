@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_dist._arguments import argument_error, check_path
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.cluster import is_first_process
+from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
 
@@ -59,12 +59,12 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Make the file, or empty it."""
         self._columns = None
-        if is_first_process():
+        if is_chief():
             self._write("a" if self.append else "w", "")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write a row."""
-        if not is_first_process():
+        if not is_chief():
             return
         values = dict(logs or {})
         if self._columns is None:
@@ -82,7 +82,7 @@ class CSVLogger(Callback):
 
     def get_state(self) -> dict[str, Any]:
         """Return the columns and the file, which is small."""
-        if not is_first_process():
+        if not is_chief():
             return {"columns": self._columns, "text": ""}
         with open(self.filename, newline="") as file:
             return {"columns": self._columns, "text": file.read()}
@@ -90,7 +90,7 @@ class CSVLogger(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the file as it was after the epochs that are done."""
         self._columns = state["columns"]
-        if is_first_process():
+        if is_chief():
             self._write("w", state["text"])
 
     def _write(self, mode: str, text: str) -> None:

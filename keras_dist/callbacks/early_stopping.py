@@ -8,7 +8,7 @@ from keras_dist import _jax
 from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.monitor_callback import MonitorCallback
-from keras_dist.distribution.cluster import print_message
+from keras_dist.distribution.job import print_message
 
 
 class EarlyStopping(MonitorCallback):

@@ -10,7 +10,7 @@ import numpy as np
 from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
-from keras_dist.distribution.cluster import print_message
+from keras_dist.distribution.job import print_message
 from keras_dist.errors import ModelError, shorten
 
 

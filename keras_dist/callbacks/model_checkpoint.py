@@ -12,7 +12,7 @@ import numpy as np
 from keras_dist._arguments import check_int, check_number
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.monitor_callback import MonitorCallback
-from keras_dist.distribution.cluster import print_message
+from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 

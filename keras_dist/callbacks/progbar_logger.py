@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.distribution.cluster import is_first_process
+from keras_dist.distribution.job import is_chief
 
 _BAR_WIDTH = 20
 _SECONDS_BETWEEN_UPDATES = 0.1
@@ -106,7 +106,7 @@ class ProgbarLogger(Callback):
         self._seen = 0
         self._started = self._updated = time.monotonic()
         self._first = self._last = None
-        if self._verbose == 1 and self._console.is_interactive and is_first_process():
+        if self._verbose == 1 and self._console.is_interactive and is_chief():
             self._progress = Progress(
                 MofNCompleteColumn(),
                 BarColumn(_BAR_WIDTH),
@@ -155,7 +155,7 @@ class ProgbarLogger(Callback):
         return (self._seen - steps) / max(now - since, 1e-9)
 
     def _print(self, line: str) -> None:
-        if self._verbose and is_first_process():
+        if self._verbose and is_chief():
             self._console.print(line)
 
     def _stop(self) -> None:

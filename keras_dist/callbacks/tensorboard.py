@@ -17,7 +17,7 @@ from keras_dist._extras import import_extra
 from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
-from keras_dist.distribution.cluster import is_first_process
+from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError
 
 _TRAIN, _VALIDATION = "train", "validation"
@@ -91,7 +91,7 @@ class TensorBoard(Callback):
         self._epoch = -1
         self._is_training = True
         self._has_profiled = False
-        if self.write_graph and is_first_process():
+        if self.write_graph and is_chief():
             table = "\n".join(f"    {line}" for line in str(self.model.layout_plan).splitlines())
             self._writer(_TRAIN).add_text("layout", table, 0)
 
@@ -108,7 +108,7 @@ class TensorBoard(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write logs and weights."""
-        if is_first_process():
+        if is_chief():
             self._write_epoch(epoch, logs)
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             self._write_weights(epoch)
@@ -132,7 +132,7 @@ class TensorBoard(Callback):
         """Start the profile at its first step."""
         step = self._steps_before_epoch + batch + 1
         is_time = 0 < self._first_profiled <= step and not self._has_profiled
-        if is_time and is_first_process():
+        if is_time and is_chief():
             self._has_profiled = True
             jax.profiler.start_trace(os.path.join(self.log_dir, _TRAIN))
             self._is_profiling = True
@@ -141,7 +141,7 @@ class TensorBoard(Callback):
         """Write the logs if they are due, and end the profile after its last step."""
         before, self._steps = self._steps, self._steps_before_epoch + batch + 1
         is_time = self.update_freq and before // self.update_freq < self._steps // self.update_freq
-        if is_time and is_first_process():
+        if is_time and is_chief():
             self._write(_TRAIN, "batch_{}", logs or {}, self._steps)
         if self._is_profiling and self._steps >= self._last_profiled:
             dict(logs or {})  # waits for the step
@@ -149,7 +149,7 @@ class TensorBoard(Callback):
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Write the logs of an evaluation."""
-        if is_first_process():
+        if is_chief():
             self._write(_VALIDATION, "evaluation_{}_vs_iterations", logs or {}, self._steps)
             if not self._is_training:
                 self._close()
@@ -172,7 +172,7 @@ class TensorBoard(Callback):
             if jnp.issubdtype(weight.dtype, jnp.floating):
                 values = weight.numpy().astype(np.float32)  # in all processes: each may hold a part
                 finite = values[np.isfinite(values)]
-                if finite.size and is_first_process():
+                if finite.size and is_chief():
                     self._writer(_TRAIN).add_histogram(f"{weight.path}/histogram", finite, epoch)
 
     def _end_profile(self) -> None:

@@ -17,6 +17,7 @@ from keras_dist._arguments import check_int, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
+from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.drafts import place_of
@@ -374,6 +375,7 @@ class _Writer:
         def run() -> None:
             try:
                 finish()
+                liveness.note_save(str(path))
                 then()
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error

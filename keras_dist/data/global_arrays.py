@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_dist import _paths
 from keras_dist._types import PyTree
-from keras_dist.distribution import TensorLayout, cluster
+from keras_dist.distribution import TensorLayout, job
 from keras_dist.distribution.process_rows import Portion, process_rows, wrong_rows
 from keras_dist.errors import DataError, shorten
 
@@ -69,7 +69,7 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
         last = first + stop - start - 1
         if len(positions) <= last or (positions[first], positions[last]) != (start, stop - 1):
             rows, handed = np.arange(start, stop), {"a batch": array.shape[dim]}
-            raise wrong_rows(handed, rows, portion.padded, cluster.process_id())
+            raise wrong_rows(handed, rows, portion.padded, job.process_index())
         return array[(*index[:dim], slice(first, last + 1), *index[dim + 1 :])]
 
     shape = (*array.shape[:dim], portion.padded, *array.shape[dim + 1 :])

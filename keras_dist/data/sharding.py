@@ -15,7 +15,7 @@ from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import check_batch_size
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.distribution.process_rows import (
     BatchLayout,
     ProcessOf,
@@ -72,15 +72,15 @@ def replica_group(
         DataError: the process has no device in the mesh; processes share some of their rows, but not all; or a job of
             several processes has no distribution.
     """
-    process_index = cluster.process_id() if process_index is None else process_index
+    process_index = job.process_index() if process_index is None else process_index
     layout = distribution() if layout is None else layout
     if layout is not None:
         return replica_group_of(layout, process_index, process_of)
-    if cluster.num_processes() == 1:
+    if job.process_count() == 1:
         return ReplicaGroup.numbered(1, 0)
     raise DataError(
         "no distribution says which rows each process owns",
-        given=f"{cluster.num_processes()} processes, no distribution",
+        given=f"{job.process_count()} processes, no distribution",
         expected="a distribution over the devices of the job",
         fix="set_distribution(DataParallel()), or give num_groups and group_index",
     )

@@ -1,10 +1,11 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist.distribution.cluster import initialize, num_processes, process_id
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
+from keras_dist.distribution.job import Cluster, cluster, is_chief, process_count, process_index
+from keras_dist.distribution.joining import initialize
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh
@@ -14,6 +15,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, distribution, register_strategy, set_distribution
 
 __all__ = [
+    "Cluster",
     "DataParallel",
     "DeviceMesh",
     "Distribution",
@@ -22,15 +24,29 @@ __all__ = [
     "LayoutPlan",
     "ModelParallel",
     "TensorLayout",
+    "cluster",
     "distribute_tensor",
     "distribution",
     "get_device_count",
     "initialize",
+    "is_chief",
     "list_devices",
-    "num_processes",
-    "process_id",
+    "process_count",
+    "process_index",
     "register_strategy",
     "set_distribution",
     "use_cpu_devices",
 ]
-complete_docstrings(vars(), ours=("LayoutPlan", "num_processes", "process_id", "register_strategy", "use_cpu_devices"))
+complete_docstrings(
+    vars(),
+    ours=(
+        "Cluster",
+        "LayoutPlan",
+        "cluster",
+        "is_chief",
+        "process_count",
+        "process_index",
+        "register_strategy",
+        "use_cpu_devices",
+    ),
+)

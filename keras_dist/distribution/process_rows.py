@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from keras_dist._arguments import is_int
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist._types import Device
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.errors import DataError, shorten
 
@@ -37,7 +35,7 @@ ProcessOf = Callable[[Device], int]
 
 def process_of_device(device: Device) -> int:
     """Return the process of a device of the job."""
-    return cluster.process_of(device)
+    return job.process_of(device)
 
 
 def process_rows(
@@ -72,7 +70,7 @@ def process_rows(
     """
     sharding = sharding_of_rows(layout)
     check_divides(global_rows, shards_of(sharding))
-    process_index = cluster.process_id() if process_index is None else process_index
+    process_index = job.process_index() if process_index is None else process_index
     spans = {
         index.indices(global_rows)
         for device, (index,) in sharding.devices_indices_map((global_rows,)).items()
@@ -130,7 +128,7 @@ def check_process_rows(
     Raises:
         DataError: it owns another number of rows, or none at all.
     """
-    process_index = cluster.process_id() if process_index is None else process_index
+    process_index = job.process_index() if process_index is None else process_index
     owned = process_rows(layout, global_rows, process_index, process_of)
     if not local_rows == len(owned) > 0:
         raise wrong_rows({name: local_rows}, owned, global_rows, process_index)
@@ -358,31 +356,13 @@ class Share:
             )
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
-    def check_agreement(self, sizes: Mapping[str, int | None], shuffle_key: tuple[int, ...] | None) -> None:
-        """Check that all processes iterate over their data in the same way. All processes of the mesh must call it."""
-        values = {name: -1 if size is None else size for name, size in sizes.items()}
-        if not self.is_own:
-            values["order of the rows"] = zlib.crc32(repr(shuffle_key).encode())
-        devices = {device for layout in self.layouts for device in sharding_of_rows(layout).device_set}
-        if len({self.process_of(device) for device in devices}) != cluster.num_processes():
-            return  # to ask the others takes all processes of the job
-        table = np.asarray(multihost_utils.process_allgather(np.array(list(values.values())).astype(np.int32)))
-        others = {name: column for name, column in zip(values, table.T, strict=True) if (column != column[0]).any()}
-        if others:
-            raise DataError(
-                "the processes of the job do not go through their data alike",
-                given="; ".join(f"{name}: {', '.join(map(str, column))}" for name, column in others.items()),
-                expected="the same in every process",
-                fix="give all processes the same arguments; keras_dist.initialize() gives them one seed",
-            )
-
     @functools.cached_property
     def _known(self) -> dict[int, np.ndarray]:
         return {}
 
     @property
     def _process(self) -> int:
-        return cluster.process_id() if self.process_index is None else self.process_index
+        return job.process_index() if self.process_index is None else self.process_index
 
     @functools.cached_property
     def _parts(self) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from keras_dist import _jax, errors
-from keras_dist.distribution import cluster
-from keras_dist.errors import ClusterError, KerasDistError, shorten
+from keras_dist.distribution import job, liveness
+from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, shorten
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Rendezvous:
 
     def __init__(self, about: str = "meet the others", client: Any = None) -> None:
         # asked for now: in a thread that is there longer than JAX's backend, the answer would be a new backend
-        self.process, self.processes = cluster.process_id(), cluster.num_processes()
+        self.process, self.processes = job.process_index(), job.process_count()
         self._about = about
         self._client = client
         self._place = f"keras_dist/{next(_numbers)}"
@@ -75,6 +75,7 @@ class Rendezvous:
         """
         if self.processes == 1:
             return [action()]
+        liveness.go_on()
         value, error = None, None
         try:
             value = action()
@@ -166,7 +167,7 @@ class Rendezvous:
             if not reasons and time.monotonic() <= end:
                 continue
             waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
-            raise ClusterError(
+            raise ProcessAbsentError(
                 f"process {process} of the job does not come: {self._about}",
                 given=reasons[0].decode(errors="replace") if reasons else waited,
                 expected="all processes save and restore at the same points of the program",

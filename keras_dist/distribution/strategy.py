@@ -18,7 +18,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, PyTreeDef
-from keras_dist.distribution import cluster, lint
+from keras_dist.distribution import job, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
@@ -67,8 +67,8 @@ class Distribution:
         if batch_dim_name is not None:
             self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
         self.auto_shard_dataset = auto_shard_dataset
-        self._num_processes = cluster.num_processes()
-        self._process_id = cluster.process_id()
+        self._num_processes = job.process_count()
+        self._process_id = job.process_index()
         self._is_multi_process = self._num_processes > 1
 
     @classmethod

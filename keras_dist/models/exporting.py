@@ -15,8 +15,8 @@ from keras_dist import _jax
 from keras_dist._arguments import check_option, check_path
 from keras_dist._types import PyTree
 from keras_dist.data.conversion import check_batch_size
-from keras_dist.distribution.cluster import print_message
 from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten

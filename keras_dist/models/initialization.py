@@ -16,9 +16,10 @@ from flax import nnx
 from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.agreement import check_agreement, facts_of_plan
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.plan import Row
+from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
@@ -134,7 +135,13 @@ def session_of_module(
         )
     graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, trainable))
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    return Session(StateCell(graph, plan, plan.init(init, np.uint32(seed))), call, distribution, seed)
+    return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed)
+
+
+def _init(plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int) -> PyTree:
+    """The initial state, after all processes have agreed on what it is."""
+    check_agreement("create weights", plan.mesh, lambda: facts_of_plan(plan, seed))
+    return plan.init(init, np.uint32(seed))
 
 
 def _session_of_layers(
@@ -182,7 +189,7 @@ def _session_of_layers(
     with told_of_one_device(chosen):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    cell = StateCell(graph, plan, plan.init(init, np.uint32(seed)))
+    cell = StateCell(graph, plan, _init(plan, init, seed))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:
         indices = {parts: index for index, parts in enumerate(graph.parts)}

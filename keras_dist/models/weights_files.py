@@ -21,7 +21,7 @@ from keras_dist._arguments import check_number
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import RECORD
 from keras_dist.distribution import lint
-from keras_dist.distribution.cluster import is_first_process
+from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
@@ -98,7 +98,7 @@ def save_weights(
     with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
 
         def write(number: int) -> None:
-            if is_first_process():
+            if is_chief():
                 writer.write(number, fetched(groups[number], lambda name: handles[name].numpy()))
             else:
                 for name in groups[number]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 
 Leave = Callable[[int], None]
 """Called between two steps with the number of the signal that came; it may raise."""
@@ -59,7 +59,7 @@ class _Notes:
         Where somebody wants to leave well, all processes of a job do so after the same step, whichever got the signal.
         """
         if self.leave is not None and not self._is_leaving():
-            if cluster.num_processes() > 1 and not self._is_time_for_all():
+            if job.process_count() > 1 and not self._is_time_for_all():
                 return
             if self._presses:
                 leave, self.leave = self.leave, None
@@ -71,7 +71,7 @@ class _Notes:
         if self._presses and not self._is_told:
             self._is_told = True
             os.kill(os.getpid(), signal.SIGTERM)  # JAX has the handler, which tells all processes
-        if not cluster.reached_preemption_point():
+        if not job.reached_preemption_point():
             return False
         if not self._presses:
             self._presses, self._signal = 1, signal.SIGTERM
@@ -104,7 +104,7 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
     if not _is_main_thread():
         yield lambda: None
         return
-    if cluster.num_processes() > 1 and not (_has_default(signal.SIGTERM) and cluster.has_preemption_points()):
+    if job.process_count() > 1 and not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
         leave = None  # the others cannot be told, and one process alone cannot leave well
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Notes):
@@ -139,7 +139,7 @@ def _leaving(notes: _Notes, leave: Leave | None) -> Iterator[None]:
         return
     before, outer = notes.leave, signal.getsignal(signal.SIGTERM)
     notes.leave = leave
-    is_ours = _has_default(signal.SIGTERM) and cluster.num_processes() == 1  # else JAX has a handler, unseen by Python
+    is_ours = _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has a hidden one
     if is_ours:
         signal.signal(signal.SIGTERM, notes)
     try:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from keras_dist._types import PyTree
+from keras_dist.distribution import liveness
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 
@@ -109,6 +110,7 @@ def run_steps(
     def finish_oldest() -> None:
         steps, rows, result, signal, started = waiting.popleft()
         signal.block_until_ready()
+        liveness.note_step()
         timer.finished(started, steps)
         if collect is not None:
             collect(rows, result)

@@ -90,8 +90,6 @@ class Placement:
     def stream(self, examples: Examples, stack: int = 1, shuffle_key: tuple[int, ...] | None = None) -> StreamFeed:
         """Return what brings this many batches at a time from the host."""
         ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
-        if share is not None:
-            share.check_agreement(examples.sizes, shuffle_key)
         return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
 
     def whole(self, source: ArraySource) -> Batch:

@@ -13,7 +13,7 @@ import numpy as np
 from keras_dist._types import PyTree
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.training.choices import StepOptions
@@ -195,7 +195,7 @@ class Run:
         cursor = self.progress.cursor
         if isinstance(self._examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
             # batches that are made before they are trained on are ahead; and each process has an iterator of its own
-            is_exact = self._options.prefetch <= MAX_IN_FLIGHT and cluster.num_processes() == 1
+            is_exact = self._options.prefetch <= MAX_IN_FLIGHT and job.process_count() == 1
             cursor = dataclasses.replace(cursor, source=self._examples.state() if is_exact else None)
         callbacks = self._hooks.get_state()
         return dataclasses.replace(self.progress, cursor=cursor, is_stopping=is_stopping, callbacks=callbacks)

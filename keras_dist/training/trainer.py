@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -16,6 +17,8 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.distribution import liveness
+from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_argument
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
@@ -91,6 +94,8 @@ class Trainer:
     ) -> Timing:
         """Train for the epochs, and tell how fast it went."""
         self._check_targets(examples.source)
+        order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else each has rows of its own
+        self._check_agreement("fit", examples, {"epochs": epochs, "order of the rows": order})
         self._compiled.forget_shapes("train")
         if validation is not None:
             self._check_measurable(validation.examples.source)
@@ -166,7 +171,8 @@ class Trainer:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            yield
+            with liveness.failures_told():
+                yield
         except BaseException as error:
             hooks.on_train_exit(error)
             raise
@@ -177,7 +183,7 @@ class Trainer:
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
-        with interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
     def _validation(
@@ -200,6 +206,7 @@ class Trainer:
     ) -> Callable[[Callable[[], None]], LazyLogs]:
         """What evaluates these examples once an epoch: its data is put in place once."""
         self._check_measurable(examples.source)
+        self._check_agreement("evaluate", examples)
         self._compiled.forget_shapes("test")
         feed = self._placement.feed("test", examples, epochs, one_by_one=hooks.sees_every_batch("test"))
         program = self._logged_step("test", lambda: self._placement.example(examples))
@@ -229,10 +236,11 @@ class Trainer:
     def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
         """The outputs for the examples, in order, on the host."""
         outputs: list[PyTree] = []
+        self._check_agreement("predict", examples)
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
-        with interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
@@ -278,6 +286,16 @@ class Trainer:
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
+
+    def _check_agreement(self, about: str, examples: Examples, further: Facts | None = None) -> None:
+        """Check that all processes of the job run the same steps on data of the same form."""
+
+        def facts() -> Facts:
+            arguments = (facts_of_argument(*argument) for argument in self._choices.arguments.items())
+            form = {"form of the data": getattr(examples.source, "form", None)}
+            return {**dict(collections.ChainMap(*map(dict, arguments))), **examples.sizes, **form, **(further or {})}
+
+        check_agreement(about, self._cell.mesh, facts)
 
     def _check_targets(self, source: Source) -> None:
         if self._choices.train_step is None:

@@ -1,7 +1,7 @@
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.errors import DistributionError, LayoutWarning
 from tests.distribution.shapes import axes_of, f32, variable
 
@@ -72,7 +72,7 @@ def test_activations_are_left_to_xla(flat: kd.DeviceMesh) -> None:
 
 
 def test_every_device_is_a_replica(flat: kd.DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "num_processes", lambda: 2)
+    monkeypatch.setattr(job, "process_count", lambda: 2)
     distribution = kd.DataParallel(flat)
     assert distribution.num_model_replicas == 8
     assert distribution.num_processes == 2

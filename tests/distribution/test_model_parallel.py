@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import cluster
+from keras_dist.distribution import job
 from keras_dist.errors import DistributionError, LayoutError
 from tests.distribution.shapes import model_parallel, variable
 
@@ -89,14 +89,14 @@ def test_a_layout_map_is_needed(layout_map: Any, words: str) -> None:
 
 
 def test_processes_divide_among_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "num_processes", lambda: 4)
+    monkeypatch.setattr(job, "process_count", lambda: 4)
     rules = kd.LayoutMap(kd.DeviceMesh((3, 2), ["data", "model"], [f"cpu:{index}" for index in range(6)]))
     with pytest.raises(DistributionError, match="`num_processes` must be divisible by `num_model_replicas`"):
         kd.ModelParallel(layout_map=rules, batch_dim_name="data", auto_shard_dataset=True)
 
 
 def test_replicas_are_the_shards_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "num_processes", lambda: 2)
+    monkeypatch.setattr(job, "process_count", lambda: 2)
     distribution = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=4,model=2")), "data")
     assert distribution.num_model_replicas == 4
     assert distribution.num_processes == 2

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_dist.distribution import cluster, rendezvous
+from keras_dist.distribution import job, rendezvous
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, ClusterError, KerasDistError
+from keras_dist.errors import CheckpointError, ClusterError, KerasDistError, ProcessAbsentError
 from tests.contracts.processes import run_fork
 
 PROCESSES = 3
@@ -69,8 +69,8 @@ def service():
 def run(monkeypatch, service):
     """Runs a function of a rendezvous and the number of the process in all processes; exceptions are returned."""
     here = threading.local()
-    monkeypatch.setattr(cluster, "num_processes", lambda: PROCESSES)
-    monkeypatch.setattr(cluster, "process_id", lambda: here.process)
+    monkeypatch.setattr(job, "process_count", lambda: PROCESSES)
+    monkeypatch.setattr(job, "process_index", lambda: here.process)
 
     def run(function, absent=()):
         monkeypatch.setattr(rendezvous, "_numbers", Numbers(here))
@@ -213,7 +213,7 @@ LISTENS = """
 import psutil, socket
 import jax
 import keras_dist as kd
-from keras_dist.distribution import cluster, rendezvous
+from keras_dist.distribution import job, rendezvous
 from keras_dist.errors import ClusterError
 
 with socket.socket() as probe:
@@ -224,9 +224,10 @@ try:
 except ClusterError as error:
     print("cannot listen" in str(error))
 kd.initialize(f"127.0.0.1:{port}", 1, 0)
-print({one.laddr.ip.removeprefix("::ffff:") for one in psutil.Process().net_connections() if one.laddr.port == port})
+service = psutil.Process().children()[0]
+print({one.laddr.ip.removeprefix("::ffff:") for one in service.net_connections() if one.status == "LISTEN"})
 
-cluster.num_processes = lambda: 2
+job.process_count = lambda: 2
 rendezvous._jax.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
 try:
     rendezvous.Rendezvous().each(lambda: None)
@@ -248,7 +249,7 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "TIMEOUT_S", 0)
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
-    assert [type(error) for error in found] == [ClusterError] * 2
+    assert [type(error) for error in found] == [ProcessAbsentError] * 2
     assert all("process 1 of the job does not come: a test" in str(error) for error in found)
 
 

@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import cluster, register_strategy
+from keras_dist.distribution import job, register_strategy
 from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError
 from tests.distribution.shapes import axes_of, f32
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
 
-def processes(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
+def pretend_to_be(monkeypatch: pytest.MonkeyPatch, count: int, index: int) -> None:
     """Let this be process `index` of a job of `count`."""
-    monkeypatch.setattr(cluster, "num_processes", lambda: count)
-    monkeypatch.setattr(cluster, "process_id", lambda: index)
+    monkeypatch.setattr(job, "process_count", lambda: count)
+    monkeypatch.setattr(job, "process_index", lambda: index)
 
 
 def test_the_base_class_leaves_variables_and_data_to_its_children(mesh: kd.DeviceMesh) -> None:
@@ -166,7 +166,7 @@ def test_one_process_reads_the_whole_data_set(dataset: Any) -> None:
 
 
 def test_without_auto_sharding_each_process_gets_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes(monkeypatch, 2, 0)
+    pretend_to_be(monkeypatch, 2, 0)
     dataset = SimpleNamespace()
     assert kd.DataParallel(auto_shard_dataset=False).distribute_dataset(dataset) is dataset
 

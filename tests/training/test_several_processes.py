@@ -8,7 +8,7 @@ SETUP = """
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.data import PyDataset
-from keras_dist.errors import DataError
+from keras_dist.errors import ClusterError, DataError
 
 names = kd.list_devices()
 alone = kd.DataParallel(devices=names[2 * process : 2 * process + 1])
@@ -86,8 +86,8 @@ check_same(history.values(), expected[:1])
 for rows, size in ((20 + process, 8), (20, 8 * (1 + process))):
     try:
         model.fit(X[:rows], Y[:rows], size, verbose=0)
-    except DataError as error:
-        assert "do not go through their data alike" in str(error), error
+    except ClusterError as error:
+        assert "do not run the same program" in str(error), error
     else:
         raise AssertionError("other rows or batches were not noticed")
 """

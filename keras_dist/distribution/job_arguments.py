@@ -1,0 +1,179 @@
+"""`JobArguments`: which processes form a job, and which of them this is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from keras_dist._arguments import check_int, check_optional
+from keras_dist.errors import ClusterError, shorten
+
+ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
+NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
+PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+HANG_TIMEOUT_VARIABLE = "KERAS_DISTRIBUTION_HANG_TIMEOUT_S"
+TF_CONFIG_VARIABLE = "TF_CONFIG"
+
+_TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:1234", "host2:2345"]}, "task": {"type": "worker", "index": 0}}'
+_LIMIT_CHARACTERS = 2**20  # of TF_CONFIG
+
+_REFUSED = {
+    "ps": (
+        "keras_dist has no parameter servers: all processes train, and hold shards of the variables themselves",
+        'list every process under "worker", and drop "ps"',
+    ),
+    "evaluator": (
+        "an evaluator is not part of a job: the others would wait for it in every step",
+        'drop "evaluator"; run model.evaluate on the checkpoints of the job in a program of its own',
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class JobArguments:
+    """The arguments of `initialize` after reading the environment; JAX detects what is None.
+
+    Attributes:
+        coordinator: `"host:port"` of the first process.
+        num_processes: how many processes there are.
+        process_id: the index of this one.
+    """
+
+    coordinator: str | None
+    num_processes: int | None
+    process_id: int | None
+
+    @classmethod
+    def resolve(
+        cls,
+        job_addresses: str | None,
+        num_processes: int | None,
+        process_id: int | None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> JobArguments:
+        """Take each value from the argument, else from its `KERAS_DISTRIBUTION_*` variable, else from `TF_CONFIG`.
+
+        Raises:
+            ClusterError: a value is malformed, or two contradict each other.
+        """
+        if job_addresses is None:
+            job_addresses = environ.get(ADDRESSES_VARIABLE)
+        if num_processes is None:
+            num_processes = integer_variable(NUM_PROCESSES_VARIABLE, environ)
+        if process_id is None:
+            process_id = integer_variable(PROCESS_ID_VARIABLE, environ)
+        if None in (job_addresses, num_processes, process_id) and TF_CONFIG_VARIABLE in environ:
+            described = _tf_config(environ[TF_CONFIG_VARIABLE])
+            if described is not None:
+                workers, index = described
+                job_addresses = ",".join(workers) if job_addresses is None else job_addresses
+                num_processes = len(workers) if num_processes is None else num_processes
+                process_id = index if process_id is None else process_id
+        _check_process_id(num_processes, process_id)
+        return cls(_coordinator(job_addresses, num_processes), num_processes, process_id)
+
+
+def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
+    """The integer in an environment variable; None where it is not set."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ClusterError(
+            f"environment variable {name} is not an integer",
+            given=f"{name}={text!r}",
+            expected="an integer such as 2",
+            fix=f"export {name}=2, or unset it and pass the argument to initialize()",
+        ) from None
+
+
+def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
+    for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
+        check_optional(check_int, name, value, low, error=ClusterError)
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise ClusterError(
+            "process_id is out of range",
+            given=f"process_id={process_id}, num_processes={num_processes}",
+            expected=f"0 <= process_id < {num_processes}",
+            fix="number the processes from 0",
+        )
+
+
+def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:
+    """The first of the addresses."""
+    if job_addresses is None:
+        return None
+    if not isinstance(job_addresses, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ClusterError(
+            "initialize: `job_addresses` is not a string",
+            given=f"job_addresses={job_addresses!r}",
+            expected='addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"',
+            fix='",".join(job_addresses)',
+        )
+    addresses = [address.strip() for address in job_addresses.split(",")]
+    if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
+        raise ClusterError(
+            f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
+            given=f"job_addresses={job_addresses!r}, num_processes={num_processes}",
+            expected="one address for each process, or only the coordinator's",
+            fix="list every process once, or drop all addresses but the first",
+        )
+    host, _, port = addresses[0].rpartition(":")
+    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
+        raise ClusterError(
+            "initialize: the coordinator's address has no port",
+            given=f"{addresses[0]!r}",
+            expected='"host:port", such as "10.0.0.1:1234"',
+            fix=f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine',
+        )
+    return addresses[0]
+
+
+def _tf_config(text: str) -> tuple[list[str], int] | None:
+    """The workers' addresses in `TF_CONFIG`, the chief's first, and the index of this one; None without a cluster.
+
+    Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
+    """
+
+    def mistake(summary: str, given: Any, expected: str, fix: str = "") -> ClusterError:
+        fix = fix or f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'"
+        return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), expected=expected, fix=fix)
+
+    try:
+        document = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise mistake("is not a JSON object", text, f"an object such as {_TF_CONFIG_EXAMPLE}")
+    document = cast(dict[str, Any], document)
+    cluster, task = cast(Any, document.get("cluster") or {}), document.get("task")
+    if not isinstance(cluster, dict):
+        raise mistake('"cluster" is not an object', cluster, "a list of addresses for each type of task")
+    cluster = cast(dict[str, Any], cluster)
+    kind = cast(dict[str, Any], task).get("type") if isinstance(task, dict) else None
+    for refused, (reason, fix) in _REFUSED.items():
+        if kind == refused or cluster.get(refused):
+            raise mistake(f'"{refused}" is not supported', document, reason, fix)
+    if not cluster:
+        return None
+    if unknown := sorted({*map(str, cluster)} - {"chief", "worker", *_REFUSED}):
+        raise mistake(f"unknown type of task {unknown[0]!r}", cluster, '"chief" and "worker"')
+    addresses = {name: cluster.get(name, []) for name in ("chief", "worker")}
+    for name, listed in addresses.items():
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in cast(list[Any], listed)):
+            raise mistake(f'"{name}" is not a list of addresses', listed, '["host1:1234", "host2:2345"]')
+    if len(addresses["chief"]) > 1:
+        raise mistake("has more than one chief", addresses["chief"], "one address, or none: the first worker is chief")
+    if not isinstance(task, dict) or kind not in addresses:
+        raise mistake('"task" does not say which process this is', task, '{"type": "worker", "index": 0}')
+    index = cast(dict[str, Any], task).get("index")
+    count = len(addresses[cast(str, kind)])
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        raise mistake(f'"index" of the {kind} is out of range', task, f"0 <= index < {count}")
+    workers = [*addresses["chief"], *addresses["worker"]]
+    return workers, index if kind == "chief" else index + len(addresses["chief"])

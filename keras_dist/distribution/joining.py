@@ -1,0 +1,264 @@
+"""`initialize`: join this process to its job, through JAX's distributed runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import jax
+
+from keras_dist import _jax, random
+from keras_dist._arguments import check_number, check_optional
+from keras_dist._coordination_service import CoordinationService
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist.distribution import liveness
+from keras_dist.distribution.job_arguments import HANG_TIMEOUT_VARIABLE, JobArguments, integer_variable
+from keras_dist.errors import ClusterError, shorten
+
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_REPORT_EVERY_S = 15.0
+_JOINED = "keras_dist/joined"
+_LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
+
+
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    initialization_timeout_s: float = 60,
+    heartbeat_timeout_s: float = 7,
+    shutdown_timeout_s: float = 30,
+    hang_timeout_s: float | None = None,
+) -> None:
+    """Join this process to its job. Call it before any computation.
+
+    Each value that is left out is read from its `KERAS_DISTRIBUTION_*` variable, then from `TF_CONFIG` as
+    `tf.distribute.MultiWorkerMirroredStrategy` has it, then from what JAX detects (Cloud TPU, Slurm, Open MPI,
+    Kubernetes). All processes then agree on one random seed. A process that waits for others says so on stderr every
+    15 seconds.
+
+    The coordinator listens on the address that it is given, and nowhere else. Anyone who can reach its port can end the
+    job, so use a private network. If the address is not the machine's own, or resolves to 127.0.0.1 there, set
+    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on.
+
+    Args:
+        job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
+            `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
+        num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
+        process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
+        initialization_timeout_s: seconds within which all processes must come.
+        heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
+        shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
+        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
+            stacks of all threads on stderr; compilation counts. None for never; variable
+            `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+
+    Raises:
+        ClusterError: this process has joined a job, or has started a JAX backend; the values are malformed or
+            contradict each other or those of another process; the coordinator cannot listen on its address or does not
+            answer; or a process does not come in time.
+
+    Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
+    """
+    timeouts = {
+        "initialization_timeout_s": initialization_timeout_s,
+        "heartbeat_timeout_s": heartbeat_timeout_s,
+        "shutdown_timeout_s": shutdown_timeout_s,
+    }
+    for name, value in timeouts.items():
+        check_number(name, value, low=1, error=ClusterError)
+    if hang_timeout_s is None:
+        hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
+    check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
+    _check_is_first_use()
+    given = JobArguments.resolve(job_addresses, num_processes, process_id)
+    end = time.monotonic() + initialization_timeout_s
+    services: list[CoordinationService] = []
+
+    def start_service(address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
+        _check_can_listen(address)
+        options = {**options, "cluster_register_timeout": _seconds_until(end)}
+        services.append(CoordinationService(address, processes, heartbeat_timeout_s + 5, options))
+        return services[0]
+
+    arguments = {
+        "coordinator_address": given.coordinator,
+        "num_processes": given.num_processes,
+        "process_id": given.process_id,
+        "initialization_timeout": _seconds_until(end),
+        "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
+        "shutdown_timeout_seconds": round(shutdown_timeout_s),
+    }
+    try:
+        _jax.join_job(arguments, start_service, functools.partial(_await_coordinator, end))
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, ClusterError):
+            raise
+        raise _join_error(given, error, services, initialization_timeout_s) from error
+    process, processes = _jax.place_in_job()
+    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
+    with _telling(f"process {process} of {processes} waits for what the others say about themselves"):
+        seed = _agree(_jax.job_client(), process, processes, end)
+    random.set_random_seed(seed)
+
+
+def _seconds_until(end: float) -> int:
+    return max(round(end - time.monotonic()), 1)
+
+
+def _check_is_first_use() -> None:
+    if _jax.job_client() is not None:
+        raise ClusterError(
+            "initialize: this process has joined a job already",
+            given="process {} of {}".format(*_jax.place_in_job()),
+            expected="one call for each process",
+            fix="remove the second call; also jax.distributed.initialize joins",
+        )
+    if _jax.backend_started():
+        raise ClusterError(
+            "initialize: JAX has started already, as a process of its own",
+            given=f"a {jax.default_backend()} backend with {jax.local_device_count()} devices",
+            expected="a call before any computation, and before jax.devices()",
+            fix="make keras_dist.initialize() the first line of the program after the imports",
+        )
+
+
+@contextlib.contextmanager
+def _telling(text: str) -> Generator[None]:
+    """Say on stderr, every 15 seconds, what is waited for."""
+    done = threading.Event()
+    begin = time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(_REPORT_EVERY_S):
+            sys.stderr.write(f"keras_dist: {text} since {time.monotonic() - begin:.0f} s\n")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=tell, name="keras_dist waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _await_coordinator(end: float, address: str, process: int, processes: int) -> None:
+    """Wait until something listens on the address.
+
+    Raises:
+        ClusterError: nothing has until the time is up.
+    """
+    host, _, port = address.rpartition(":")
+    reason: OSError | None = None
+    with _telling(f"process {process} of {processes} waits for the coordinator at {address}"):
+        while reason is None or time.monotonic() < end:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_seconds_until(end)).close()
+            except OSError as error:
+                reason = error
+                time.sleep(min(0.2, max(end - time.monotonic(), 0)))
+            else:
+                return
+    unknown = isinstance(reason, socket.gaierror)
+    raise ClusterError(
+        f"process {process} of {processes} cannot reach the coordinator at {address}",
+        given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
+        expected="process 0, started with the same address, within initialization_timeout_s",
+        fix="start process 0, on the machine with this address; look whether a firewall closes the port",
+    )
+
+
+def _join_error(
+    given: JobArguments, error: Exception, services: list[CoordinationService], timeout_s: float
+) -> ClusterError:
+    """The error for processes that did not all come, or for what JAX could not detect."""
+    if isinstance(error, ValueError):
+        return ClusterError(
+            "initialize: no cluster was given, and JAX detects none",
+            given=f"{given}: {error}",
+            expected="arguments, KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes",
+            fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0); or no call, in a program of one process',
+        )
+    missing = _missing(services)
+    who = f"process {', '.join(missing)}" if missing else "another process"
+    return ClusterError(
+        f"process {given.process_id} of {given.num_processes}: {who} did not come to the job",
+        given=f"coordinator {given.coordinator}, waited for {timeout_s:g} s",
+        expected=f"all {given.num_processes} processes, with the same addresses and their own process_id",
+        fix="look how the missing process ended, start all again; if they start slowly, raise initialization_timeout_s",
+    )
+
+
+def _missing(services: list[CoordinationService]) -> list[str]:
+    """The processes that have not come, from what the coordination service has logged."""
+    found = [re.search(r"Some timed out task names:\n((?:\d+\n)+)", service.log()) for service in services]
+    return [name for match in found if match is not None for name in match[1].split()]
+
+
+def _agree(client: Any, process: int, processes: int, end: float) -> int:
+    """Check that every process expects as many others, and that none has the index of another.
+
+    Returns:
+        The seed of the first process, for all.
+
+    Raises:
+        ClusterError: two differ.
+    """
+    mine = {"processes": processes, "seed": random.current_seed()}
+    try:
+        client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
+    except RuntimeError as error:
+        raise ClusterError(
+            f"process {process} of {processes} has joined already",
+            given=f"process_id={process}: {shorten(error)}",
+            expected="another process_id in each process",
+            fix="number the processes from 0, each once",
+        ) from error
+    seeds: list[int] = []
+    for other in range(processes):
+        try:
+            told = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
+            record = json.loads(told[:_LIMIT_CHARACTERS])
+            count = int(record["processes"])
+            seeds.append(random.check_seed(record["seed"]))
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            count, given = None, f"process {other} does not say how many there are: {shorten(error)}"
+        else:
+            given = f"num_processes={processes} in process {process}, {count} in process {other}"
+        if count != processes:
+            raise ClusterError(
+                "initialize: the processes of the job disagree about how many they are",
+                given=given,
+                expected="the same addresses and the same number of processes in each",
+                fix="start all processes with the same arguments",
+            )
+    return seeds[0]
+
+
+def _check_can_listen(address: str) -> None:
+    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise ClusterError(
+            "initialize: the coordinator cannot listen on its address",
+            given=f"{address!r}: {error}",
+            expected="an address of this machine, and a port that is free",
+            fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
+        ) from error

@@ -1,0 +1,117 @@
+"""`initialize` in real processes."""
+
+import json
+import re
+import socket
+
+import pytest
+
+import keras_dist as kd
+from keras_dist.distribution import joining
+from keras_dist.errors import ClusterError
+from tests.forks import Python
+from tests.processes import environment
+
+PROGRAM = """
+import json, sys, time
+begin = time.monotonic()
+import jax
+import keras_dist as kd
+options = json.loads(sys.argv[1])
+if "devices before" in options:
+    jax.devices()
+try:
+    kd.initialize(*options.get("arguments", ()), **options.get("named", {}))
+    if "twice" in options:
+        kd.initialize(*options["arguments"])
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error), time.monotonic() - begin]))
+else:
+    print(json.dumps([str(kd.distribution.cluster()), kd.distribution.is_chief(), kd.random.current_seed()]))
+"""
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def outcomes(*jobs, **variables):
+    """What each process printed last, and its errors; each is given options and may be given variables."""
+    started = [
+        Python("-c", PROGRAM, json.dumps(options), env=environment(1) | variables | options.pop("environ", {}))
+        for options in jobs
+    ]
+    ended = [process.outcome(60) for process in started]
+    assert [code for code, _, _ in ended] == [0] * len(ended), ended
+    return [json.loads(output.splitlines()[-1]) for _, output, _ in ended], [errors for _, _, errors in ended]
+
+
+def test_tf_config_makes_a_job(address):
+    cluster = {"worker": [address, "127.0.0.1:1"]}
+    configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(2)]
+    (first, second), _ = outcomes(*({"environ": {"TF_CONFIG": config}} for config in configs))
+    assert first[:2] == [f"process 0 of 2, coordinator {address}, 1 of 2 cpu devices", True]
+    assert second[:2] == [f"process 1 of 2, coordinator {address}, 1 of 2 cpu devices", False]
+    assert first[2] == second[2]  # one seed
+
+
+def test_once_and_before_jax_starts(address):
+    (twice, late), _ = outcomes(
+        {"arguments": [address, 1, 0], "twice": True}, {"arguments": [address, 1, 0], "devices before": True}
+    )
+    assert twice[0] == late[0] == "ClusterError"
+    assert "has joined a job already" in twice[1] and "process 0 of 1" in twice[1]
+    assert "JAX has started already" in late[1] and "first line" in late[1]
+
+
+def test_what_does_not_come_in_time_is_named(address):
+    soon = {"initialization_timeout_s": 3}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        (alone, nobody, unknown), errors = outcomes(
+            {"arguments": [address, 2, 0], "named": soon},
+            {"arguments": [f"127.0.0.1:{port}", 2, 1], "named": soon},
+            {"arguments": ["nowhere.invalid:1234", 2, 1], "named": soon},
+        )
+    assert "process 0 of 2: process 1 did not come to the job" in alone[1] and address in alone[1]
+    assert f"process 1 of 2 cannot reach the coordinator at 127.0.0.1:{port}" in nobody[1]
+    assert "unknown host" in unknown[1] and "nowhere.invalid:1234" in unknown[1]
+    assert all(kind == "ClusterError" and seconds < 15 for kind, _, seconds in (alone, nobody, unknown))
+    assert not any("Check failure" in text for text in errors)
+
+
+def test_all_expect_as_many_processes(address):
+    (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 3, 1]})
+    assert "num_processes=2 in process 0, 3 in process 1" in first[1]
+    assert "num_processes=3 in process 1, 2 in process 0" in second[1]
+
+
+def test_what_waits_says_so(capfd, monkeypatch):
+    monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
+    with pytest.raises(ClusterError):
+        joining._await_coordinator(joining.time.monotonic() + 0.3, "127.0.0.1:1", 1, 2)
+    said = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"keras_dist: process 1 of 2 waits for the coordinator at 127.0.0.1:1 since \d+ s", said[0])
+
+
+def test_the_coordinator_listens_on_its_own_address_alone(address):
+    with pytest.raises(ClusterError, match="cannot listen on its address"):
+        joining._check_can_listen("192.0.2.1:1234")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ClusterError, match="cannot listen on its address"):
+            joining._check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    "name", ["initialization_timeout_s", "heartbeat_timeout_s", "shutdown_timeout_s", "hang_timeout_s"]
+)
+@pytest.mark.parametrize("value", [0, -1, "10", True, float("inf")])
+def test_time_outs_are_positive(name, value):
+    with pytest.raises(ClusterError, match=name):
+        kd.initialize("127.0.0.1:1", 1, 0, **{name: value})

@@ -1,0 +1,146 @@
+"""A process that dies, hangs or raises ends the others, with the reason."""
+
+import json
+import signal
+import socket
+
+import pytest
+
+from keras_dist.distribution import liveness
+from keras_dist.distribution.liveness import FAILED, LEFT, RUNNING, Beat, Liveness
+from tests.forks import Python
+from tests.processes import environment
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.fixture
+def beats(monkeypatch):
+    """The beats of process 0 of 3, without a coordinator."""
+    monkeypatch.setattr(liveness._jax, "job_client", lambda: None)
+    monkeypatch.setattr(liveness._jax, "place_in_job", lambda: (0, 3))
+    job = Liveness(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
+
+    def end(what):
+        raise Ended(what)
+
+    monkeypatch.setattr(job, "_end", end)
+    monkeypatch.setattr(job, "_beat", lambda *said: setattr(job, "_mine", Beat(1, *(said or [job._mine.state]))))
+    return job
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "1", "[1]", '["1", "running", ""]', '[1, "dead", ""]', '[1, "running", 2]', "[" * 5000, "9" * 5000],
+)
+def test_what_no_process_has_said_is_a_failure(text):
+    assert Beat.decode(text).state == FAILED
+    assert "no process of a job" in Beat.decode(text).why
+
+
+def test_beats_are_read_as_they_were_written():
+    for beat in (Beat(), Beat(7, LEFT), Beat(8, FAILED, "ValueError: '" + "x" * 300 + "'")):
+        assert Beat.decode(beat.encode()) == beat
+    assert len(Beat(1, FAILED, "\N{SNOWMAN}" * 10_000).encode()) < liveness._LIMIT_CHARACTERS * 2
+
+
+def test_silence_is_death_but_not_of_one_that_has_left(beats):
+    beats._look([(1, Beat(1)), (2, Beat(5, LEFT))], 0.0)
+    beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 6.0)
+    beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 12.9)
+    with pytest.raises(Ended, match="process 1 of 3 has died or hangs: silent for 7 s"):
+        beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 13.0)
+
+
+def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
+    failed = [(1, Beat(1)), (2, Beat(3, FAILED, "ValueError: 'no disk'"))]
+    beats._look(failed, 0.0)
+    with pytest.raises(Ended, match="process 2 of 3 has failed: ValueError: 'no disk'"):
+        beats._look(failed, 2.0)
+    beats.fail(ValueError("the same"))
+    beats._look(failed, 3.0)
+    with beats.steps():  # the program has caught the error and trains again, which process 2 does not
+        assert beats._mine.state == RUNNING
+        beats._look([(1, Beat(2)), failed[1]], 6.9)  # it may be about to
+        with pytest.raises(Ended, match="process 2 of 3 has died or hangs"):
+            beats._look([(1, Beat(3)), failed[1]], 7.0)
+
+
+def test_one_that_has_left_ends_those_that_wait_for_it(beats):
+    left = [(1, Beat(1)), (2, Beat(3, LEFT))]
+    beats._look(left, 0.0)
+    beats._look([(1, Beat(2)), left[1]], 5.0)
+    beats._lost = True  # a collective has failed
+    with pytest.raises(Ended, match="process 2 of 3 has ended its program before the others"):
+        beats._look([(1, Beat(3)), left[1]], 6.0)
+
+
+def test_an_agreed_end_is_no_failure(beats):
+    beats.fail(SystemExit(128 + signal.SIGTERM))
+    assert beats._mine.state == RUNNING
+    beats.fail(SystemExit(1))
+    assert beats._mine.state == FAILED
+
+
+def test_no_step_for_long_is_a_hang(beats, monkeypatch):
+    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    beats._look_at_steps(1e9)  # no steps run
+    with beats.steps():
+        now = beats._last_step
+        beats._look_at_steps(now + 5)
+        with pytest.raises(Ended, match="it hangs: no step for 6 s"):
+            beats._look_at_steps(now + 6)
+    assert beats._mine.state == FAILED
+    beats._look_at_steps(1e9)
+
+
+PROGRAM = """
+import json, os, sys, time
+import numpy as np
+import keras_dist as kd
+
+address, index, how, folder = sys.argv[1:]
+kd.initialize(address, 2, int(index), hang_timeout_s=20)
+kd.set_distribution(kd.DataParallel())
+
+class Ends(kd.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5 and index == "1":
+            print(json.dumps(time.time()), flush=True)
+            if how == "raises":
+                raise ValueError("no disk")
+            os.kill(os.getpid(), int(how))
+
+callbacks = [Ends()]
+if folder:
+    callbacks.append(kd.callbacks.BackupAndRestore(folder, save_freq=2))
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=callbacks)
+except kd.errors.KerasDistError:
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("how", ["raises", signal.SIGKILL])
+def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    folder = tmp_path / "backup" if how == "raises" else ""
+    told = "raises" if how == "raises" else str(int(how))
+    jobs = [Python("-c", PROGRAM, address, index, told, folder, env=environment(1)) for index in range(2)]
+    (code, _, errors), (death, output, own) = (job.outcome(90) for job in jobs)
+    assert json.loads(output.splitlines()[-1])
+    (line,) = [line for line in errors.splitlines() if line.startswith("keras_dist:")]
+    if how == "raises":
+        assert (code, death) == (liveness.EXIT_RESTART, 1)
+        assert "process 0 ends, because process 1 of 2 has failed: ValueError: 'no disk'; saved: " in line
+        assert f"{folder}" in line and "start the job again" in line and "ValueError: no disk" in own
+    else:
+        assert (code, death) == (1, -signal.SIGKILL)
+        assert "process 1 of 2 has died or hangs: silent for" in line and "nothing is saved" in line
