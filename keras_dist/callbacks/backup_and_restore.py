@@ -40,6 +40,7 @@ class BackupAndRestore(Callback):
         keep: number of states to keep; None for all.
         asynchronous: whether training continues while a state is being written. A save that fails ends training at the
             next step; in a job of several processes at the next save, so that all end at the same step.
+        fsync: whether states are forced to the disk, so that they outlive a failure of power; see `CheckpointManager`.
 
     Raises:
         ModelError: an argument cannot be used.
@@ -71,6 +72,7 @@ class BackupAndRestore(Callback):
         *,
         keep: int | None = 2,
         asynchronous: bool = True,
+        fsync: bool = False,
     ) -> None:
         super().__init__()
         self.backup_dir = check_path("backup_dir", backup_dir, "backup")
@@ -79,7 +81,7 @@ class BackupAndRestore(Callback):
         self.delete_checkpoint = delete_checkpoint
         check_number_kept("keep", keep)
         self.keep = max(keep, 2) if double_checkpoint and keep is not None else keep
-        self.asynchronous = asynchronous
+        self.asynchronous, self.fsync = asynchronous, fsync
         self._manager: CheckpointManager | None = None
         self._timer: SaveTimer | None = None
         self._batches = self._saved_at = 0
@@ -101,7 +103,9 @@ class BackupAndRestore(Callback):
         """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        manager = CheckpointManager(self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous)
+        manager = CheckpointManager(
+            self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync
+        )
         self._manager = manager
         stored = manager.newest()
         liveness.note_save("nothing yet" if stored is None else str(stored.folder))

@@ -13,6 +13,7 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
 from keras_dist.saving.locks import lock_folder, unlock_folder
+from keras_dist.saving.syncing import make_folders, sync, sync_below
 
 
 class Draft:
@@ -25,14 +26,15 @@ class Draft:
     Args:
         place: where the folder is to be.
         job: synchronizes the processes that write to it; the first one makes it and moves it.
+        fsync: whether `commit` forces all of it to the disk before it is moved, and then its new name.
 
     Attributes:
         place: where the folder is to be.
         folder: where it is written.
     """
 
-    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
-        self._job, self._lock, self._is_over = job or Rendezvous(), None, True
+    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None, fsync: bool = False) -> None:
+        self._job, self._fsync, self._lock, self._is_over = job or Rendezvous(), fsync, None, True
         place = _resolved(place)  # the program may go elsewhere before it is written; links stay, and point to the new
         places = self._job.each(lambda: str(place))
         if len({*places}) > 1:
@@ -54,6 +56,8 @@ class Draft:
     def commit(self) -> None:
         """Move the folder to its place, and replace what was there."""
         write_manifest(self.folder, self._job)
+        if self._fsync:
+            self._job.each(lambda: sync_below(self.folder))  # by all: on other machines it may be in their memory
         self._job.first(self._move)
 
     def _begin(self) -> str:
@@ -76,6 +80,8 @@ class Draft:
                 )
         _check_holds_no_other(place)
         settled(place, is_only_writer=False)
+        if self._fsync:
+            make_folders(place.parent)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._number, self._lock = new_draft(place)
         self._is_over = False
@@ -97,7 +103,12 @@ class Draft:
             self._exchange()
         else:
             os.rename(self.folder, self.place)
+            self._sync_name()
         self._release()
+
+    def _sync_name(self) -> None:
+        if self._fsync:
+            sync(self.place.parent)
 
     def _exchange(self) -> None:
         _check_holds_no_other(self.place)  # they may have come meanwhile
@@ -113,6 +124,7 @@ class Draft:
             except BaseException:
                 os.rename(replaced, self.place)
                 raise
+            self._sync_name()
             shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:

@@ -54,8 +54,12 @@ class Snapshot:
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def begin(self, place: pathlib.Path) -> Callable[[], None]:
+    def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
+
+        Args:
+            place: of the folder.
+            fsync: whether it is forced to the disk.
 
         Returns:
             A function that waits until it is written, to be called once, in any thread. It raises what went wrong.
@@ -65,7 +69,7 @@ class Snapshot:
             OSError: it cannot be written.
         """
         job = Rendezvous("a save")
-        draft = Draft(place, job)
+        draft = Draft(place, job, fsync)
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **self.documents}.items():

@@ -73,7 +73,7 @@ model = network()
 with checkpoint.CheckpointManager(model, folder / "states False") as manager:
     assert manager.restore_or_initialize() is None
     manager.save()
-with checkpoint.CheckpointManager(model, folder / "states True", max_to_keep=2, asynchronous=True) as manager:
+with checkpoint.CheckpointManager(model, folder / "states True", keep=2, asynchronous=True) as manager:
     for _ in range(3):
         model.train_on_batch(x, y)
         manager.save()
