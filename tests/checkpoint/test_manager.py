@@ -1,6 +1,7 @@
 """The newest states of a model, of which the newest good one is restored."""
 
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -176,6 +177,22 @@ def test_what_a_killed_exchange_had_moved_is_used_again(write, directory):
         CheckpointManager(Held(), directory) as manager,
     ):
         assert manager.steps == [1]
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_network_disks_without_locks_states_are_as_whole(write, directory, monkeypatch, error):
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(error, os.strerror(error))))
+    write(1, 2, 3, keep=2)
+    assert names(directory) == ["step_00000002", "step_00000003"]
+    shutil.copytree(directory / "step_00000003", directory / ".step_00000004.draft-17")
+    held = Held(3)
+    with (
+        pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"),
+        CheckpointManager(held, directory) as manager,
+    ):
+        manager.save()  # replaces the one that is there
+        assert manager.restore_or_initialize() == str(directory / "step_00000003")
+    assert names(directory) == ["step_00000002", "step_00000003"]
 
 
 def test_drafts_of_other_folders_are_not_touched(directory):
