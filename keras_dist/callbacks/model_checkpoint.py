@@ -16,6 +16,7 @@ from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_
 from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.buckets import folder_path, in_bucket
 
 _SUFFIXES = (".safetensors", ".orbax")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
@@ -144,7 +145,8 @@ class ModelCheckpoint(MonitorCallback):
             is_wanted, reason = True, f"saving model to {path}"
         self._say(epoch, reason)
         if is_wanted:
-            Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
+            if not in_bucket(folder_path(path)):
+                Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
             if path.endswith(_SUFFIXES):
                 self.model.save_weights(path)
             else:

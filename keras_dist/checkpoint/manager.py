@@ -20,6 +20,7 @@ from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
 from keras_dist.saving.syncing import make_folders
@@ -58,9 +59,19 @@ class CheckpointManager:
     with `fsync=True` it is not damaged. In a job of several processes, all make the manager and call it at
     the same points, with a directory that all share; the first process checks and deletes.
 
+    Where there are no locks, a second writer is not refused: on Windows, on network disks whose `flock` fails (NFS
+    without its lock service), in buckets. See to it that only one job writes there: a manager takes the half-written
+    states that it finds for those of killed processes, and deletes them.
+
+    In a bucket (`"gs://bucket/states"`, for which etils needs the package `gcsfs`) there are no renames either. A state
+    is written in its place, and is there when its manifest is, which is written last. So saves are atomic there, too,
+    but one that replaces the state of its step is not: that state is deleted first, and a kill meanwhile loses it; the
+    states before remain. Each state is read once after it was written, for its manifest. `fsync` changes nothing.
+
     Args:
         model: a `Model` whose weights exist.
-        directory: created if missing. Only one manager may write there at a time, among all jobs that share it.
+        directory: created if missing; or one in a bucket. Only one manager may write there at a time, among all jobs
+            that share it.
         keep: number of states to keep, the newest ones; None for all.
         keep_every: number of steps of which one state is kept for good, beside the newest ones: the first one at or
             after each multiple of it. None for none. `delete` deletes these, too.
@@ -71,7 +82,8 @@ class CheckpointManager:
             older ones are deleted only when that is on the disk, too. It costs what the disk takes to write.
 
     Raises:
-        CheckpointError: another job writes there, or an argument cannot be used.
+        CheckpointError: another job writes there, an argument cannot be used, or the directory is of another storage
+            than a file system or a bucket `gs://`.
         OSError: the directory cannot be written.
 
     Example:
@@ -108,7 +120,7 @@ class CheckpointManager:
         )
         directory = check_path("directory", directory, "states", CheckpointError)
         self._model = model
-        self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
+        self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
         self._keep, self._keep_every = keep, keep_every
         self._asynchronous, self._fsync = asynchronous, fsync
         self._writer: _Writer | None = None
@@ -126,7 +138,7 @@ class CheckpointManager:
     @property
     def steps(self) -> list[int]:
         """The steps of the saved states, ascending."""
-        if not self.directory.is_dir():
+        if not refreshed(self.directory).is_dir():
             return []
         found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in found if match is not None)
@@ -298,6 +310,9 @@ class CheckpointManager:
 
     def _begin(self) -> None:
         """Take the lock, and clear away what killed processes have left of states. Drafts of others are not ours."""
+        if in_bucket(self.directory):
+            self._discard_half_written()
+            return
         if self._fsync:
             make_folders(self.directory)
         self._lock = Lock(self.directory)
@@ -308,6 +323,13 @@ class CheckpointManager:
         except BaseException:
             self._lock.release()
             raise
+
+    def _discard_half_written(self) -> None:
+        """In a bucket: delete what has no manifest, which is written last."""
+        for path in map(self._path, self.steps):
+            if not (path / manifest.NAME).is_file():
+                discard(path)
+                warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
 
     def _make_room(self, step: int) -> None:
         """Rename a damaged state of this step."""
@@ -355,8 +377,8 @@ class CheckpointManager:
             discard(self._path(step))
 
     def _remove_empty(self) -> None:
-        """Remove the directory, unless other things are in it."""
-        if not any(self.directory.iterdir()):
+        """Remove the directory, unless other things are in it. A bucket has none."""
+        if not in_bucket(self.directory) and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _whole(self) -> list[int]:

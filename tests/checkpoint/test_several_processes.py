@@ -117,6 +117,23 @@ begin = int(model.snapshot().step)
 model.fit(X, Y, 8, 3, verbose=0, callbacks=[save_frequency.time, files, backup])
 found = {path.name for path in (folder / "timed").iterdir()} - {".lock"}
 assert found == {f"step_{begin + step:08d}" for step in (4, 8)} | {"2-1.safetensors", "3-2.safetensors"}, found
+
+# a bucket, which each process sees with a memory of its own of what is there
+import pytest
+from tests.checkpoint.buckets import BUCKET, bucket_in
+
+with pytest.MonkeyPatch.context() as patch, bucket_in(folder / "objects", patch):
+    model.save(f"{BUCKET}/model")
+    with checkpoint.CheckpointManager(model, f"{BUCKET}/states", keep=1, fsync=True) as manager:
+        for _ in range(2):
+            manager.save()
+            saved = values_of(model)
+            model.train_on_batch(x, y)
+        assert len(manager.steps) == 1
+        assert manager.restore_or_initialize().startswith("gs://")
+    check_same(values_of(model), saved)
+    loaded = kd.models.load_model(f"{BUCKET}/model", distribution=model.distribution)
+    assert loaded.count_params() == model.count_params()
 """
 
 ALONE = """
