@@ -30,7 +30,7 @@ class BackupAndRestore(Callback):
 
     Args:
         backup_dir: a directory for this training only; created if missing. It may lie in a bucket, as
-            `"gs://bucket/backup"`; see `CheckpointManager` for what is not promised there, and where there are no locks.
+            `"gs://bucket/backup"`; see `CheckpointManager` for what is not promised there, and without locks.
         save_freq: `"epoch"`; or the number of batches between saves, counted across epochs, with which each step is an
             execution of its own; or the time between saves, as `datetime.timedelta(minutes=10)`, after which it saves
             at the end of the running execution. All processes of a job save at the same step: the clock of the first
