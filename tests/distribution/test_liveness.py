@@ -106,7 +106,7 @@ import numpy as np
 import keras_dist as kd
 
 address, index, how, folder = sys.argv[1:]
-kd.initialize(address, 2, int(index), hang_timeout_s=20)
+kd.initialize(address, 2, int(index), hang_timeout_s=10 if how == "hangs" else None)
 kd.set_distribution(kd.DataParallel())
 
 class Ends(kd.callbacks.Callback):
@@ -115,6 +115,8 @@ class Ends(kd.callbacks.Callback):
             print(json.dumps(time.time()), flush=True)
             if how == "raises":
                 raise ValueError("no disk")
+            if how == "hangs":
+                time.sleep(600)
             os.kill(os.getpid(), int(how))
 
 callbacks = [Ends()]
@@ -122,10 +124,7 @@ if folder:
     callbacks.append(kd.callbacks.BackupAndRestore(folder, save_freq=2))
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", "mse")
-try:
-    model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=callbacks)
-except kd.errors.KerasDistError:
-    raise SystemExit(3)
+model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=callbacks)
 """
 
 
@@ -146,6 +145,18 @@ def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
     else:
         assert (code, death) == (1, -signal.SIGKILL)
         assert "process 1 of 2 has died or hangs: silent for" in line and "nothing is saved" in line
+
+
+@pytest.mark.multiprocess
+@pytest.mark.soak
+def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
+    address = free_address()
+    folder = tmp_path / "backup"
+    jobs = [Python("-c", PROGRAM, address, index, "hangs", folder, env=environment(1)) for index in range(2)]
+    outcomes = [job.outcome(90) for job in jobs]
+    assert [code for code, _, _ in outcomes] == [liveness.EXIT_RESTART] * 2
+    assert all("no step for" in errors.splitlines()[-1] and "saved: " in errors for _, _, errors in outcomes)
+    assert "in on_train_batch_end" in outcomes[1][2]
 
 
 ANYWHERE = """
