@@ -91,7 +91,7 @@ def join_job(
     Raises:
         RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
     """
-    state, runtime = distributed.global_state, distributed._jax
+    state, runtime = distributed.global_state, vars(distributed)["_jax"]
     own_address: str | None = None
 
     def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
@@ -106,11 +106,12 @@ def join_job(
             address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
         )
 
-    distributed._jax = types.SimpleNamespace(
+    standing_in = types.SimpleNamespace(
         get_distributed_runtime_service=service,
         get_distributed_runtime_client=client,
         create_preemption_sync_manager=runtime.create_preemption_sync_manager,
     )
+    distributed._jax = standing_in  # pyright: ignore[reportPrivateImportUsage]
     try:
         jax.distributed.initialize(**arguments)
     except BaseException:
@@ -121,7 +122,7 @@ def join_job(
         state.process_id, state.num_processes = 0, 1
         raise
     finally:
-        distributed._jax = runtime
+        distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
 
     def make_cpu_client() -> Any:
         collectives = None  # those of JAX's settings
@@ -143,6 +144,14 @@ def looks_for_gpus() -> bool:
 def leave_job() -> None:
     """Close the connection to the coordinator, without waiting for other processes."""
     jax.distributed.shutdown()
+
+
+def abandon_job() -> Any:
+    """Keep JAX from ending the coordination service at exit, which would abort the others. Keep what it returns."""
+    state = distributed.global_state
+    kept = state.service, state.client, state.preemption_sync_manager
+    state.service = state.client = state.preemption_sync_manager = None
+    return kept
 
 
 def has_preemption_service() -> bool:
