@@ -18,6 +18,7 @@ EXCEPTIONS = [
     ("datasets.mnist.load_data", "data_dir", EXTRA, "the folder"),
     ("distribution.DataParallel", "shard_optimizer", EXTRA, "ZeRO-1"),
     ("distribution.DeviceMesh", "axis_names", DEFAULT, "sizes by name bring their names"),
+    ("distribution.DeviceMesh", "dcn_shape", EXTRA, "of slices or processes"),
     ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
     ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     *[("layers.*", f"*_{part}", BY_KEYWORD, "of a weight") for part in ("initializer", "regularizer", "constraint")],
