@@ -20,9 +20,13 @@ from keras_dist.errors import LayoutWarning
 
 
 def group_of(device: Device) -> int:
-    """Return the number of the slice of a device, or where its platform has none, as CPUs, of its process."""
-    slice_index = getattr(device, "slice_index", None)
-    return job.process_of(device) if slice_index is None else slice_index
+    """Return the number of the slice of a device, within which TPUs and GPUs are connected; for CPUs of its process."""
+    return job.process_of(device) if _kind_of_group(device) == "process" else device.slice_index
+
+
+def _kind_of_group(device: Device) -> str:
+    # JAX numbers slices of CPUs, too: by machine, and not at all in a program of one process
+    return "process" if device.platform == "cpu" or getattr(device, "slice_index", None) is None else "slice"
 
 
 def groups_of(devices: Sequence[Device]) -> list[list[Device]]:
@@ -73,40 +77,46 @@ def _outermost(shape: Sequence[int], count: int) -> list[int]:
 def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
     """Warn, once in a process, of an inner axis that crosses groups although another mesh would keep it inside one.
 
-    The outermost axis of more than one device crosses them in any case. Nor is there a choice where groups have one
-    device each.
+    The outermost axis of more than one device may cross them, and so may an axis for which those inside it leave no
+    room. Nor is there a choice where groups have one device each.
     """
     groups = np.vectorize(group_of, otypes=[int])(devices)
-    counts = np.unique(groups, return_counts=True)[1]
+    each, *others = np.unique(groups, return_counts=True)[1].tolist()
     sizes = dict(zip(axis_names, devices.shape, strict=True))
-    outermost, *inner = [name for name, size in sizes.items() if size > 1] or [""]
-    crossing = [name for name in inner if np.ptp(groups, axis=list(sizes).index(name)).any()]
-    if crossing and counts.min() > 1:
-        kind = "process" if getattr(devices.flat[0], "slice_index", None) is None else "slice"
-        _warn_once(_text(sizes, outermost, crossing[-1], int(counts.min()), len(counts), kind))
+    inner = [name for name, size in sizes.items() if size > 1][1:]
+    if each == 1 or any(other != each for other in others):
+        return
+    for dim, name in reversed([*enumerate(sizes)]):
+        fits = not each % math.prod(devices.shape[dim:])
+        if name in inner and (fits or name == inner[-1]) and np.ptp(groups, axis=dim).any():
+            kind = _kind_of_group(devices.flat[0])
+            remedies = _order(kind) if fits else _shapes(sizes, name, each, kind)
+            _warn_once(
+                f"axis {name!r} of {_mesh(sizes)} crosses from {kind} to {kind}, each of {each} devices: what it moves "
+                f"goes over the slow network between them. {remedies}"
+            )
+            return
 
 
-def _text(sizes: dict[str, int], outermost: str, axis: str, each: int, count: int, kind: str) -> str:
+def _order(kind: str) -> str:
+    return f"To keep it inside one {kind}, leave out `devices`, or list them {kind} by {kind}."
+
+
+def _shapes(sizes: dict[str, int], axis: str, each: int, kind: str) -> str:
+    """The ways out for an innermost axis that is too long for a group."""
     total = math.prod(sizes.values())
-    may_cross = [name for name, size in sizes.items() if not each % (total // size)]  # the others fit inside a group
-    remedies: list[str] = []
-    if outermost in may_cross:
-        remedies.append(f"To keep it inside one {kind}, leave out `devices`, or list them {kind} by {kind}.")
+    outermost = next(name for name, size in sizes.items() if size > 1)
+    smaller = {**sizes, outermost: total // each, axis: each}
+    if math.prod(smaller.values()) == total:
+        remedies = [f"To keep it inside one {kind}: {_mesh(smaller)}."]
     else:
-        smaller = {**sizes, outermost: total // each, axis: each}
-        if math.prod(smaller.values()) == total:
-            remedies.append(f"To keep it inside one {kind}: {_mesh(smaller)}.")
-        else:
-            remedies.append(f"Let the sizes after that of {outermost!r} multiply to {each}, or to a divisor of it.")
-        remedies += [f"To let {name!r} alone cross: {_mesh({name: sizes[name], **sizes})}." for name in may_cross[:1]]
-        if each * count == total:
-            spans = dict(zip(sizes, _outermost(list(sizes.values()), count), strict=True))
-            within = {name: size // spans[name] for name, size in sizes.items()}
-            remedies.append(f'If it is meant: {_mesh(within)[:-1]}, dcn_shape="{_sizes(spans)}").')
-    return (
-        f"axis {axis!r} of {_mesh(sizes)} crosses from {kind} to {kind}, each of {each} devices: what it moves goes "
-        f"over the slow network between them. {' '.join(remedies)}"
-    )
+        remedies = [f"To keep it inside one {kind}, give it a size that divides {each}."]
+    may_cross = [name for name, size in sizes.items() if not each % (total // size)]  # the others fit inside a group
+    remedies += [f"To let {name!r} alone cross: {_mesh({name: sizes[name], **sizes})}." for name in may_cross[:1]]
+    spans = dict(zip(sizes, _outermost(list(sizes.values()), total // each), strict=True))
+    within = {name: size // spans[name] for name, size in sizes.items()}
+    remedies.append(f'If it is meant: {_mesh(within)[:-1]}, dcn_shape="{_sizes(spans)}").')
+    return " ".join(remedies)
 
 
 def _mesh(sizes: dict[str, int]) -> str:
