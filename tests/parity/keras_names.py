@@ -101,7 +101,7 @@ devices, not a patched `list_devices`; `data_shard_id` of a strategy follows fro
 from a patched number of processes, so that the base class has none; and our
 `Variable` takes no private `_layout`: a layer says where a weight lives by `kernel_layout=` and its like.""",
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
-    "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`; `dcn_shape=` for several hosts",
+    "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
     "distribution.LayoutMap": "rules without effect warn",
     "distribution.ModelParallel": "rules without effect raise under `strict=True`; sharding metadata are rules, too",
     "initializers.VarianceScaling": "one of `input_axes` and `output_axes` alone is refused",
