@@ -20,6 +20,7 @@ from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
 from jax._src import core, distributed, dtypes, xla_bridge
+from jax._src.lib import utils
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 
@@ -28,6 +29,7 @@ from keras_dist import _paths
 TraceError = flax_errors.TraceContextError
 """What Flax raises when a compiled function changes a module that was made outside of it."""
 
+_WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, for which JAX takes the first
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
@@ -110,12 +112,22 @@ def join_job(
     except BaseException:
         if state.service is not None:
             state.service.shutdown()
+        _log_of_cpp_from(_FATAL)  # the client says at its end that it has failed, which the exception tells
         for name in ("service", "client", "preemption_sync_manager", "coordinator_address"):
             setattr(state, name, None)
         state.process_id, state.num_processes = 0, 1
+        _log_of_cpp_from(_WARNING)
         raise
+    else:
+        _log_of_cpp_from(_ERROR)  # a warning is that a signal has come, which whoever handles it says
     finally:
         distributed._jax = runtime
+
+
+def _log_of_cpp_from(level: int) -> None:
+    """Let C++ log what is of this level or above, unless the user has chosen another than JAX's."""
+    if jax.config.jax_logging_level == "NOTSET" and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
+        utils.absl_set_min_log_level(level)
 
 
 def leave_job() -> None:

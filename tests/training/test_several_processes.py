@@ -99,11 +99,15 @@ mine_x, mine_y = X[mine], Y[mine]
 *history, losses, outputs = results(reference, X, Y, shuffle=False, test=(X, Y))
 model = model_on(on(interleaved, auto_shard_dataset=False))
 found = results(model, mine_x, mine_y, 4, shuffle=False, test=(mine_x, mine_y))
-check_same(found, [*history, losses, outputs[mine]])
+check_same(found, [*history, losses, outputs])
+check_same([model.predict(mine_x, 4, verbose=0, local=True)], [outputs[mine]])
 batches = ((mine_x[start : start + 4], mine_y[start : start + 4]) for start in range(0, 8, 4))
 model.fit(batches, verbose=0)
 reference.fit(X, Y, 8, shuffle=False, verbose=0)
-check_same([model.predict_on_batch(mine_x)], [reference.predict_on_batch(X)[mine]])
+outputs = reference.predict_on_batch(X)
+placed = np.arange(16).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(-1)  # a batch of 16 rows has shards of four
+check_same([model.predict_on_batch(mine_x)], [outputs[placed]])
+check_same([model.predict_on_batch(mine_x, local=True)], [outputs[mine]])
 check_same([model.train_on_batch(mine_x, mine_y)], [reference.train_on_batch(X, Y)])
 try:
     model.fit(X[:7], Y[:7], 4, verbose=0)
