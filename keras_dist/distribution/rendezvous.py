@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from keras_dist import _jax, errors
-from keras_dist.distribution import job
-from keras_dist.errors import ClusterError, KerasDistError, shorten
+from keras_dist.distribution import job, liveness
+from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, shorten
 
 T = TypeVar("T")
 
@@ -75,6 +75,7 @@ class Rendezvous:
         """
         if self.processes == 1:
             return [action()]
+        liveness.go_on()
         value, error = None, None
         try:
             value = action()
@@ -166,7 +167,7 @@ class Rendezvous:
             if not reasons and time.monotonic() <= end:
                 continue
             waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
-            raise ClusterError(
+            raise ProcessAbsentError(
                 f"process {process} of the job does not come: {self._about}",
                 given=reasons[0].decode(errors="replace") if reasons else waited,
                 expected="all processes save and restore at the same points of the program",
