@@ -20,9 +20,9 @@ from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
 from jax._src import core, distributed, dtypes, xla_bridge
-from jax._src.lib import utils
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
+from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 from keras_dist import _paths
 
@@ -127,7 +127,8 @@ def join_job(
 
 def _log_of_cpp_from(level: int) -> None:
     """Let C++ log what is of this level or above, unless the user has chosen another than JAX's."""
-    if jax.config.jax_logging_level == "NOTSET" and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
+    has_default = getattr(jax.config, "jax_logging_level", "NOTSET") == "NOTSET"
+    if has_default and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
         utils.absl_set_min_log_level(level)
 
 
