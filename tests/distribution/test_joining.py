@@ -151,3 +151,10 @@ def test_the_coordinator_listens_on_its_own_address_alone(address):
 def test_time_outs_are_positive(name, value):
     with pytest.raises(ClusterError, match=name):
         kd.initialize("127.0.0.1:1", 1, 0, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])
+def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
+    monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
+    with pytest.raises(ClusterError, match=name):
+        kd.initialize("127.0.0.1:1", 1, 0)
