@@ -47,10 +47,10 @@ def arranged(groups: Sequence[Sequence[Device]], shape: Sequence[int], dcn_shape
 
     Source: `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
     """
-    inner = [mesh_utils.create_device_mesh(shape, group, allow_split_physical_axes=True) for group in groups]
+    inner = [_placed(group, shape) for group in groups]
     rank = len(shape)
     order = [dim for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for dim in pair]
-    sizes = [outer * inner for outer, inner in zip(dcn_shape, shape, strict=True)]
+    sizes = [size * span for size, span in zip(shape, dcn_shape, strict=True)]
     return np.stack(inner).reshape(*dcn_shape, *shape).transpose(order).reshape(sizes)
 
 
@@ -58,11 +58,23 @@ def by_default(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
     """Return the devices as an array of this shape, whose first dims go over the groups and last ones inside them."""
     groups = groups_of(devices)
     if len({len(group) for group in groups}) > 1:
-        flat = np.empty(len(devices), dtype=object)
-        flat[:] = [device for group in groups for device in group]
-        return flat.reshape(shape)
+        return _in_order([device for group in groups for device in group], shape)
     dcn_shape = _outermost(shape, len(groups))
     return arranged(groups, [size // outer for size, outer in zip(shape, dcn_shape, strict=True)], dcn_shape)
+
+
+def _placed(group: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
+    """Return the devices of a group as an array whose dims follow their wires."""
+    try:
+        return mesh_utils.create_device_mesh(shape, group, allow_split_physical_axes=True)
+    except (NotImplementedError, AssertionError):  # such sizes, or these of the TPUs, have no place along the wires
+        return _in_order(group, shape)
+
+
+def _in_order(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
+    flat = np.empty(len(devices), dtype=object)
+    flat[:] = devices
+    return flat.reshape(shape)
 
 
 def _outermost(shape: Sequence[int], count: int) -> list[int]:

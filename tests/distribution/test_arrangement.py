@@ -61,6 +61,16 @@ def test_processes_of_unequal_numbers_of_devices_come_one_after_the_other(job):
     assert ids(kd.DeviceMesh("data=8")) == [3, 4, 5, 6, 7, 0, 1, 2]
 
 
+@pytest.mark.parametrize("error", [NotImplementedError, AssertionError])
+def test_devices_that_jax_cannot_place_stay_in_their_order(job, monkeypatch, error):
+    def refuse(*args, **options):
+        raise error("no place along the wires")
+
+    monkeypatch.setattr(mesh_utils, "create_device_mesh", refuse)
+    job(INTERLEAVED[2])
+    assert ids(kd.DeviceMesh("data=4,model=2")) == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
 def test_devices_that_are_given_stay_in_their_order(job):
     job(INTERLEAVED[4])
     order = [6, 2, 4, 0, 1, 3, 5, 7]
