@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from keras_dist import _jax, random
+from keras_dist import _gloo, _jax, random
 from keras_dist._arguments import check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import liveness
+from keras_dist.distribution import job_warnings, liveness
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     HANG_TIMEOUT_VARIABLE,
@@ -122,6 +122,8 @@ def initialize(
     with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end)
     random.set_random_seed(seed)
+    _gloo.hide_connections()
+    job_warnings.show_once(_jax.job_client(), process)
 
 
 def _seconds_until(end: float) -> int:
