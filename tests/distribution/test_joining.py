@@ -19,6 +19,8 @@ begin = time.monotonic()
 import jax
 import keras_dist as kd
 options = json.loads(sys.argv[1])
+for setting in options.get("settings", {}).items():
+    jax.config.update(*setting)
 if "devices before" in options:
     jax.devices()
 try:
@@ -115,6 +117,14 @@ def test_all_expect_as_many_processes(address):
     (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 3, 1]})
     assert "num_processes=2 in process 0, 3 in process 1" in first[1]
     assert "num_processes=3 in process 1, 2 in process 0" in second[1]
+
+
+@pytest.mark.multiprocess
+def test_all_have_collectives_of_one_kind(address):
+    settings = {"jax_cpu_collectives_implementation": "mpi"}
+    (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 2, 1], "settings": settings})
+    assert "collectives=gloo in process 0, 'mpi' in process 1" in first[1]
+    assert "collectives=mpi in process 1, 'gloo' in process 0" in second[1]
 
 
 def test_what_waits_says_so(capfd, monkeypatch):
