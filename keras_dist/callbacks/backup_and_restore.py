@@ -57,6 +57,7 @@ class BackupAndRestore(Callback):
     """
 
     EXIT_CODE = os.EX_TEMPFAIL
+    in_every_process = True
     comes_last = True
 
     def __init__(

@@ -83,6 +83,11 @@ def current() -> Liveness | None:
     return _current
 
 
+def has_left(process: int) -> bool:
+    """Whether the program of another process of this job has come to its end, as far as is known."""
+    return _current is not None and _current.state_of(process) == LEFT
+
+
 def note_step() -> None:
     """Note that this process makes progress."""
     if _current is not None:
@@ -182,6 +187,11 @@ class Liveness:
         self._last_step = time.monotonic()
         if self._first_step is None:
             self._first_step = time.time()
+
+    def state_of(self, process: int) -> str | None:
+        """What a process has said last; None if nothing."""
+        seen = self._seen.get(process)
+        return None if seen is None else seen[0].state
 
     def explain(self) -> None:
         """Wait until it is known who has died, which ends this process. Returns where all live."""
