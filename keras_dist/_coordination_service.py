@@ -69,7 +69,7 @@ class CoordinationService:
 
 def _serve(described: Mapping[str, Any]) -> None:
     """Serve until the process that started this says so, or has died."""
-    from jaxlib import _jax  # noqa: PLC0415  # only here: the module itself is imported where JAX may not be loaded yet
+    from jaxlib import _jax  # noqa: PLC0415  # pyright: ignore[reportAttributeAccessIssue]  # where JAX is not loaded
 
     service = _jax.get_distributed_runtime_service(
         described["address"], described["processes"], recoverable=True, **described["options"]

@@ -87,7 +87,7 @@ def join_job(
     Raises:
         RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
     """
-    state, runtime = distributed.global_state, distributed._jax
+    state, runtime = distributed.global_state, vars(distributed)["_jax"]
 
     def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
         bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
@@ -100,11 +100,12 @@ def join_job(
             address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
         )
 
-    distributed._jax = types.SimpleNamespace(
+    standing_in = types.SimpleNamespace(
         get_distributed_runtime_service=service,
         get_distributed_runtime_client=client,
         create_preemption_sync_manager=runtime.create_preemption_sync_manager,
     )
+    distributed._jax = standing_in  # pyright: ignore[reportPrivateImportUsage]
     try:
         jax.distributed.initialize(**arguments)
     except BaseException:
@@ -115,12 +116,20 @@ def join_job(
         state.process_id, state.num_processes = 0, 1
         raise
     finally:
-        distributed._jax = runtime
+        distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
 
 
 def leave_job() -> None:
     """Close the connection to the coordinator, without waiting for other processes."""
     jax.distributed.shutdown()
+
+
+def abandon_job() -> Any:
+    """Keep JAX from ending the coordination service at exit, which would abort the others. Keep what it returns."""
+    state = distributed.global_state
+    kept = state.service, state.client, state.preemption_sync_manager
+    state.service = state.client = state.preemption_sync_manager = None
+    return kept
 
 
 def has_preemption_service() -> bool:

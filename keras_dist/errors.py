@@ -59,6 +59,10 @@ class ClusterError(KerasDistError, ValueError):
     """The description of the processes of a job is inconsistent."""
 
 
+class ProcessAbsentError(ClusterError):
+    """Another process of the job does not come to what all of them do together."""
+
+
 class MeshError(KerasDistError, ValueError):
     """A `DeviceMesh` cannot be made of what was given."""
 

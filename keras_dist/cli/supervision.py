@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Any, cast
 
 from keras_dist._environment import PROGRESS_VARIABLE
 
@@ -229,10 +229,10 @@ def _described(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _read(progress: pathlib.Path) -> dict[str, object]:
+def _read(progress: pathlib.Path) -> dict[str, Any]:
     """What the first process has said; nothing, if it has not."""
     try:
         found = json.loads(progress.read_text()[:100_000])
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}

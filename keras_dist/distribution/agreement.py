@@ -23,6 +23,10 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, ConfigError
 from keras_dist.saving.serialization import serialize_keras_object
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# JAX's own types are unknown in part
+
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import LayoutPlan
 

@@ -151,7 +151,7 @@ def _tf_config(text: str) -> tuple[list[str], int] | None:
     if not isinstance(document, dict):
         raise mistake("is not a JSON object", text, f"an object such as {_TF_CONFIG_EXAMPLE}")
     document = cast(dict[str, Any], document)
-    cluster, task = document.get("cluster") or {}, document.get("task")
+    cluster, task = cast(Any, document.get("cluster") or {}), document.get("task")
     if not isinstance(cluster, dict):
         raise mistake('"cluster" is not an object', cluster, "a list of addresses for each type of task")
     cluster = cast(dict[str, Any], cluster)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
@@ -100,7 +101,7 @@ def initialize(
         "shutdown_timeout_seconds": round(shutdown_timeout_s),
     }
     try:
-        _jax.join_job(arguments, start_service, lambda *place: _await_coordinator(*place, end))
+        _jax.join_job(arguments, start_service, functools.partial(_await_coordinator, end))
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ClusterError):
             raise
@@ -134,7 +135,7 @@ def _check_is_first_use() -> None:
 
 
 @contextlib.contextmanager
-def _telling(text: str) -> Iterator[None]:
+def _telling(text: str) -> Generator[None]:
     """Say on stderr, every 15 seconds, what is waited for."""
     done = threading.Event()
     begin = time.monotonic()
@@ -153,7 +154,7 @@ def _telling(text: str) -> Iterator[None]:
         thread.join()
 
 
-def _await_coordinator(address: str, process: int, processes: int, end: float) -> None:
+def _await_coordinator(end: float, address: str, process: int, processes: int) -> None:
     """Wait until something listens on the address.
 
     Raises:

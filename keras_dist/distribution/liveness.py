@@ -11,30 +11,32 @@ import contextlib
 import dataclasses
 import faulthandler
 import json
+import math
 import os
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import TracebackType
-from typing import NoReturn
-
-import jax
+from typing import NoReturn, cast
 
 from keras_dist import _jax
 from keras_dist._environment import PROGRESS_VARIABLE
-from keras_dist.errors import shorten
+from keras_dist.errors import ProcessAbsentError, shorten
 
 EXIT_RESTART = 75
 """`EX_TEMPFAIL`: started again, the job goes on from what it has saved."""
 
 _BEAT_S = 1.0
 _GRACE_S = 2.0  # in which all processes may raise the same error, each with its own traceback
+_LOST_S = 3.0  # without a beat, of one whose connections are closed
+_COLLECTIVES = ("Gloo", "NCCL")  # which name themselves where a connection is closed
+_SIGNALLED = 128  # an exit code above it is that number plus the signal's
 _PLACE = "keras_dist/alive/"
 _LIMIT_CHARACTERS = 2000
 
-RUNNING, FAILED, LEFT = "running", "failed", "left"
+_STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +61,11 @@ class Beat:
     def decode(cls, text: str) -> Beat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
-            number, state, why = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
+            number, state, why = cast(list[object], json.loads(text) if len(text) <= _LIMIT_CHARACTERS else [])
         except (ValueError, TypeError, RecursionError):
-            number = None
+            pass
         else:
-            if isinstance(number, int) and state in (RUNNING, FAILED, LEFT) and isinstance(why, str):
+            if isinstance(number, int) and isinstance(state, str) and isinstance(why, str) and state in _STATES:
                 return cls(number, state, why)
         return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
 
@@ -88,6 +90,12 @@ def has_left(process: int) -> bool:
     return _current is not None and _current.state_of(process) == LEFT
 
 
+def go_on() -> None:
+    """Note that the program does something with the other processes, perhaps after an error that all have raised."""
+    if _current is not None:
+        _current.go_on()
+
+
 def note_step() -> None:
     """Note that this process makes progress."""
     if _current is not None:
@@ -95,11 +103,8 @@ def note_step() -> None:
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
-    """While steps run: tell the other processes what this one raises, since they wait for it in their next step.
-
-    Where a collective fails because another process has died, this process ends as the others do, with the reason.
-    """
+def failures_told() -> Generator[None]:
+    """While steps run: tell the other processes what this one raises, since they wait for it in their next step."""
     job = _current
     if job is None:
         yield
@@ -107,12 +112,7 @@ def failures_told() -> Iterator[None]:
     with job.steps():
         try:
             yield
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            if "Gloo" in str(error):
-                job.explain()
-            job.fail(error)
-            raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             job.fail(error)
             raise
 
@@ -145,15 +145,17 @@ class Liveness:
         self._lock = threading.Lock()  # of what is written
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[Beat, float]] = {}
+        self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
         self._hang_timeout_s = hang_timeout_s
         self._last_step: float | None = None  # None while no steps run
         self._first_step: float | None = None  # by the clock on the wall
         self._told = ""
+        self._lost = False  # whether a process is known to be gone
         self.saved: str | None = None
 
     def start(self) -> None:
         """Beat and look, in a thread, until `leave`."""
-        self._say(Beat())
+        self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
         self._thread.start()
         atexit.register(self.leave)
@@ -167,20 +169,31 @@ class Liveness:
         sys.excepthook = fail
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has raised an error, and does not come to their next step."""
+        """Tell the others that this process has raised an error, and does not come to their next step.
+
+        Where the error is that another process has died, this one ends as the others do, with the reason.
+        """
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
+            return  # all processes end at the same step
+        if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _COLLECTIVES):
+            self._explain()
         if self._mine.state == RUNNING:
-            self._say(Beat(self._mine.number, FAILED, f"{type(error).__name__}: {shorten(str(error))}"))
+            self._beat(FAILED, f"{type(error).__name__}: {shorten(str(error))}")
 
     @contextlib.contextmanager
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Generator[None]:
         """While steps run, `note_step` must be called within `hang_timeout_s`."""
-        if self._mine.state == FAILED:  # the program goes on after an error
-            self._say(Beat(self._mine.number))
+        self.go_on()
         outer, self._last_step = self._last_step, time.monotonic()
         try:
             yield
         finally:
             self._last_step = None if outer is None else time.monotonic()
+
+    def go_on(self) -> None:
+        """See the function of this name."""
+        if self._mine.state == FAILED:
+            self._beat(RUNNING)
 
     def note_step(self) -> None:
         """Note that this process makes progress."""
@@ -193,32 +206,42 @@ class Liveness:
         seen = self._seen.get(process)
         return None if seen is None else seen[0].state
 
-    def explain(self) -> None:
+    def _explain(self) -> None:
         """Wait until it is known who has died, which ends this process. Returns where all live."""
+        self._timeout_s, self._lost = min(self._timeout_s, _LOST_S), True
         end = time.monotonic() + self._timeout_s + 2 * _BEAT_S
         while time.monotonic() < end and not self._stopped.is_set():
             time.sleep(_BEAT_S / 4)
 
     def leave(self) -> None:
-        """Leave the job at the end of the program; the first process waits until the others have left."""
+        """Leave the job at the end of the program; the first process waits until the others have left.
+
+        After an error nothing is waited for. The coordination service outlives the first process by itself.
+        """
         if self._stopped.is_set():
             return
-        if self._mine.state == RUNNING:
-            self._say(Beat(self._mine.number, LEFT))
+        failed = self._mine.state == FAILED
+        if not failed:
+            self._beat(LEFT)
         end = time.monotonic() + self._shutdown_timeout_s
-        while self.process == 0 and self._others_run() and time.monotonic() < end:
+        while self.process == 0 and not failed and self._others_run() and time.monotonic() < end:
             time.sleep(_BEAT_S / 10)
         self._stopped.set()
         self._thread.join()
-        _jax.leave_job()
+        if failed:
+            self._kept = _jax.abandon_job()
+        else:
+            _jax.leave_job()
 
     def _others_run(self) -> bool:
         return any(beat.state == RUNNING for _, beat in self._read())
 
-    def _say(self, beat: Beat) -> None:
+    def _beat(self, state: str | None = None, why: str = "") -> None:
+        """Beat: in another state, if one is given, else in the same."""
         with self._lock:
-            self._mine = beat
-            self._client.key_value_set(f"{_PLACE}{self.process}", beat.encode(), allow_overwrite=True)
+            last, number = self._mine, self._mine.number + 1
+            self._mine = Beat(number, last.state, last.why) if state is None else Beat(number, state, why)
+            self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
 
     def _read(self) -> list[tuple[int, Beat]]:
         """The last beats of the others."""
@@ -229,8 +252,7 @@ class Liveness:
     def _run(self) -> None:
         while not self._stopped.wait(_BEAT_S):
             try:
-                if self._mine.state == RUNNING:
-                    self._say(dataclasses.replace(self._mine, number=self._mine.number + 1))
+                self._beat()
                 beats = self._read()
             except RuntimeError:
                 return  # the coordinator is gone, and JAX ends this process
@@ -244,10 +266,16 @@ class Liveness:
             if beat != last:
                 since = now
                 self._seen[process] = beat, since
-            if beat.state == FAILED and now - since >= _GRACE_S and self._mine.state == RUNNING:
+            if beat.state != FAILED:
+                self._failed_since.pop(process, None)
+            elif self._mine.state == FAILED:
+                self._failed_since[process] = math.inf
+            elif now - self._failed_since.setdefault(process, now) >= _GRACE_S:
                 self._end(f"process {process} of {self.processes} has failed: {beat.why}")
-            if beat.state == RUNNING and now - since >= self._timeout_s:
+            if self._mine.state == RUNNING and beat.state != LEFT and now - since >= self._timeout_s:
                 self._end(f"process {process} of {self.processes} has died or hangs: silent for {now - since:.0f} s")
+            if beat.state == LEFT and now - since >= _GRACE_S and self._lost:
+                self._end(f"process {process} of {self.processes} has ended its program before the others")
 
     def _tell_launcher(self) -> None:
         """Write what is saved, and since when steps go on, where the launcher of the first process reads it."""
@@ -263,7 +291,7 @@ class Liveness:
         since = self._last_step
         if self._hang_timeout_s is not None and since is not None and now - since > self._hang_timeout_s:
             hangs = f"no step for {now - since:.0f} s"
-            self._say(Beat(self._mine.number, FAILED, hangs))
+            self._beat(FAILED, hangs)
             faulthandler.dump_traceback()
             self._end(f"it hangs: {hangs}")
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from keras_dist import _jax, errors
 from keras_dist.distribution import job, liveness
-from keras_dist.errors import ClusterError, KerasDistError, shorten
+from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, shorten
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ class Rendezvous:
         """
         if self.processes == 1:
             return [action()]
+        liveness.go_on()
         value, error = None, None
         try:
             value = action()
@@ -180,7 +181,7 @@ class Rendezvous:
             if not reasons and now <= begin + TIMEOUT_S:
                 continue
             waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
-            raise ClusterError(
+            raise ProcessAbsentError(
                 f"process {process} of the job does not come: {self._about}",
                 given=reasons[0].decode(errors="replace") if reasons else waited,
                 expected="the same calls of fit, evaluate, predict, save and restore in all processes",

@@ -93,7 +93,7 @@ def test_all_expect_as_many_processes(address):
 def test_what_waits_says_so(capfd, monkeypatch):
     monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
     with pytest.raises(ClusterError):
-        joining._await_coordinator("127.0.0.1:1", 1, 2, joining.time.monotonic() + 0.3)
+        joining._await_coordinator(joining.time.monotonic() + 0.3, "127.0.0.1:1", 1, 2)
     said = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"keras_dist: process 1 of 2 waits for the coordinator at 127.0.0.1:1 since \d+ s", said[0])
 

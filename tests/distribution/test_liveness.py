@@ -27,7 +27,7 @@ def beats(monkeypatch):
         raise Ended(what)
 
     monkeypatch.setattr(job, "_end", end)
-    monkeypatch.setattr(job, "_say", lambda beat: setattr(job, "_mine", beat))
+    monkeypatch.setattr(job, "_beat", lambda *said: setattr(job, "_mine", Beat(1, *(said or [job._mine.state]))))
     return job
 
 
@@ -63,8 +63,25 @@ def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
     beats._look(failed, 3.0)
     with beats.steps():  # the program has caught the error and trains again, which process 2 does not
         assert beats._mine.state == RUNNING
-        with pytest.raises(Ended):
-            beats._look(failed, 4.0)
+        beats._look([(1, Beat(2)), failed[1]], 6.9)  # it may be about to
+        with pytest.raises(Ended, match="process 2 of 3 has died or hangs"):
+            beats._look([(1, Beat(3)), failed[1]], 7.0)
+
+
+def test_one_that_has_left_ends_those_that_wait_for_it(beats):
+    left = [(1, Beat(1)), (2, Beat(3, LEFT))]
+    beats._look(left, 0.0)
+    beats._look([(1, Beat(2)), left[1]], 5.0)
+    beats._lost = True  # a collective has failed
+    with pytest.raises(Ended, match="process 2 of 3 has ended its program before the others"):
+        beats._look([(1, Beat(3)), left[1]], 6.0)
+
+
+def test_an_agreed_end_is_no_failure(beats):
+    beats.fail(SystemExit(128 + signal.SIGTERM))
+    assert beats._mine.state == RUNNING
+    beats.fail(SystemExit(1))
+    assert beats._mine.state == FAILED
 
 
 def test_no_step_for_long_is_a_hang(beats, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from keras_dist.distribution import job, rendezvous
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, ClusterError, KerasDistError
+from keras_dist.errors import CheckpointError, ClusterError, KerasDistError, ProcessAbsentError
 from tests.contracts.processes import run_fork
 
 PROCESSES = 3
@@ -250,7 +250,7 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "TIMEOUT_S", 0)
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
-    assert [type(error) for error in found] == [ClusterError] * 2
+    assert [type(error) for error in found] == [ProcessAbsentError] * 2
     assert all("process 1 of the job does not come: a test" in str(error) for error in found)
 
 
