@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import keras_dist
+from keras_dist import _jax
 from keras_dist._types import PyTree
 from keras_dist.distribution import job
 from keras_dist.distribution.mesh import DeviceMesh
@@ -110,8 +111,8 @@ def facts_of_values(plan: LayoutPlan, values: PyTree) -> Facts:
     """What must be equal where arrays that each process has are placed by a plan."""
 
     def digest(value: jax.Array) -> str:
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        return _digest(np.asarray(jax.random.key_data(value) if is_key else value).tobytes())
+        value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+        return _digest(np.asarray(value).tobytes())
 
     leaves = zip(plan.rows, jax.tree.leaves(values), strict=True)
     return {f"value of {row.path!r}": f"sha256 {digest(value)}" for row, value in leaves}

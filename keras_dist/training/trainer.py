@@ -427,9 +427,8 @@ def _facts_of_data(examples: Examples, name: str = "") -> Facts:
 def _facts_of_validation(validation: Validation | None) -> Facts:
     if validation is None:
         return {"validation data": None}
-    return {"validation data": "given", "validation_freq": validation.freq} | _facts_of_data(
-        validation.examples, "validation "
-    )
+    data = _facts_of_data(validation.examples, "validation ")
+    return {"validation data": "given", "validation_freq": validation.freq, **data}
 
 
 def _only(epochs: Iterator[tuple[int, Iterable[Execution]]]) -> Iterator[Execution]:
