@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 import socket
@@ -27,6 +26,7 @@ from keras_dist.errors import ClusterError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _REPORT_EVERY_S = 15.0
+_LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
 _JOINED = "keras_dist/joined"
 _LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
 
@@ -84,14 +84,6 @@ def initialize(
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     end = time.monotonic() + initialization_timeout_s
-    services: list[CoordinationService] = []
-
-    def start_service(address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
-        _check_can_listen(address)
-        options = {**options, "cluster_register_timeout": _seconds_until(end)}
-        services.append(CoordinationService(address, processes, heartbeat_timeout_s + 5, options))
-        return services[0]
-
     arguments = {
         "coordinator_address": given.coordinator,
         "num_processes": given.num_processes,
@@ -100,15 +92,17 @@ def initialize(
         "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
         "shutdown_timeout_seconds": round(shutdown_timeout_s),
     }
+    attempt = _Attempt(given, end, heartbeat_timeout_s + _LINGER_S)
     try:
-        _jax.join_job(arguments, start_service, functools.partial(_await_coordinator, end))
+        with attempt.waiting:
+            _jax.join_job(arguments, attempt.start_service, attempt.await_coordinator)
+    except ClusterError:
+        raise
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, ClusterError):
-            raise
-        raise _join_error(given, error, services, initialization_timeout_s) from error
+        raise attempt.failed(error) from error
     process, processes = _jax.place_in_job()
     liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
-    with _telling(f"process {process} of {processes} waits for what the others say about themselves"):
+    with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end)
     random.set_random_seed(seed)
 
@@ -135,14 +129,14 @@ def _check_is_first_use() -> None:
 
 
 @contextlib.contextmanager
-def _telling(text: str) -> Generator[None]:
+def _telling(what: str) -> Generator[None]:
     """Say on stderr, every 15 seconds, what is waited for."""
     done = threading.Event()
     begin = time.monotonic()
 
     def tell() -> None:
         while not done.wait(_REPORT_EVERY_S):
-            sys.stderr.write(f"keras_dist: {text} since {time.monotonic() - begin:.0f} s\n")
+            sys.stderr.write(f"keras_dist: waiting for {what} since {time.monotonic() - begin:.0f} s\n")
             sys.stderr.flush()
 
     thread = threading.Thread(target=tell, name="keras_dist waits", daemon=True)
@@ -154,57 +148,82 @@ def _telling(text: str) -> Generator[None]:
         thread.join()
 
 
-def _await_coordinator(end: float, address: str, process: int, processes: int) -> None:
-    """Wait until something listens on the address.
+class _Attempt:
+    """What JAX calls while a process joins its job, and why it has not.
 
-    Raises:
-        ClusterError: nothing has until the time is up.
+    Args:
+        given: the arguments.
+        end: until when to wait, by `time.monotonic`.
+        linger_s: how long the coordination service outlives a first process that dies.
+
+    Attributes:
+        waiting: tells what is waited for, until it is closed.
     """
-    host, _, port = address.rpartition(":")
-    reason: OSError | None = None
-    with _telling(f"process {process} of {processes} waits for the coordinator at {address}"):
-        while reason is None or time.monotonic() < end:
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_seconds_until(end)).close()
-            except OSError as error:
-                reason = error
-                time.sleep(min(0.2, max(end - time.monotonic(), 0)))
-            else:
-                return
-    unknown = isinstance(reason, socket.gaierror)
-    raise ClusterError(
-        f"process {process} of {processes} cannot reach the coordinator at {address}",
-        given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
-        expected="process 0, started with the same address, within initialization_timeout_s",
-        fix="start process 0, on the machine with this address; look whether a firewall closes the port",
-    )
 
+    def __init__(self, given: JobArguments, end: float, linger_s: float) -> None:
+        self._given, self._end, self._linger_s = given, end, linger_s
+        self._service: CoordinationService | None = None
+        self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, how many
+        self.waiting = contextlib.ExitStack()
 
-def _join_error(
-    given: JobArguments, error: Exception, services: list[CoordinationService], timeout_s: float
-) -> ClusterError:
-    """The error for processes that did not all come, or for what JAX could not detect."""
-    if isinstance(error, ValueError):
-        return ClusterError(
-            "initialize: no cluster was given, and JAX detects none",
-            given=f"{given}: {error}",
-            expected="arguments, KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes",
-            fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0); or no call, in a program of one process',
+    def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
+        """Start the coordination service, in the first process."""
+        _check_can_listen(address)
+        options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
+        try:
+            self._service = CoordinationService(address, processes, self._linger_s, options)
+        except RuntimeError as error:
+            raise _cannot_listen(address, error) from error
+        return self._service
+
+    def await_coordinator(self, address: str, process: int, processes: int) -> None:
+        """Wait until something listens on the coordinator's address.
+
+        Raises:
+            ClusterError: nothing has until the time is up.
+        """
+        host, _, port = address.rpartition(":")
+        self._place = address, process, processes
+        reason: OSError | None = None
+        with _telling(f"process 0 of {processes} at {address}"):
+            while reason is None or time.monotonic() < self._end:
+                try:
+                    socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)).close()
+                except OSError as error:
+                    reason = error
+                    time.sleep(min(0.2, max(self._end - time.monotonic(), 0)))
+                else:
+                    others = f"process {1 - process}" if processes == 2 else "the others"
+                    self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
+                    return
+        unknown = isinstance(reason, socket.gaierror)
+        raise ClusterError(
+            f"process {process} of {processes} cannot reach the coordinator at {address}",
+            given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
+            expected="process 0, started with the same address, within initialization_timeout_s",
+            fix="start process 0, on the machine with this address; look whether a firewall closes the port",
         )
-    missing = _missing(services)
-    who = f"process {', '.join(missing)}" if missing else "another process"
-    return ClusterError(
-        f"process {given.process_id} of {given.num_processes}: {who} did not come to the job",
-        given=f"coordinator {given.coordinator}, waited for {timeout_s:g} s",
-        expected=f"all {given.num_processes} processes, with the same addresses and their own process_id",
-        fix="look how the missing process ended, start all again; if they start slowly, raise initialization_timeout_s",
-    )
 
-
-def _missing(services: list[CoordinationService]) -> list[str]:
-    """The processes that have not come, from what the coordination service has logged."""
-    found = [re.search(r"Some timed out task names:\n((?:\d+\n)+)", service.log()) for service in services]
-    return [name for match in found if match is not None for name in match[1].split()]
+    def failed(self, error: Exception) -> ClusterError:
+        """The error for what JAX could not detect, or for processes that did not come in time."""
+        if self._place is None:
+            sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
+            return ClusterError(
+                "initialize: no cluster was given, and JAX detects none",
+                given=f"{self._given}: {error}",
+                expected=f"arguments, {sources}",
+                fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0); or no call, in a single process',
+            )
+        address, process, processes = self._place
+        logged = "" if self._service is None else self._service.log()
+        missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
+        who = "another process" if missing is None else f"process {', '.join(missing[1].split())}"
+        return ClusterError(
+            f"process {process} of {processes}: {who} did not come to the job",
+            given=f"coordinator {address}; {shorten(error)}",
+            expected=f"all {processes} processes within initialization_timeout_s, each with its own process_id",
+            fix="look how the missing process ended, and start all again",
+        )
 
 
 def _agree(client: Any, process: int, processes: int, end: float) -> int:
@@ -256,9 +275,13 @@ def _check_can_listen(address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
-        raise ClusterError(
-            "initialize: the coordinator cannot listen on its address",
-            given=f"{address!r}: {error}",
-            expected="an address of this machine, and a port that is free",
-            fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
-        ) from error
+        raise _cannot_listen(address, error) from error
+
+
+def _cannot_listen(address: str, reason: Exception) -> ClusterError:
+    return ClusterError(
+        "initialize: the coordinator cannot listen on its address",
+        given=f"{address!r}: {reason}",
+        expected="an address of this machine, and a port that is free",
+        fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
+    )

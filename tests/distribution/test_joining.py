@@ -49,6 +49,7 @@ def outcomes(*jobs, **variables):
     return [json.loads(output.splitlines()[-1]) for _, output, _ in ended], [errors for _, _, errors in ended]
 
 
+@pytest.mark.multiprocess
 def test_tf_config_makes_a_job(address):
     cluster = {"worker": [address, "127.0.0.1:1"]}
     configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(2)]
@@ -58,6 +59,31 @@ def test_tf_config_makes_a_job(address):
     assert first[2] == second[2]  # one seed
 
 
+DETECTED = {
+    "Slurm": {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+    "Open MPI": {"OMPI_COMM_WORLD_SIZE": "2"},
+}
+INDICES = {
+    "Slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("launcher", DETECTED)
+def test_what_jax_detects_makes_a_job(launcher, address):
+    number = address.rpartition(":")[2]  # JAX derives the port from that of the job
+    job = (
+        {"SLURM_JOB_ID": number} if launcher == "Slurm" else {"OMPI_MCA_orte_hnp_uri": f"{number}.0;tcp://127.0.0.1:1"}
+    )
+    (first, second), _ = outcomes(
+        *({"environ": DETECTED[launcher] | job | dict.fromkeys(INDICES[launcher], str(index))} for index in range(2))
+    )
+    assert first[0].startswith("process 0 of 2, coordinator 127.0.0.1:") and first[1]
+    assert second[0].startswith("process 1 of 2, coordinator 127.0.0.1:") and not second[1]
+
+
+@pytest.mark.multiprocess
 def test_once_and_before_jax_starts(address):
     (twice, late), _ = outcomes(
         {"arguments": [address, 1, 0], "twice": True}, {"arguments": [address, 1, 0], "devices before": True}
@@ -67,6 +93,7 @@ def test_once_and_before_jax_starts(address):
     assert "JAX has started already" in late[1] and "first line" in late[1]
 
 
+@pytest.mark.multiprocess
 def test_what_does_not_come_in_time_is_named(address):
     soon = {"initialization_timeout_s": 3}
     with socket.socket() as taken:
@@ -84,6 +111,7 @@ def test_what_does_not_come_in_time_is_named(address):
     assert not any("Check failure" in text for text in errors)
 
 
+@pytest.mark.multiprocess
 def test_all_expect_as_many_processes(address):
     (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 3, 1]})
     assert "num_processes=2 in process 0, 3 in process 1" in first[1]
@@ -92,10 +120,20 @@ def test_all_expect_as_many_processes(address):
 
 def test_what_waits_says_so(capfd, monkeypatch):
     monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
+    given = joining.JobArguments("127.0.0.1:1", 2, 1)
     with pytest.raises(ClusterError):
-        joining._await_coordinator(joining.time.monotonic() + 0.3, "127.0.0.1:1", 1, 2)
+        joining._Attempt(given, joining.time.monotonic() + 0.3, 1).await_coordinator("127.0.0.1:1", 1, 2)
     said = capfd.readouterr().err.splitlines()
-    assert re.fullmatch(r"keras_dist: process 1 of 2 waits for the coordinator at 127.0.0.1:1 since \d+ s", said[0])
+    assert re.fullmatch(r"keras_dist: waiting for process 0 of 2 at 127.0.0.1:1 since \d+ s", said[0])
+    with socket.socket() as answers:
+        answers.bind(("127.0.0.1", 0))
+        answers.listen()
+        address = f"127.0.0.1:{answers.getsockname()[1]}"
+        attempt = joining._Attempt(given, joining.time.monotonic() + 5, 1)
+        attempt.await_coordinator(address, 0, 2)
+        with attempt.waiting:
+            joining.time.sleep(0.2)
+    assert f"keras_dist: waiting for process 1 of 2 at {address} since 0 s" in capfd.readouterr().err.splitlines()
 
 
 def test_the_coordinator_listens_on_its_own_address_alone(address):
