@@ -22,7 +22,7 @@ from keras_dist._coordination_service import CoordinationService
 # JAX's own types are unknown in part
 from keras_dist.distribution import liveness
 from keras_dist.distribution.job_arguments import HANG_TIMEOUT_VARIABLE, JobArguments, integer_variable
-from keras_dist.errors import ClusterError, shorten
+from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _REPORT_EVERY_S = 15.0
@@ -252,7 +252,7 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
             record = json.loads(told[:_LIMIT_CHARACTERS])
             count = int(record["processes"])
             seeds.append(random.check_seed(record["seed"]))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, OverflowError, KerasDistError) as error:
             count, given = None, f"process {other} does not say how many there are: {shorten(error)}"
         else:
             given = f"num_processes={processes} in process {process}, {count} in process {other}"

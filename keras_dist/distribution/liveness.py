@@ -58,7 +58,7 @@ class Beat:
         return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4]])
 
     @classmethod
-    def decode(cls, text: str) -> Beat:
+    def decode(cls, text: bytes) -> Beat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
             number, state, why = cast(list[object], json.loads(text) if len(text) <= _LIMIT_CHARACTERS else [])
@@ -245,7 +245,7 @@ class Liveness:
 
     def _read(self) -> list[tuple[int, Beat]]:
         """The last beats of the others."""
-        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get(_PLACE)}
+        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
         others = (process for process in range(self.processes) if process != self.process)
         return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
 

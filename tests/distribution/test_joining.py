@@ -153,3 +153,29 @@ def test_the_coordinator_listens_on_its_own_address_alone(address):
 def test_time_outs_are_positive(name, value):
     with pytest.raises(ClusterError, match=name):
         kd.initialize("127.0.0.1:1", 1, 0, **{name: value})
+
+
+FORGED = [
+    "",
+    "2",
+    "[]",
+    "{}",
+    "[" * 5000,
+    '{"processes": Infinity, "seed": 0}',
+    '{"processes": 2, "seed": "0"}',
+    "\udc80",
+]
+
+
+@pytest.mark.parametrize("record", FORGED)
+def test_what_no_process_says_when_it_joins_is_an_error(record):
+    class Client:
+        def key_value_set(self, key, value):
+            pass
+
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            return record.encode(errors="surrogateescape").decode()  # as jaxlib does
+
+    with pytest.raises(ClusterError, match="disagree about how many they are") as error:
+        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
+    assert "process 0 does not say" in error.value.given
