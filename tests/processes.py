@@ -45,6 +45,13 @@ if processes > 1:
 """
 
 
+def free_address() -> str:
+    """An address of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 class Job:
     """Processes that run one program.
 
@@ -56,9 +63,7 @@ class Job:
     """
 
     def __init__(self, program: str, *arguments: object, processes: int = 2, devices: int = 2) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = free_address().rpartition(":")[2]
         program = f"{SETUP}\n{program}\n{END}"
         env = environment(devices) | {"PJRT_NPROC": "32"}
         self.processes = [

@@ -10,7 +10,7 @@ import keras_dist as kd
 from keras_dist.distribution import joining
 from keras_dist.errors import ClusterError
 from tests.forks import Python
-from tests.processes import environment
+from tests.processes import environment, free_address
 
 PROGRAM = """
 import json, sys, time
@@ -33,9 +33,7 @@ else:
 
 @pytest.fixture
 def address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return free_address()
 
 
 def outcomes(*jobs, **variables):

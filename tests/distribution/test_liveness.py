@@ -1,15 +1,19 @@
 """A process that dies, hangs or raises ends the others, with the reason."""
 
+import contextlib
 import json
+import os
+import random
 import signal
-import socket
+import time
 
 import pytest
 
 from keras_dist.distribution import liveness
 from keras_dist.distribution.liveness import FAILED, LEFT, RUNNING, Beat, Liveness
 from tests.forks import Python
-from tests.processes import environment
+from tests.processes import environment, free_address
+from tests.soak import ROUNDS
 
 
 class Ended(Exception):
@@ -114,7 +118,7 @@ import numpy as np
 import keras_dist as kd
 
 address, index, how, folder = sys.argv[1:]
-kd.initialize(address, 2, int(index), hang_timeout_s=20)
+kd.initialize(address, 2, int(index), hang_timeout_s=10 if how == "hangs" else None)
 kd.set_distribution(kd.DataParallel())
 
 class Ends(kd.callbacks.Callback):
@@ -123,6 +127,8 @@ class Ends(kd.callbacks.Callback):
             print(json.dumps(time.time()), flush=True)
             if how == "raises":
                 raise ValueError("no disk")
+            if how == "hangs":
+                time.sleep(600)
             os.kill(os.getpid(), int(how))
 
 callbacks = [Ends()]
@@ -130,19 +136,14 @@ if folder:
     callbacks.append(kd.callbacks.BackupAndRestore(folder, save_freq=2))
 model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
 model.compile("sgd", "mse")
-try:
-    model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=callbacks)
-except kd.errors.KerasDistError:
-    raise SystemExit(3)
+model.fit(np.ones((800, 3)), np.ones((800, 1)), 8, 100, verbose=0, callbacks=callbacks)
 """
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("how", ["raises", signal.SIGKILL])
 def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     folder = tmp_path / "backup" if how == "raises" else ""
     told = "raises" if how == "raises" else str(int(how))
     jobs = [Python("-c", PROGRAM, address, index, told, folder, env=environment(1)) for index in range(2)]
@@ -156,3 +157,67 @@ def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
     else:
         assert (code, death) == (1, -signal.SIGKILL)
         assert "process 1 of 2 has died or hangs: silent for" in line and "nothing is saved" in line
+
+
+@pytest.mark.multiprocess
+@pytest.mark.soak
+def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
+    address = free_address()
+    folder = tmp_path / "backup"
+    jobs = [Python("-c", PROGRAM, address, index, "hangs", folder, env=environment(1)) for index in range(2)]
+    outcomes = [job.outcome(90) for job in jobs]
+    assert [code for code, _, _ in outcomes] == [liveness.EXIT_RESTART] * 2
+    assert all("no step for" in errors.splitlines()[-1] and "saved: " in errors for _, _, errors in outcomes)
+    assert "in on_train_batch_end" in outcomes[1][2]
+
+
+ANYWHERE = """
+import os, sys, threading, time
+import numpy as np
+import keras_dist as kd
+
+address, index, processes, folder, who, how, when = sys.argv[1:]
+
+def end():
+    time.sleep(float(when))
+    print(time.time(), flush=True)
+    os.kill(os.getpid(), int(how))
+
+kd.initialize(address, int(processes), int(index))
+if index == who:
+    threading.Thread(target=end, daemon=True).start()
+kd.set_distribution(kd.DataParallel())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((160, 3)), np.ones((160, 1))
+while True:
+    model.fit(x, y, 16, 2, verbose=0, callbacks=[kd.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=5)])
+    model.evaluate(x, y, 16, verbose=0)
+    model.predict(x, 16, verbose=0)
+    model.save(f"{folder}/model", overwrite=True)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.soak
+@pytest.mark.parametrize("trial", range(max(1, 2 * ROUNDS)))
+def test_whatever_the_others_do_they_end(tmp_path, trial):
+    numbers = random.Random(trial)
+    processes, how = numbers.choice([2, 3]), numbers.choice([signal.SIGKILL, signal.SIGSTOP])
+    who, when = numbers.randrange(processes), numbers.uniform(0, 15)
+    address = free_address()
+    jobs = [
+        Python("-c", ANYWHERE, address, index, processes, tmp_path, who, int(how), when, env=environment(1))
+        for index in range(processes)
+    ]
+    try:
+        for code, _, errors in [job.outcome(90) for index, job in enumerate(jobs) if index != who]:
+            ended = time.time()
+            last = errors.splitlines()[-1]
+            assert f"process {who} of {processes} has died or hangs: silent for" in last
+            assert code == (liveness.EXIT_RESTART if "start the job again" in last else 1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # one that was stopped
+            os.kill(jobs[who].pid, signal.SIGKILL)
+    _, output, _ = jobs[who].outcome(10)
+    assert ended - json.loads(output.splitlines()[-1]) < 10
