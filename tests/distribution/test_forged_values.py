@@ -1,4 +1,4 @@
-"""A third party, who reaches the coordinator's port, writes into the key-value store of a job: an error, nothing run."""
+"""A third party at the coordinator's port writes into the key-value store of a job: an error, and nothing is run."""
 
 import os
 import pickle
