@@ -6,8 +6,9 @@ import os
 import signal
 import warnings
 
-from keras_dist._arguments import check_int, check_path
+from keras_dist._arguments import check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
+from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
 from keras_dist.distribution import liveness
@@ -28,15 +29,19 @@ class BackupAndRestore(Callback):
     restart. A second signal ends it at once.
 
     Args:
-        backup_dir: a directory for this training only; created if missing.
-        save_freq: `"epoch"`, or the number of batches between saves, counted across epochs. With a number, each step is
-            an execution of its own.
+        backup_dir: a directory for this training only; created if missing. It may lie in a bucket, as
+            `"gs://bucket/backup"`; see `CheckpointManager` for what is not promised there, and without locks.
+        save_freq: `"epoch"`; or the number of batches between saves, counted across epochs, with which each step is an
+            execution of its own; or the time between saves, as `datetime.timedelta(minutes=10)`, after which it saves
+            at the end of the running execution. All processes of a job save at the same step: the clock of the first
+            one decides.
         double_checkpoint: whether at least two states are kept: if the newest is damaged, the one before is used.
         delete_checkpoint: whether the states are deleted when training ends normally. They are kept if an exception or
             a signal ends it.
         keep: number of states to keep; None for all.
         asynchronous: whether training continues while a state is being written. A save that fails ends training at the
             next step; in a job of several processes at the next save, so that all end at the same step.
+        fsync: whether states are forced to the disk, so that they outlive a failure of power; see `CheckpointManager`.
 
     Raises:
         ModelError: an argument cannot be used.
@@ -63,30 +68,30 @@ class BackupAndRestore(Callback):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: int | str = "epoch",
+        save_freq: SaveFrequency = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
         keep: int | None = 2,
         asynchronous: bool = True,
+        fsync: bool = False,
     ) -> None:
         super().__init__()
-        if save_freq != "epoch":
-            check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative="'epoch'", example=100)
         self.backup_dir = check_path("backup_dir", backup_dir, "backup")
-        self.save_freq = save_freq
+        self.save_freq = check_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         check_number_kept("keep", keep)
         self.keep = max(keep, 2) if double_checkpoint and keep is not None else keep
-        self.asynchronous = asynchronous
+        self.asynchronous, self.fsync = asynchronous, fsync
         self._manager: CheckpointManager | None = None
+        self._timer: SaveTimer | None = None
         self._batches = self._saved_at = 0
         self._last_batch = -1
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Whether it counts batches."""
-        return mode == "train" and self.save_freq != "epoch"
+        return mode == "train" and isinstance(self.save_freq, int)
 
     def get_state(self) -> dict[str, int]:
         """Return the numbers of batches."""
@@ -100,21 +105,28 @@ class BackupAndRestore(Callback):
         """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        manager = CheckpointManager(self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous)
+        manager = CheckpointManager(
+            self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync
+        )
         self._manager = manager
         stored = manager.newest()
         liveness.note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
             print_message(f"BackupAndRestore: going on with {stored.folder}")
+        self._timer = timer_of(self.save_freq)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save after every `save_freq` batches."""
+        """Save after every `save_freq` batches, or whenever that time has passed."""
         manager = self._open()
         manager.check()
-        self._batches += batch - self._last_batch
-        self._last_batch = batch
-        if isinstance(self.save_freq, int) and self._batches - self._saved_at >= self.save_freq:
+        steps, self._last_batch = batch - self._last_batch, batch
+        self._batches += steps
+        if isinstance(self.save_freq, int):
+            is_due = self._batches - self._saved_at >= self.save_freq
+        else:
+            is_due = self._timer is not None and self._timer.is_due(steps)
+        if is_due:
             self._saved_at = self._batches
             manager.save()
 
@@ -139,6 +151,8 @@ class BackupAndRestore(Callback):
     def on_train_exit(self, error: BaseException | None) -> None:
         """Delete the states after a normal end, and release the directory."""
         manager, self._manager = self._manager, None
+        if self._timer is not None:
+            self._timer.leave(error)
         if manager is None:
             return
         if error is None and self.delete_checkpoint:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_int, check_number
+from keras_dist._arguments import check_number
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.monitor_callback import MonitorCallback
+from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.buckets import folder_path, in_bucket
 
 _SUFFIXES = (".safetensors", ".orbax")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
@@ -35,8 +37,9 @@ class ModelCheckpoint(MonitorCallback):
         save_best_only: whether to save only when the value is better than at all earlier saves.
         save_weights_only: whether to require a path for weights; with False the path decides.
         mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
-        save_freq: `"epoch"`, or the number of batches between saves; with several steps per execution, it saves after
-            the execution that reaches it.
+        save_freq: `"epoch"`; or the number of batches between saves; or the time between them as a
+            `datetime.timedelta`, counted from the beginning of `fit`. It saves after the execution that reaches it, at
+            the same step in all processes of a job: the clock of the first one decides.
         initial_value_threshold: the value that the first one must improve on.
 
     Attributes:
@@ -75,30 +78,30 @@ class ModelCheckpoint(MonitorCallback):
         save_best_only: bool = False,
         save_weights_only: bool = False,
         mode: str = "auto",
-        save_freq: int | str = "epoch",
+        save_freq: SaveFrequency = "epoch",
         initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__(monitor, mode, min_delta=0)
         if initial_value_threshold not in (None, math.inf, -math.inf):
             check_number("initial_value_threshold", initial_value_threshold)
         self.filepath = _checked_path(filepath, save_weights_only)
-        if save_freq != "epoch":
-            check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative="'epoch'", example=100)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
-        self.save_freq = save_freq
+        self.save_freq = check_save_freq(save_freq)
         self.best = initial_value_threshold
         self._epoch = self._last_batch = -1
         self._batches_since_save = 0
+        self._timer: SaveTimer | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Whether it counts batches."""
-        return mode == "train" and self.save_freq != "epoch"
+        return mode == "train" and isinstance(self.save_freq, int)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Determine which values are better."""
+        """Determine which values are better, and start the clock."""
         self._epoch = -1
+        self._timer = timer_of(self.save_freq)
         self._has_warned = False
         if self.save_best_only:
             best = self.best  # the file of an earlier `fit` may be better than all that come
@@ -112,12 +115,14 @@ class ModelCheckpoint(MonitorCallback):
             self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save after every `save_freq` batches."""
-        if isinstance(self.save_freq, str):
-            return
-        self._batches_since_save += batch - self._last_batch
-        self._last_batch = batch
-        if self._batches_since_save >= self.save_freq:
+        """Save after every `save_freq` batches, or whenever that time has passed."""
+        steps, self._last_batch = batch - self._last_batch, batch
+        self._batches_since_save += steps
+        if isinstance(self.save_freq, int):
+            is_due = self._batches_since_save >= self.save_freq
+        else:
+            is_due = self._timer is not None and self._timer.is_due(steps)
+        if is_due:
             self._batches_since_save = 0
             self._consider(self._epoch, logs or {}, batch=batch + 1)
 
@@ -125,6 +130,11 @@ class ModelCheckpoint(MonitorCallback):
         """Save if `save_freq` is `"epoch"`."""
         if self.save_freq == "epoch":
             self._consider(epoch, logs or {})
+
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """Tell the other processes of a job of an error that ends the training here."""
+        if self._timer is not None:
+            self._timer.leave(error)
 
     def _consider(self, epoch: int, logs: Logs, **numbers: int) -> None:
         """Save, unless only better values count and this is none."""
@@ -135,7 +145,8 @@ class ModelCheckpoint(MonitorCallback):
             is_wanted, reason = True, f"saving model to {path}"
         self._say(epoch, reason)
         if is_wanted:
-            Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
+            if not in_bucket(folder_path(path)):
+                Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
             if path.endswith(_SUFFIXES):
                 self.model.save_weights(path)
             else:

@@ -19,6 +19,7 @@ from keras_dist import _jax
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.buckets import absolute, refreshed
 
 FOLDER = "arrays"
 
@@ -60,7 +61,7 @@ def write_arrays(
     kinds = type_handlers.create_type_handler_registry((jax.Array, slices), (np.ndarray, type_handlers.NumpyHandler()))
     handler = orbax.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=kinds)
     arguments = orbax.args.PyTreeSave(raw, ocdbt_target_data_file_size=_FILE_BYTES)
-    place = epath.Path(folder.absolute() / FOLDER)
+    place = epath.Path(absolute(folder) / FOLDER)
     futures: list[Any] = []
 
     def begin() -> None:
@@ -77,7 +78,7 @@ def write_arrays(
             if on_cpus:
                 job.first(lambda: _make_folders(place))
             job.each(end)
-            job.first(lambda: handler.finalize(place))
+            job.first(lambda: handler.finalize(refreshed(place)))  # which merges the folders that it lists
         raw.clear()
 
     if not on_cpus:
@@ -107,7 +108,7 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
         arguments = orbax.args.PyTreeRestore(item=raw, restore_args=how, partial_restore=True)
         try:
             with contextlib.closing(orbax.PyTreeCheckpointHandler()) as handler:
-                found = handler.restore(epath.Path(folder.absolute() / FOLDER), args=arguments)
+                found = handler.restore(epath.Path(absolute(folder) / FOLDER), args=arguments)
         except Exception as error:  # orbax and its storage raise whatever they like about files
             raise CheckpointError(
                 f"the arrays in {str(folder)!r} cannot be read",

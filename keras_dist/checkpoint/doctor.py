@@ -24,6 +24,7 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
 from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.buckets import absolute, files_below, folder_path, refreshed
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
 from keras_dist.saving.regular_files import read_regular
@@ -198,7 +199,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
-    path = pathlib.Path(check_path("path", path, "states", CheckpointError))
+    path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
     if not path.is_dir():
         raise CheckpointError(
             f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
@@ -207,8 +208,8 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
             fix="the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save",
         )
     if _is_state(path):
-        found, directory = [path], path.absolute().parent
-        around = [one for one in _folders(directory) if path.absolute().name in one.name]
+        found, directory = [path], absolute(path).parent
+        around = [one for one in _folders(directory) if absolute(path).name in one.name]
     else:
         directory = path
         around = _folders(directory)
@@ -254,7 +255,7 @@ def render_restoring(name: str, found: Restoring) -> str:
 
 def _is_state(folder: pathlib.Path) -> bool:
     names = (manifest.NAME, f"{RECORD}.json")
-    return _STEP.fullmatch(folder.absolute().name) is not None or any((folder / name).is_file() for name in names)
+    return _STEP.fullmatch(absolute(folder).name) is not None or any((folder / name).is_file() for name in names)
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -263,12 +264,12 @@ def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _examined(folder: pathlib.Path) -> SavedState:
     """Return what is known about a checkpoint, damaged or not."""
-    name = folder.absolute().name
+    name = absolute(folder).name
     if not folder.is_dir():
         return SavedState(name, (f"{name} is a file",))
     problems = manifest.damage_of(folder)
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    documents = sorted(path.stem for path in files if path.parent == folder and path.suffix == ".json")
+    files = files_below(folder)
+    documents = sorted(name.removesuffix(".json") for name in files if "/" not in name and name.endswith(".json"))
     state = SavedState(
         name,
         tuple(problems),

@@ -1,4 +1,4 @@
-"""`Draft`: a folder that is written atomically."""
+"""`Draft`: a folder that is written atomically; and `BucketDraft`, one in a bucket."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import pathlib
 import shutil
 import warnings
+from typing import Any, cast
 
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.saving.buckets import in_bucket, refreshed
 from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
 from keras_dist.saving.locks import lock_folder, unlock_folder
+from keras_dist.saving.syncing import make_folders, sync, sync_below
 
 
 class Draft:
@@ -20,29 +23,22 @@ class Draft:
 
     A writer that is killed leaves the draft, and what was in its place before; the next draft of the place removes it.
     Drafts that are still being written, here or in other processes, are kept: they hold a lock that ends with its
-    process. On systems without locks of folders, such as some network disks, all drafts are kept.
+    process. Where folders have no locks, as on Windows and NFS, all drafts are kept.
 
     Args:
         place: where the folder is to be.
         job: synchronizes the processes that write to it; the first one makes it and moves it.
+        fsync: whether `commit` forces all of it to the disk before it is moved, and then its new name.
 
     Attributes:
         place: where the folder is to be.
         folder: where it is written.
     """
 
-    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
-        self._job, self._lock, self._is_over = job or Rendezvous(), None, True
-        place = _resolved(place)  # the program may go elsewhere before it is written; links stay, and point to the new
-        places = self._job.each(lambda: str(place))
-        if len({*places}) > 1:
-            raise CheckpointError(
-                "the processes write one checkpoint to different places",
-                given=", ".join(f"process {process}: {one!r}" for process, one in enumerate(places)),
-                expected="one place, which all processes see",
-                fix="give all processes the same absolute path, in a folder that their machines share",
-            )
-        self.place = place
+    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None, fsync: bool = False) -> None:
+        self._job, self._fsync, self._lock, self._is_over = job or Rendezvous(), fsync, None, True
+        self.place = place = _resolved(place)  # the program may go elsewhere; links stay, and point to the new
+        _check_same(place, self._job)
         number = self._job.first(self._begin, str)
         self.folder = draft_path(place, number)
         try:
@@ -54,6 +50,8 @@ class Draft:
     def commit(self) -> None:
         """Move the folder to its place, and replace what was there."""
         write_manifest(self.folder, self._job)
+        if self._fsync:
+            self._job.each(lambda: sync_below(self.folder))  # by all: on other machines it may be in their memory
         self._job.first(self._move)
 
     def _begin(self) -> str:
@@ -76,6 +74,8 @@ class Draft:
                 )
         _check_holds_no_other(place)
         settled(place, is_only_writer=False)
+        if self._fsync:
+            make_folders(place.parent)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._number, self._lock = new_draft(place)
         self._is_over = False
@@ -97,7 +97,12 @@ class Draft:
             self._exchange()
         else:
             os.rename(self.folder, self.place)
+            self._sync_name()
         self._release()
+
+    def _sync_name(self) -> None:
+        if self._fsync:
+            sync(self.place.parent)
 
     def _exchange(self) -> None:
         _check_holds_no_other(self.place)  # they may have come meanwhile
@@ -113,6 +118,7 @@ class Draft:
             except BaseException:
                 os.rename(replaced, self.place)
                 raise
+            self._sync_name()
             shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
 
     def abandon(self) -> None:
@@ -124,6 +130,54 @@ class Draft:
     def _release(self) -> None:
         self._is_over = True
         unlock_folder(self._lock)
+
+
+class BucketDraft:
+    """A folder in a bucket. It is written in its place, and is there when its manifest is, which is written last.
+
+    What was in its place before is deleted first. What a killed writer leaves has no manifest; the next draft of the
+    place removes it. The other arguments and attributes are those of `Draft`.
+    """
+
+    def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
+        self._job, self._is_over = job or Rendezvous(), True
+        self.place = self.folder = place
+        _check_same(place, self._job)
+        self._job.first(self._begin)
+        self._is_over = self._job.process != 0
+
+    def _begin(self) -> None:
+        _check_holds_no_other(refreshed(self.place))
+        discard(self.place)
+
+    def commit(self) -> None:
+        """Write the manifest."""
+        write_manifest(self.folder, self._job)
+        self._is_over = True
+
+    def abandon(self) -> None:
+        """Remove it. Does nothing the second time, after `commit`, or in processes other than the first."""
+        if not self._is_over:
+            self._is_over = True
+            with contextlib.suppress(OSError):  # the next draft removes it
+                discard(self.place)
+
+
+def draft_at(place: pathlib.Path, job: Rendezvous, fsync: bool) -> Draft | BucketDraft:
+    """Return a draft of a folder, here or in a bucket, where an object that is written is safe."""
+    return BucketDraft(place, job) if in_bucket(place) else Draft(place, job, fsync)
+
+
+def _check_same(place: pathlib.Path, job: Rendezvous) -> None:
+    """Check that all processes write to the same place."""
+    places = job.each(lambda: str(place))
+    if len({*places}) > 1:
+        raise CheckpointError(
+            "the processes write one checkpoint to different places",
+            given=", ".join(f"process {process}: {one!r}" for process, one in enumerate(places)),
+            expected="one place, which all processes see",
+            fix="give all processes the same absolute path, in a folder that their machines share",
+        )
 
 
 def _resolved(place: pathlib.Path) -> pathlib.Path:
@@ -145,7 +199,7 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
     listed = listed_in(place) if (place / NAME).is_file() else None
     own = {NAME, *(pathlib.PurePosixPath(name).parts[0] for name in listed or ())}
     others = sorted(path.name for path in place.iterdir() if path.name not in own)
-    if listed is not None and not listed:  # it is damaged, and cannot tell
+    if not listed and (listed is not None or in_bucket(place)):  # it is damaged, or half-written, and cannot tell
         others = [name for name in others if name != "arrays" and not name.endswith(".json")]
     if others:
         raise CheckpointError(
@@ -193,6 +247,8 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
     Nothing is moved: a reader may lack the permission to write.
     """
+    if in_bucket(place):
+        return refreshed(place)
     resolved = place.resolve()
     if place.exists() or not resolved.parent.is_dir():
         return place
@@ -204,7 +260,15 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
 
 def discard(place: pathlib.Path) -> None:
-    """Delete a folder atomically: if the process is killed meanwhile, it is either gone or complete."""
+    """Delete a folder atomically: if the process is killed meanwhile, it is either gone or complete.
+
+    In a bucket it is gone when its manifest is.
+    """
+    if in_bucket(place):
+        objects = cast(Any, refreshed(place))
+        (objects / NAME).unlink(missing_ok=True)
+        objects.rmtree(missing_ok=True)
+        return
     draft = draft_path(place, str(os.getpid()))
     if draft.exists():
         shutil.rmtree(draft)

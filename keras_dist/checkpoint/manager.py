@@ -13,15 +13,17 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self
 
-from keras_dist._arguments import check_int, check_path
+from keras_dist._arguments import check_int, check_optional, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
+from keras_dist.saving.syncing import make_folders
 
 _STEP = re.compile(r"step_(\d{8,})")
 
@@ -53,20 +55,35 @@ class CheckpointManager:
     """Keeps the newest states of a model in a directory, as folders `step_00000012`.
 
     Saves are atomic: the process may be killed at any time. Each state has a manifest of the CRC-32C of its files.
-    Damaged states are skipped with a warning, and are never deleted. Files are not forced to the disk (no `fsync`); a
-    state that a power failure damages is detected. In a job of several processes, all make the manager and call it at
+    Damaged states are skipped with a warning, and are never deleted. A state that a power failure damages is detected;
+    with `fsync=True` it is not damaged. In a job of several processes, all make the manager and call it at
     the same points, with a directory that all share; the first process checks and deletes.
+
+    Where there are no locks, a second writer is not refused: on Windows, on network disks whose `flock` fails (NFS
+    without its lock service), in buckets. See to it that only one job writes there: a manager takes the half-written
+    states that it finds for those of killed processes, and deletes them.
+
+    In a bucket (`"gs://bucket/states"`, for which etils needs the package `gcsfs`) there are no renames either. A state
+    is written in its place, and is there when its manifest is, which is written last. So saves are atomic there, too,
+    but one that replaces the state of its step is not: that state is deleted first, and a kill meanwhile loses it; the
+    states before remain. Each state is read once after it was written, for its manifest. `fsync` changes nothing.
 
     Args:
         model: a `Model` whose weights exist.
-        directory: created if missing. Only one manager may write there at a time, among all jobs that share it.
-        max_to_keep: number of states to keep, the newest ones; None for all.
+        directory: created if missing; or one in a bucket. Only one manager may write there at a time, among all jobs
+            that share it.
+        keep: number of states to keep, the newest ones; None for all.
+        keep_every: number of steps of which one state is kept for good, beside the newest ones: the first one at or
+            after each multiple of it. None for none. `delete` deletes these, too.
         asynchronous: whether `save` returns while the arrays are still being written. Errors are then raised by the
             next call and by `wait_until_finished`. A program that ends waits for the save; on Python 3.12.0 to 3.12.2,
             which start no threads at exit, call `close` first: else the save may fail, with a warning.
+        fsync: whether the files and folders of a state are forced to the disk before it is moved to its place, and
+            older ones are deleted only when that is on the disk, too. It costs what the disk takes to write.
 
     Raises:
-        CheckpointError: another job writes there, or an argument cannot be used.
+        CheckpointError: another job writes there, an argument cannot be used, or the directory is of another storage
+            than a file system or a bucket `gs://`.
         OSError: the directory cannot be written.
 
     Example:
@@ -75,7 +92,7 @@ class CheckpointManager:
         >>> import keras_dist as kd
         >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
         >>> model.compile("adam", loss="mse")
-        >>> with kd.checkpoint.CheckpointManager(model, tempfile.mkdtemp(), max_to_keep=2) as manager:
+        >>> with kd.checkpoint.CheckpointManager(model, tempfile.mkdtemp(), keep=2) as manager:
         ...     manager.restore_or_initialize()  # nothing is there yet
         ...     for _ in range(3):
         ...         loss = model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
@@ -90,16 +107,22 @@ class CheckpointManager:
         self,
         model: Checkpointable,
         directory: str | os.PathLike[str],
-        max_to_keep: int | None = 5,
+        keep: int | None = 5,
         *,
+        keep_every: int | None = None,
         asynchronous: bool = False,
+        fsync: bool = False,
     ) -> None:
-        check_number_kept("max_to_keep", max_to_keep)
+        check_number_kept("keep", keep)
+        wrong, others = "is not a number of steps", "None"
+        check_optional(
+            check_int, "keep_every", keep_every, 1, wrong=wrong, alternative=others, example=1000, error=CheckpointError
+        )
         directory = check_path("directory", directory, "states", CheckpointError)
         self._model = model
-        self.directory = pathlib.Path(directory).absolute()  # the program may go elsewhere meanwhile
-        self._max_to_keep = max_to_keep
-        self._asynchronous = asynchronous
+        self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
+        self._keep, self._keep_every = keep, keep_every
+        self._asynchronous, self._fsync = asynchronous, fsync
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
@@ -115,7 +138,7 @@ class CheckpointManager:
     @property
     def steps(self) -> list[int]:
         """The steps of the saved states, ascending."""
-        if not self.directory.is_dir():
+        if not refreshed(self.directory).is_dir():
             return []
         found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in found if match is not None)
@@ -131,7 +154,7 @@ class CheckpointManager:
         return next(reversed(self.checkpoints), None)
 
     def save(self, snapshot: Snapshot | None = None) -> str:
-        """Write the state of the model, and delete the oldest ones beyond `max_to_keep`.
+        """Write the state of the model, and delete the oldest ones beyond `keep`.
 
         Other threads may call `train_on_batch`: their steps wait until the arrays are copied. While `fit` runs, save
         from its callbacks.
@@ -153,7 +176,7 @@ class CheckpointManager:
             snapshot = snapshot or self._model.snapshot()
             self._job.first(lambda: self._make_room(snapshot.step))
             path = self._path(snapshot.step)
-            self._writer = _Writer(snapshot, path, lambda: self._job_behind.first(self._prune))
+            self._writer = _Writer(snapshot, path, self._fsync, lambda: self._job_behind.first(self._prune))
         if not self._asynchronous:
             self.wait_until_finished()
         return str(path)
@@ -287,6 +310,11 @@ class CheckpointManager:
 
     def _begin(self) -> None:
         """Take the lock, and clear away what killed processes have left of states. Drafts of others are not ours."""
+        if in_bucket(self.directory):
+            self._discard_half_written()
+            return
+        if self._fsync:
+            make_folders(self.directory)
         self._lock = Lock(self.directory)
         try:
             places = {place_of(path) for path in self.directory.iterdir()}
@@ -295,6 +323,13 @@ class CheckpointManager:
         except BaseException:
             self._lock.release()
             raise
+
+    def _discard_half_written(self) -> None:
+        """In a bucket: delete what has no manifest, which is written last."""
+        for path in map(self._path, self.steps):
+            if not (path / manifest.NAME).is_file():
+                discard(path)
+                warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
 
     def _make_room(self, step: int) -> None:
         """Rename a damaged state of this step."""
@@ -324,17 +359,26 @@ class CheckpointManager:
 
     def _prune(self) -> None:
         """Delete the oldest states. Damaged ones neither count nor go."""
-        if self._max_to_keep is not None:
-            for step in self._whole()[: -self._max_to_keep]:
+        if self._keep is not None:
+            whole = self._whole()
+            for step in sorted({*whole[: -self._keep]} - self._kept_for_good(whole)):
                 discard(self._path(step))
+
+    def _kept_for_good(self, whole: list[int]) -> set[int]:
+        """The first step at or after each multiple of `keep_every`."""
+        if self._keep_every is None:
+            return set()
+        first = {step // self._keep_every: step for step in reversed(whole)}
+        first.pop(0, None)
+        return {*first.values()}
 
     def _discard_all(self) -> None:
         for step in self._whole():
             discard(self._path(step))
 
     def _remove_empty(self) -> None:
-        """Remove the directory, unless other things are in it."""
-        if not any(self.directory.iterdir()):
+        """Remove the directory, unless other things are in it. A bucket has none."""
+        if not in_bucket(self.directory) and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _whole(self) -> list[int]:
@@ -364,11 +408,11 @@ threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 class _Writer:
     """One save, which ends in a thread of its own."""
 
-    def __init__(self, snapshot: Snapshot, path: pathlib.Path, then: Callable[[], None]) -> None:
+    def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
         self._error: BaseException | None = None
         try:
-            finish = snapshot.begin(path)
+            finish = snapshot.begin(path, fsync)
         except OSError as error:
             raise self._failed(error) from error
 

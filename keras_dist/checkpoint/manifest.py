@@ -20,6 +20,7 @@ import google_crc32c
 
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.buckets import files_below, in_bucket, refreshed, size_of
 from keras_dist.saving.regular_files import open_regular, read_regular
 
 NAME = "manifest.json"
@@ -32,8 +33,7 @@ _CHUNK_BYTES = 2**20
 def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     """Write the manifest of all files below `folder`. Files that are added later are not part of the checkpoint."""
     job = job or Rendezvous()
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    names = job.first(lambda: [path.relative_to(folder).as_posix() for path in paths], list)
+    names = job.first(lambda: files_below(folder), list)
     mine = names[job.process :: job.processes]
     parts = job.each(lambda: _noted(folder, mine), dict)
     files = {name: noted for part in parts for name, noted in part.items()}
@@ -57,7 +57,7 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     Any changed byte is detected, also in the manifest itself.
     """
     try:
-        content = read_regular(folder / NAME)
+        content = read_regular(refreshed(folder) / NAME)
     except FileNotFoundError:
         return [f"{NAME} is missing"]
     except OSError as error:
@@ -80,6 +80,8 @@ def listed_in(folder: pathlib.Path) -> frozenset[str]:
 
 def _irregular_below(folder: pathlib.Path) -> list[str]:
     """What is neither a file nor a folder. Where no manifest lists it orbax may still be led there."""
+    if in_bucket(folder):
+        return []
     paths = [pathlib.Path(place, name) for place, *names in os.walk(folder) for name in itertools.chain(*names)]
     modes = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in sorted(paths)}
     return [
@@ -103,7 +105,7 @@ def _note(folder: pathlib.Path, name: Any) -> dict[str, Any]:
             expected="a file of the checkpoint, as the first process tells it",
             fix="save again; let nobody else reach the coordinator's port",
         )
-    size = (folder / name).stat().st_size
+    size = size_of(folder / name)
     return {"bytes": size, "crc32c": _checksum(folder, name, size)}
 
 
@@ -121,7 +123,7 @@ def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | Non
     if not _is_inside(name):
         return f"{name} is not inside of the checkpoint"
     try:
-        size = (folder / name).lstat().st_size
+        size = size_of(folder / name)
         if size != noted["bytes"]:
             return f"{name} has {size} bytes instead of {noted['bytes']}"
         is_same = _checksum(folder, name, size) == noted["crc32c"]

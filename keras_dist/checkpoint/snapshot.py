@@ -19,12 +19,13 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import Draft, present
+from keras_dist.checkpoint.folder import draft_at, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
+from keras_dist.saving.buckets import folder_path, resolved
 from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import read_regular
 
@@ -54,8 +55,12 @@ class Snapshot:
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def begin(self, place: pathlib.Path) -> Callable[[], None]:
+    def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
+
+        Args:
+            place: of the folder.
+            fsync: whether it is forced to the disk.
 
         Returns:
             A function that waits until it is written, to be called once, in any thread. It raises what went wrong.
@@ -65,7 +70,7 @@ class Snapshot:
             OSError: it cannot be written.
         """
         job = Rendezvous("a save")
-        draft = Draft(place, job)
+        draft = draft_at(place, job, fsync)
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **self.documents}.items():
@@ -153,8 +158,8 @@ class Stored:
             checked[0] = cls(folder)
             return str(checked[0].folder)
 
-        place = pathlib.Path(Rendezvous("a load").first(check, str))
-        if not checked and place.resolve() != folder.resolve() and place_of(place) != folder.resolve():
+        place = folder_path(Rendezvous("a load").first(check, str))
+        if not checked and resolved(folder) not in (resolved(place), place_of(place)):
             raise CheckpointError(
                 "the processes load from different places",
                 given=f"process 0: {str(place)!r}, here: {str(folder)!r}",

@@ -274,8 +274,9 @@ class Saveable(Trainer):
         given to `load_model` again.
 
         Args:
-            filepath: a folder, which is made.
-            overwrite: whether a model that is there is replaced.
+            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`.
+            overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
+                save fails.
 
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.

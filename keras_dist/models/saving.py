@@ -36,6 +36,7 @@ from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.session import Session
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.training.progress import Progress
 from keras_dist.training.state_cell import host_copy
 
@@ -130,7 +131,7 @@ def restore(
 
 def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str) -> None:
     """Check that there is nothing at a path."""
-    if os.path.lexists(path):
+    if refreshed(path).exists() if in_bucket(path) else os.path.lexists(path):
         raise error(
             f"{caller}: {str(path)!r} exists",
             given="a folder" if path.is_dir() else "a file",
@@ -301,7 +302,7 @@ def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
             expected="the path of a folder",
             fix='for example "digits"; model.save_weights writes a file of weights',
         )
-    return pathlib.Path(filepath)
+    return folder_path(os.fspath(filepath))
 
 
 def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -29,6 +29,7 @@ from keras_dist.models.saving import FROM_KERAS, KERAS_FILES, OVERWRITE, check_f
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
+from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
@@ -170,8 +171,9 @@ def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) 
 
 def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader | _Folder:
     """What reads the weights at this path."""
-    if isinstance(filepath, str | os.PathLike) and pathlib.Path(filepath).is_dir():
-        return _Folder(pathlib.Path(filepath), session)
+    folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
+    if folder is not None and refreshed(folder).is_dir():
+        return _Folder(folder, session)
     path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
     if path.suffix == FOLDER_SUFFIX:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
@@ -226,7 +228,15 @@ def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
 def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
     """The path of weights, whose suffix tells in which form they are."""
     if isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith(tuple(suffixes)):
-        return pathlib.Path(filepath)
+        path = folder_path(os.fspath(filepath))
+        if not in_bucket(path) or path.suffix == FOLDER_SUFFIX:
+            return path
+        raise ModelError(
+            f"{caller}: {str(path)!r} would be a file of weights in a bucket",
+            given=f"filepath={shorten(filepath)}",
+            expected=f"a path of this system, or a folder in a bucket, which ends in {FOLDER_SUFFIX!r}",
+            fix=f"for example '{path.with_suffix(FOLDER_SUFFIX)}'",
+        )
     is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
     raise ModelError(
         f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",

@@ -25,6 +25,9 @@ except ImportError:  # on Windows
 NAME = ".lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+"""What `flock` says on file systems that have no locks: NFS without its lock service, some that run in user space."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
@@ -42,8 +45,8 @@ class Holder:
 class Lock:
     """The right to write to a directory, held until `release` or the end of the process, however it ends.
 
-    On Windows nobody is refused: users must make sure that only one process writes to a directory.
-
+    Nobody is refused on Windows, and on file systems without locks, such as NFS without its lock service: there, users
+    must make sure that only one job writes to a directory.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -81,7 +84,7 @@ class Lock:
 
 
 def _locked(path: pathlib.Path) -> TextIO:
-    """Return the file at a path, which is made if need be, with the system's lock on it."""
+    """Return the file at a path, which is made if need be, with the system's lock on it where there are locks."""
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666), "a+", encoding="utf-8")
         if fcntl is None:
@@ -101,7 +104,9 @@ def _locked(path: pathlib.Path) -> TextIO:
                 expected="one writer of a directory",
                 fix="another directory for this job, or wait until the other one has ended",
             ) from None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _WITHOUT_LOCKS:
+                return file
             file.close()
             raise
         file.close()  # its holder has released and removed it after it was opened here

@@ -1,4 +1,7 @@
-"""Reading files of folders that others may have made: regular files alone, and no more of them than expected."""
+"""Reading files of folders that others may have made: regular files alone, and no more of them than expected.
+
+In a bucket there are no others.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import errno
 import os
 import pathlib
 import stat
-from io import FileIO
+from typing import IO, Any, cast
+
+from keras_dist.saving.buckets import in_bucket, size_of
 
 MOST_BYTES = 2**28
 """The largest file that is read at once."""
 
 
-def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
+def open_regular(path: pathlib.Path, follow_links: bool = False) -> IO[bytes]:
     """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
 
     Args:
@@ -22,17 +27,19 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
+    if in_bucket(path):
+        return cast(Any, path.open("rb"))
     if not stat.S_ISREG(os.stat(path, follow_symlinks=follow_links).st_mode):
         raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no regular file", str(path))
     wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
-    return FileIO(descriptor, "rb")
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
     """Return the content of a regular file of at most `MOST_BYTES`; see `open_regular`."""
     with open_regular(path, follow_links) as file:
-        size = os.fstat(file.fileno()).st_size
+        size = size_of(path) if in_bucket(path) else os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has {size} bytes, more than {MOST_BYTES}", str(path))
         return file.read(size) if size else b""

@@ -1,5 +1,6 @@
 """`BackupAndRestore`: which states are there, and what becomes of them and of the directory."""
 
+import datetime
 import errno
 import threading
 
@@ -200,6 +201,7 @@ def test_it_looks_at_each_batch_only_to_count_them():
     assert BackupAndRestore("backup", 5).sees_every_batch("train")
     assert not BackupAndRestore("backup", 5).sees_every_batch("test")
     assert not BackupAndRestore("backup").sees_every_batch("train")
+    assert not BackupAndRestore("backup", datetime.timedelta(minutes=10)).sees_every_batch("train")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,8 @@ def test_it_looks_at_each_batch_only_to_count_them():
         {"save_freq": 0},
         {"save_freq": True},
         {"save_freq": 1.5},
+        {"save_freq": datetime.timedelta(0)},
+        {"save_freq": datetime.timedelta(seconds=-1)},
     ],
 )
 def test_arguments_that_cannot_be_used(arguments):

@@ -51,7 +51,7 @@ def write(directory):
 
     def write(*steps, **arguments):
         held = Held()
-        with CheckpointManager(held, directory, **{"max_to_keep": None, **arguments}) as manager:
+        with CheckpointManager(held, directory, **{"keep": None, **arguments}) as manager:
             for held.step in steps:
                 manager.save()
         return [directory / f"step_{step:08d}" for step in steps]

@@ -1,6 +1,7 @@
 """The newest states of a model, of which the newest good one is restored."""
 
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -54,7 +55,7 @@ HOW = ["a byte", "no manifest", "an array cut", "empty", "a file"]
 
 
 def test_keeps_the_newest_in_the_order_of_their_steps(write, directory):
-    write(8, 9, 10, 11, max_to_keep=3)
+    write(8, 9, 10, 11, keep=3)
     with CheckpointManager(Held(), directory) as manager:
         assert manager.steps == [9, 10, 11]
         assert manager.checkpoints == [str(directory / f"step_{step:08d}") for step in (9, 10, 11)]
@@ -68,8 +69,31 @@ def test_steps_beyond_eight_digits_are_ordered_as_numbers(write, directory):
         assert manager.steps == [99_999_999, 100_000_000]
 
 
+def test_one_state_of_so_many_steps_is_kept_for_good(write, directory):
+    write(0, 1, 4, 9, 12, 13, 20, 21, 41, 44, keep=1, keep_every=10)
+    kept = ["step_00000012", "step_00000020", "step_00000041", "step_00000044"]
+    assert names(directory) == kept
+    write(45, keep=1, keep_every=10)
+    assert names(directory) == [*kept[:3], "step_00000045"]
+
+
+def test_what_is_kept_for_good_does_not_count_among_the_newest_nor_stands_for_damaged_ones(write, directory):
+    write(10, 11, 12, 13, 20, 21, keep=2, keep_every=10)
+    assert names(directory) == ["step_00000010", "step_00000020", "step_00000021"]
+    (directory / "step_00000020" / "manifest.json").unlink()
+    write(22, 23, 24, keep=1, keep_every=10)
+    assert names(directory) == ["step_00000010", "step_00000020", "step_00000021", "step_00000024"]
+
+
+@pytest.mark.parametrize("keep_every", [0, -1, True, "3", 2.5])
+def test_numbers_of_steps_that_cannot_be(directory, keep_every):
+    with pytest.raises(CheckpointError, match="`keep_every` is not a number of steps"):
+        CheckpointManager(Held(), directory, keep_every=keep_every)
+    assert not directory.exists()
+
+
 def test_none_keeps_all(write, directory):
-    write(*range(7), max_to_keep=None)
+    write(*range(7), keep=None)
     assert len(names(directory)) == 7
 
 
@@ -77,14 +101,14 @@ def test_other_things_in_the_directory_stay(write, directory):
     directory.mkdir()
     for name in ("step_1", "step_000000010x", "notes"):
         (directory / name).mkdir()
-    write(1, 2, max_to_keep=1)
+    write(1, 2, keep=1)
     assert names(directory) == ["notes", "step_000000010x", "step_00000002", "step_1"]
 
 
-@pytest.mark.parametrize("max_to_keep", [0, -1, True, False, "3", 2.5])
-def test_numbers_of_states_that_cannot_be(directory, max_to_keep):
-    with pytest.raises(CheckpointError, match="max_to_keep"):
-        CheckpointManager(Held(), directory, max_to_keep)
+@pytest.mark.parametrize("keep", [0, -1, True, False, "3", 2.5])
+def test_numbers_of_states_that_cannot_be(directory, keep):
+    with pytest.raises(CheckpointError, match="keep"):
+        CheckpointManager(Held(), directory, keep)
     assert not directory.exists()
 
 
@@ -155,6 +179,22 @@ def test_what_a_killed_exchange_had_moved_is_used_again(write, directory):
         assert manager.steps == [1]
 
 
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_network_disks_without_locks_states_are_as_whole(write, directory, monkeypatch, error):
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(error, os.strerror(error))))
+    write(1, 2, 3, keep=2)
+    assert names(directory) == ["step_00000002", "step_00000003"]
+    shutil.copytree(directory / "step_00000003", directory / ".step_00000004.draft-17")
+    held = Held(3)
+    with (
+        pytest.warns(CheckpointWarning, match="left by a process that was killed; removed"),
+        CheckpointManager(held, directory) as manager,
+    ):
+        manager.save()  # replaces the one that is there
+        assert manager.restore_or_initialize() == str(directory / "step_00000003")
+    assert names(directory) == ["step_00000002", "step_00000003"]
+
+
 def test_drafts_of_other_folders_are_not_touched(directory):
     (directory / ".digits.draft-17").mkdir(parents=True)
     CheckpointManager(Held(), directory).close()
@@ -167,7 +207,7 @@ def test_damaged_ones_that_were_found_are_never_pruned(write, directory, how):
     _, damaged = write(1, 2)
     damage(damaged, how)
     held = Held()
-    with CheckpointManager(held, directory, max_to_keep=1) as manager:
+    with CheckpointManager(held, directory, keep=1) as manager:
         manager.restore_or_initialize()
         for held.step in (3, 4):
             manager.save()
@@ -178,7 +218,7 @@ def test_damaged_ones_that_were_found_are_never_pruned(write, directory, how):
 def test_what_was_not_looked_at_and_is_no_state_does_not_count(write, directory, how):
     first, second = write(1, 2)
     damage(second, how)
-    with CheckpointManager(Held(3), directory, max_to_keep=2) as manager:
+    with CheckpointManager(Held(3), directory, keep=2) as manager:
         manager.save()
     assert first.exists()
     assert second.exists()
@@ -224,7 +264,7 @@ def test_a_snapshot_of_another_time_is_saved(directory):
 def test_a_state_before_those_that_are_there_is_refused(write, directory):
     write(4, 6)
     held = Held(1)
-    with CheckpointManager(held, directory, max_to_keep=2) as manager:
+    with CheckpointManager(held, directory, keep=2) as manager:
         with pytest.raises(CheckpointError, match="holds states of later steps") as raised:
             manager.save()
         assert "step_00000004, step_00000006" in raised.value.given
@@ -445,7 +485,7 @@ def test_delete_that_fails_lets_others_write(write, directory, monkeypatch):
 
 def test_a_process_that_is_killed_while_it_prunes_leaves_no_half_state(write, directory, monkeypatch):
     write(1)
-    with CheckpointManager(Held(2), directory, max_to_keep=1) as manager:
+    with CheckpointManager(Held(2), directory, keep=1) as manager:
         with monkeypatch.context() as patch, pytest.raises(CheckpointError):
             patch.setattr(shutil, "rmtree", raising(OSError(errno.EIO, "Input/output error")))
             manager.save()

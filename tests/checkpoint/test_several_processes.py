@@ -73,7 +73,7 @@ model = network()
 with checkpoint.CheckpointManager(model, folder / "states False") as manager:
     assert manager.restore_or_initialize() is None
     manager.save()
-with checkpoint.CheckpointManager(model, folder / "states True", max_to_keep=2, asynchronous=True) as manager:
+with checkpoint.CheckpointManager(model, folder / "states True", keep=2, asynchronous=True) as manager:
     for _ in range(3):
         model.train_on_batch(x, y)
         manager.save()
@@ -96,6 +96,44 @@ check_same(values_of(kd.models.load_model(folder / "model", distribution=model.d
 other.set_weights([np.zeros(weight.shape) for weight in other.weights])
 other.load_weights(folder / "weights.orbax")
 np.testing.assert_equal(other.get_weights(), model.get_weights())
+
+# by the clock of the first process: that of the other runs a hundred times as fast
+import datetime
+from keras_dist.callbacks import save_frequency
+
+class Clock(kd.callbacks.Callback):
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.now += (10, 1000)[process]
+
+save_frequency.time, every = Clock(), datetime.timedelta(seconds=40)
+backup = kd.callbacks.BackupAndRestore(folder / "timed", every, keep=None, delete_checkpoint=False)
+files = kd.callbacks.ModelCheckpoint(folder / "timed" / "{epoch}-{batch}.safetensors", save_freq=every)
+begin = int(model.snapshot().step)
+model.fit(X, Y, 8, 3, verbose=0, callbacks=[save_frequency.time, files, backup])
+found = {path.name for path in (folder / "timed").iterdir()} - {".lock"}
+assert found == {f"step_{begin + step:08d}" for step in (4, 8)} | {"2-1.safetensors", "3-2.safetensors"}, found
+
+# a bucket, which each process sees with a memory of its own of what is there
+import pytest
+from tests.checkpoint.buckets import BUCKET, bucket_in
+
+with pytest.MonkeyPatch.context() as patch, bucket_in(folder / "objects", patch):
+    model.save(f"{BUCKET}/model")
+    with checkpoint.CheckpointManager(model, f"{BUCKET}/states", keep=1, fsync=True) as manager:
+        for _ in range(2):
+            manager.save()
+            saved = values_of(model)
+            model.train_on_batch(x, y)
+        assert len(manager.steps) == 1
+        assert manager.restore_or_initialize().startswith("gs://")
+    check_same(values_of(model), saved)
+    loaded = kd.models.load_model(f"{BUCKET}/model", distribution=model.distribution)
+    assert loaded.count_params() == model.count_params()
 """
 
 ALONE = """

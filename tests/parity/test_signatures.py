@@ -12,6 +12,7 @@ EXCEPTIONS = [
     ("*Optimizer", "mesh", EXTRA, "code that was written for DTensor passes it"),
     ("*Optimizer", "*", BY_KEYWORD, "what all optimizers share: nobody counts to the tenth argument"),
     ("callbacks.BackupAndRestore", "asynchronous", EXTRA, "whether steps go on meanwhile"),
+    ("callbacks.BackupAndRestore", "fsync", EXTRA, "whether states outlive a failure of power"),
     ("callbacks.BackupAndRestore", "keep", EXTRA, "how many states"),
     ("callbacks.ProgbarLogger", "file", EXTRA, "where it writes"),
     ("datasets.mnist.load_data", "path", MISSING, "the name of a file in a folder that cannot be chosen"),

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from keras_dist.errors import CheckpointError
-from keras_dist.saving.locks import NAME, Lock
+from keras_dist.saving.locks import NAME, Lock, holder_of
 
 HOLD = """
 import pathlib, sys, time
@@ -103,16 +103,31 @@ def test_releasing_does_not_remove_the_lock_of_another_one(tmp_path):
     second.release()
 
 
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EIO])
-def test_no_file_stays_open_where_there_are_no_locks(tmp_path, monkeypatch, error):
+def without_locks(monkeypatch, error):
     def refuse(*arguments):
         raise OSError(error, os.strerror(error))
 
-    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match=os.strerror(error)) as kept:
+
+
+def test_no_file_stays_open_where_locking_fails(tmp_path, monkeypatch):
+    before = len(os.listdir("/proc/self/fd"))
+    without_locks(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as kept:
         Lock(tmp_path)
     assert kept.tb is not None  # which would keep an open file open
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_the_file_system_has_no_locks_nobody_is_refused(tmp_path, monkeypatch, error):
+    before = len(os.listdir("/proc/self/fd"))
+    without_locks(monkeypatch, error)
+    locks = [Lock(tmp_path), Lock(tmp_path)]
+    assert str(os.getpid()) in holder_of(tmp_path).text
+    for lock in locks:
+        lock.release()
+    assert not any(tmp_path.iterdir())
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -120,7 +120,7 @@ class TestSaving:
 
     @pytest.fixture
     def manager(self, model, tmp_path):
-        with kd.checkpoint.CheckpointManager(model, tmp_path / "states", max_to_keep=None) as manager:
+        with kd.checkpoint.CheckpointManager(model, tmp_path / "states", keep=None) as manager:
             yield manager
 
     def test_from_another_thread_is_refused_while_fit_runs(self, model, manager):

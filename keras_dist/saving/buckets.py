@@ -1,0 +1,81 @@
+"""Folders in buckets, as `gs://bucket/folder`: objects whose names begin alike, reached through etils.
+
+A bucket has no locks and no renames; an object in it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
+from etils import epath
+
+from keras_dist.errors import CheckpointError
+
+Folder = TypeVar("Folder", bound=pathlib.PurePath)
+
+_PREFIX = "gs://"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # of at least two letters: others are drives of Windows
+
+
+def folder_path(path: str) -> pathlib.Path:
+    """Return the path of a folder of this system, or of a folder in a bucket.
+
+    Raises:
+        CheckpointError: it is of a kind of storage that orbax does not write to.
+    """
+    if path.startswith(_PREFIX):
+        return cast(pathlib.Path, epath.Path(path))
+    if _SCHEME.match(path):
+        raise CheckpointError(
+            f"{path!r} cannot hold checkpoints",
+            given="a path of another kind of storage, or a URL of which pathlib.Path has made a path",
+            expected="a folder, or 'gs://bucket/folder' as a string or an etils.epath.Path",
+            fix="mount it as a folder, or correct the path; a folder of such a name is './name'",
+        )
+    return pathlib.Path(path)
+
+
+def in_bucket(path: pathlib.PurePath) -> bool:
+    """Whether a path of `folder_path` lies in a bucket."""
+    return str(path).startswith(_PREFIX)
+
+
+def refreshed(path: Folder) -> Folder:
+    """Return the path; what is there is asked for anew if it lies in a bucket.
+
+    fsspec remembers what it has listed, and does not see what orbax and other processes write.
+    """
+    if in_bucket(path):
+        backend: Any = path._backend  # type: ignore[attr-defined]
+        if hasattr(backend, "fs"):  # else it is that of TensorFlow, which remembers nothing
+            backend.fs(str(path)).invalidate_cache()
+    return path
+
+
+def files_below(folder: pathlib.Path) -> list[str]:
+    """Return the names of all files below a folder, relative to it and with slashes, sorted."""
+    paths = _objects_below(refreshed(folder)) if in_bucket(folder) else filter(pathlib.Path.is_file, folder.rglob("*"))
+    return [path.relative_to(folder).as_posix() for path in sorted(paths)]
+
+
+def _objects_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    for path in folder.iterdir():  # etils' `walk` forgets the prefix
+        yield from _objects_below(path) if path.is_dir() else [path]
+
+
+def size_of(path: pathlib.Path) -> int:
+    """Return the bytes of a file, of a link its own."""
+    return cast(Any, path.stat()).length if in_bucket(path) else path.lstat().st_size
+
+
+def absolute(path: pathlib.Path) -> pathlib.Path:
+    """Return the absolute path, which that of a bucket is."""
+    return path if in_bucket(path) else path.absolute()
+
+
+def resolved(path: pathlib.Path) -> pathlib.Path:
+    """Return the absolute path without links, of which buckets have none."""
+    return path if in_bucket(path) else path.resolve()
