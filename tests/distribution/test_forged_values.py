@@ -90,10 +90,9 @@ def test_what_a_third_party_says_is_an_error_and_runs_nothing(tmp_path):
     ended = [process.outcome(60) for process in job]
     os.kill(attack.pid, signal.SIGKILL)
     attack.outcome(10)
-    for process, (code, output, errors) in enumerate(ended):
-        refused = "what stands in JAX's key-value store for process 1 is not from a process of this job"
-        assert f"refused: {refused}" in output, errors
-        assert code == 1
-        assert f"process {1 - process} of 2 has failed: it says " in errors
-        assert "which no process of a job does" in errors
+    refused = "what stands in JAX's key-value store for process 1 is not from a process of this job"
+    assert all(f"refused: {refused}" in output for _, output, _ in ended), ended
+    (code, _, errors), (other, _, _) = ended
+    assert code == 1 and other in (1, -signal.SIGABRT), ended  # JAX may end the process whose place another has taken
+    assert "process 1 of 2 has failed: it says " in errors and "which no process of a job does" in errors
     assert not (tmp_path / "ran").exists()
