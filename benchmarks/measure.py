@@ -6,18 +6,22 @@ Imports neither JAX nor Keras: processes in other environments use it, too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -47,14 +51,25 @@ def interleave(runs: Mapping[str, Callable[[], Any]], rounds: int, warmup: int =
         for run in runs.values():
             run()
     samples = {name: Samples() for name in runs}
+
+    def timed(name: str) -> None:
+        wall, cpu, all_cpu = time.perf_counter(), time.thread_time(), time.process_time()
+        runs[name]()
+        samples[name].all_cpu.append(time.process_time() - all_cpu)
+        samples[name].cpu.append(time.thread_time() - cpu)
+        samples[name].wall.append(time.perf_counter() - wall)
+
+    take_turns({name: functools.partial(timed, name) for name in runs}, rounds)
+    return samples
+
+
+def take_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """Run everything in turns, and back again; what each returned, a value a round."""
+    results: dict[str, list[Any]] = {name: [] for name in runs}
     for index in range(rounds):
         for name in list(runs)[:: -1 if index % 2 else 1]:
-            wall, cpu, all_cpu = time.perf_counter(), time.thread_time(), time.process_time()
-            runs[name]()
-            samples[name].all_cpu.append(time.process_time() - all_cpu)
-            samples[name].cpu.append(time.thread_time() - cpu)
-            samples[name].wall.append(time.perf_counter() - wall)
-    return samples
+            results[name].append(runs[name]())
+    return results
 
 
 def result(
@@ -88,8 +103,13 @@ def as_installed() -> dict[str, str]:
 
 def in_process(module: str, **arguments: Any) -> Any:
     """What `measure(**arguments)` of a module returns in a process of its own, with devices of its own."""
+    return _last_line(measuring(module, **arguments))
+
+
+def measuring(module: str, **arguments: Any) -> list[str]:
+    """The command that prints what `measure(**arguments)` of a module returns."""
     code = f"import json, sys, {module} as m; print(json.dumps(m.measure(**json.loads(sys.argv[1]))))"
-    return _last_line([sys.executable, "-c", code, json.dumps(arguments)])
+    return [sys.executable, "-c", code, json.dumps(arguments)]
 
 
 def in_script(python: pathlib.Path | str, script: pathlib.Path, *arguments: str) -> Any:
@@ -97,11 +117,65 @@ def in_script(python: pathlib.Path | str, script: pathlib.Path, *arguments: str)
     return _last_line([str(python), str(script), *arguments])
 
 
+def in_job(command: Sequence[str], processes: int) -> list[Any]:
+    """What the processes of a job print as JSON on their last lines; where one fails, the others are ended.
+
+    `TF_CONFIG` tells each its place in a job on this machine. They divide the cores evenly, so that each starts as many
+    threads for computations as it has cores, whatever library it uses.
+    """
+    with contextlib.ExitStack() as ends:
+        files = [[ends.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in range(processes)]
+        running: list[subprocess.Popen[str]] = []
+        for index, (place, (output, errors)) in enumerate(zip(places_in_job(processes), files, strict=True)):
+            env = os.environ | {"TF_CONFIG": place}
+            with _some_cores(index, processes):
+                started = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=errors, text=True)
+            running.append(ends.enter_context(started))
+            ends.callback(started.kill)
+        while None in (codes := [each.poll() for each in running]) and not any(codes):
+            time.sleep(0.1)
+        told: list[Any] = []
+        for code, (output, errors) in zip(codes, files, strict=True):
+            if code is not None:  # else another has failed
+                output.seek(0)
+                errors.seek(0)
+                told.append(_told(command, code, output.read(), errors.read()))
+        return told
+
+
+def places_in_job(processes: int) -> list[str]:
+    """`TF_CONFIG` of each process of a job on this machine."""
+    with contextlib.ExitStack() as probes:
+        bound = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(processes)]
+        cluster = {"worker": [f"127.0.0.1:{probe.getsockname()[1]}" for probe in bound]}
+    tasks = ({"type": "worker", "index": index} for index in range(processes))
+    return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+
+
+@contextlib.contextmanager
+def _some_cores(index: int, parts: int) -> Iterator[None]:
+    """Give a part of the cores to processes that are started meanwhile, where the system can (Linux)."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[index::parts] or cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def _last_line(command: list[str]) -> Any:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return _told(command, done.returncode, done.stdout, done.stderr)
+
+
+def _told(command: Sequence[str], code: int, output: str, errors: str) -> Any:
+    """What a program has printed as JSON on its last line."""
+    if code:
+        raise RuntimeError(f"{command} ended with {code}:\n{errors[-3000:]}")
+    return json.loads(output.strip().splitlines()[-1])
 
 
 def is_quick(description: str | None) -> bool:

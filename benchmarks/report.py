@@ -15,7 +15,19 @@ from benchmarks import measure as m
 README = m.ROOT / "README.md"
 PICTURE = m.ROOT / "benchmarks" / "results.png"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-ORDER = ("loop", "resident", "keras", "dtensor", "data", "memory", "scaling", "import", "start", "checkpoint")
+ORDER = (
+    "loop",
+    "resident",
+    "keras",
+    "dtensor",
+    "jobs",
+    "data",
+    "memory",
+    "scaling",
+    "import",
+    "start",
+    "checkpoint",
+)
 REACHED, MISSED = "#2a9d8f", "#e76f51"
 
 Record = dict[str, Any]

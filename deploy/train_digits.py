@@ -2,7 +2,7 @@
 
     python train_digits.py --alone                                   # one process
     python -m keras_dist.cli.launch --processes 2 train_digits.py    # two processes of this machine
-    srun python train_digits.py                                      # Slurm; as well mpirun and Kubernetes
+    sbatch slurm/train.sbatch train_digits.py --folder /shared/run   # several machines; as well mpi/ and kubernetes/
 
 `initialize` finds the place of the process in its job: in `TF_CONFIG`, in `KERAS_DISTRIBUTION_*`, or where Slurm, Open
 MPI, Kubernetes and Cloud TPU put it. A job that is started again goes on at the step that was saved last, also with

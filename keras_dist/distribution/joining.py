@@ -21,10 +21,16 @@ from keras_dist._coordination_service import CoordinationService
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist.distribution import liveness
-from keras_dist.distribution.job_arguments import HANG_TIMEOUT_VARIABLE, JobArguments, integer_variable
+from keras_dist.distribution.job_arguments import (
+    HANG_TIMEOUT_VARIABLE,
+    INITIALIZATION_TIMEOUT_VARIABLE,
+    JobArguments,
+    integer_variable,
+)
 from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
 _JOINED = "keras_dist/joined"
@@ -36,7 +42,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    initialization_timeout_s: float = 60,
+    initialization_timeout_s: float | None = None,
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 30,
     hang_timeout_s: float | None = None,
@@ -57,7 +63,8 @@ def initialize(
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
         num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
-        initialization_timeout_s: seconds within which all processes must come.
+        initialization_timeout_s: seconds within which all processes must come; None for 60; variable
+            `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
         shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
         hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
@@ -71,6 +78,10 @@ def initialize(
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
+    if initialization_timeout_s is None:
+        initialization_timeout_s = integer_variable(INITIALIZATION_TIMEOUT_VARIABLE)
+    if initialization_timeout_s is None:
+        initialization_timeout_s = _INITIALIZATION_TIMEOUT_S
     timeouts = {
         "initialization_timeout_s": initialization_timeout_s,
         "heartbeat_timeout_s": heartbeat_timeout_s,

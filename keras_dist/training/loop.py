@@ -130,6 +130,8 @@ def run_steps(
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
         steps, rows = execution.steps, execution.rows
+        if mode == "train":
+            liveness.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps

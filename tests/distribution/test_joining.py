@@ -177,3 +177,10 @@ def test_what_no_process_says_when_it_joins_is_an_error(record):
     with pytest.raises(ClusterError, match="disagree about how many they are") as error:
         joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
     assert "process 0 does not say" in error.value.given
+
+
+@pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])
+def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
+    monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
+    with pytest.raises(ClusterError, match=name):
+        kd.initialize("127.0.0.1:1", 1, 0)

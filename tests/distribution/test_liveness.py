@@ -27,8 +27,8 @@ def beats(monkeypatch):
     monkeypatch.setattr(liveness._jax, "place_in_job", lambda: (0, 3))
     job = Liveness(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
 
-    def end(what):
-        raise Ended(what)
+    def end(blamed, reason):
+        raise Ended(f"process {blamed} of 3 {reason}")
 
     monkeypatch.setattr(job, "_end", end)
     monkeypatch.setattr(job, "_beat", lambda *said: setattr(job, "_mine", Beat(1, *(said or [job._mine.state]))))
@@ -106,7 +106,7 @@ def test_no_step_for_long_is_a_hang(beats, monkeypatch):
     with beats.steps():
         now = beats._last_step
         beats._look_at_steps(now + 5)
-        with pytest.raises(Ended, match="it hangs: no step for 6 s"):
+        with pytest.raises(Ended, match="process 0 of 3 hangs: no step for 6 s"):
             beats._look_at_steps(now + 6)
     assert beats._mine.state == FAILED
     beats._look_at_steps(1e9)
