@@ -20,8 +20,8 @@ KNOWN = {
     "_coordination_service.py": {"subprocess"},  # starts itself
     "_environment.py": {"ctypes"},  # the C library's malloc_trim
     "_extras.py": {"importlib"},  # extras by names that stand in the package
-    "cli/supervision.py": {"subprocess"},  # starts the user's script
-    "cli/worker.py": {"ctypes", "runpy"},  # runs the user's script
+    "cli/local_process.py": {"subprocess"},  # starts the user's script
+    "cli/process_tree.py": {"ctypes"},  # the C library's prctl
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
