@@ -74,27 +74,33 @@ def place_in_job() -> tuple[int, int]:
 def join_job(
     arguments: Mapping[str, Any],
     start_service: Callable[[str, int, Mapping[str, Any]], Any],
-    before_connecting: Callable[[str, int, int], None],
+    before_connecting: Callable[[str, int, int], str],
 ) -> None:
     """Call `jax.distributed.initialize`, with a coordination service and time-outs that raise of our own.
+
+    Once joined, Gloo, which moves data between CPU devices of several processes, listens on the address with which this
+    process connects to the coordinator. By itself it takes the one that the machine's name has.
 
     Args:
         arguments: those of `jax.distributed.initialize`.
         start_service: called in the first process with the coordinator's address, the number of processes and further
             options of jaxlib's service; returns an object with `shutdown()`.
-        before_connecting: called with the coordinator's address, the index of this process and their number.
+        before_connecting: called with the coordinator's address, the index of this process and their number; returns
+            the address, without a port, with which this process connects.
 
     Raises:
         RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
     """
     state, runtime = distributed.global_state, vars(distributed)["_jax"]
+    own_address: str | None = None
 
     def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
         bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
         return start_service(bound or address, processes, options)
 
     def client(address: str, process: int, **options: Any) -> Any:
-        before_connecting(address, process, state.num_processes)
+        nonlocal own_address
+        own_address = before_connecting(address, process, state.num_processes)
         # Any callback turns a time-out into an exception. Without one, jaxlib aborts the process.
         return runtime.get_distributed_runtime_client(
             address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
@@ -117,6 +123,22 @@ def join_job(
         raise
     finally:
         distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
+
+    def make_cpu_client() -> Any:
+        collectives = None  # those of JAX's settings
+        if state.client is not None and getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo":
+            collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_address)
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
+
+
+def looks_for_gpus() -> bool:
+    """Whether JAX has a plugin for GPUs of NVIDIA or AMD, and no setting keeps it from them. Starts no backend."""
+    xla_bridge._discover_and_register_pjrt_plugins()
+    asked = (getattr(jax.config, "jax_platforms", None) or "gpu").split(",")
+    names = {name for alias in asked for name in xla_bridge.expand_platform_alias(alias)}
+    return bool(names & {"cuda", "rocm"} & set(xla_bridge._backend_factories))
 
 
 def leave_job() -> None:

@@ -21,6 +21,7 @@ from keras_dist._coordination_service import CoordinationService
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist.distribution import liveness
+from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     HANG_TIMEOUT_VARIABLE,
     INITIALIZATION_TIMEOUT_VARIABLE,
@@ -46,6 +47,7 @@ def initialize(
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 30,
     hang_timeout_s: float | None = None,
+    communication_options: CommunicationOptions | None = None,
 ) -> None:
     """Join this process to its job. Call it before any computation.
 
@@ -56,7 +58,8 @@ def initialize(
 
     The coordinator listens on the address that it is given, and nowhere else. Anyone who can reach its port can end the
     job, so use a private network. If the address is not the machine's own, or resolves to 127.0.0.1 there, set
-    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on.
+    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on. Gloo, which moves data between CPU devices, listens on the
+    address with which its process reaches the coordinator.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
@@ -70,11 +73,12 @@ def initialize(
         hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
             stacks of all threads on stderr; compilation counts. None for never; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+        communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:
         ClusterError: this process has joined a job, or has started a JAX backend; the values are malformed or
-            contradict each other or those of another process; the coordinator cannot listen on its address or does not
-            answer; or a process does not come in time.
+            contradict each other or those of another process; this machine cannot communicate as the options say; the
+            coordinator cannot listen on its address or does not answer; or a process does not come in time.
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
@@ -94,6 +98,8 @@ def initialize(
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
+    if communication_options is not None:
+        apply_communication_options(communication_options)
     end = time.monotonic() + initialization_timeout_s
     arguments = {
         "coordinator_address": given.coordinator,
@@ -187,8 +193,11 @@ class _Attempt:
             raise _cannot_listen(address, error) from error
         return self._service
 
-    def await_coordinator(self, address: str, process: int, processes: int) -> None:
+    def await_coordinator(self, address: str, process: int, processes: int) -> str:
         """Wait until something listens on the coordinator's address.
+
+        Returns:
+            The address of this machine with which it is reached.
 
         Raises:
             ClusterError: nothing has until the time is up.
@@ -199,14 +208,15 @@ class _Attempt:
         with _telling(f"process 0 of {processes} at {address}"):
             while reason is None or time.monotonic() < self._end:
                 try:
-                    socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)).close()
+                    with socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)) as reached:
+                        own_address = reached.getsockname()[0]
                 except OSError as error:
                     reason = error
                     time.sleep(min(0.2, max(self._end - time.monotonic(), 0)))
                 else:
                     others = f"process {1 - process}" if processes == 2 else "the others"
                     self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
-                    return
+                    return own_address
         unknown = isinstance(reason, socket.gaierror)
         raise ClusterError(
             f"process {process} of {processes} cannot reach the coordinator at {address}",

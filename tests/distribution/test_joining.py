@@ -1,5 +1,6 @@
 """`initialize` in real processes."""
 
+import contextlib
 import json
 import re
 import socket
@@ -142,6 +143,40 @@ def test_the_coordinator_listens_on_its_own_address_alone(address):
         taken.listen()
         with pytest.raises(ClusterError, match="cannot listen on its address"):
             joining._check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+LISTENS = """
+import json, os, sys
+import jax, numpy as np
+from jax.experimental import multihost_utils
+import keras_dist as kd
+from tests.sockets import listening
+
+jax.config.update("jax_cpu_collectives_implementation", "mpi")  # which would end this process
+kd.initialize(sys.argv[1], 2, int(sys.argv[2]), communication_options=kd.distribution.CommunicationOptions("gloo"))
+gathered = multihost_utils.process_allgather(np.ones(2))
+print(json.dumps([jax.config.jax_cpu_collectives_implementation, gathered.tolist(), listening(os.getpid())]))
+multihost_utils.process_allgather(np.ones(2))  # both have looked
+"""
+
+
+@pytest.mark.multiprocess
+def test_every_socket_of_a_job_listens_on_the_address_that_was_given():
+    host = "127.0.0.1"
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        host = "::1"  # to which the names of few machines resolve
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        port = probe.getsockname()[1]
+    given = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    started = [Python("-c", LISTENS, given, index, env=environment(1)) for index in range(2)]
+    ended = [process.outcome(60) for process in started]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    found = [json.loads(output.splitlines()[-1]) for _, output, _ in ended]
+    assert [one[:2] for one in found] == [["gloo", [[1, 1], [1, 1]]]] * 2
+    (_, _, first), (_, _, second) = found
+    assert len(first) == 2 and [host, port] in first  # the coordinator's and Gloo's
+    assert len(second) == 1
+    assert {address for address, _ in [*first, *second]} == {host}
 
 
 @pytest.mark.parametrize(
