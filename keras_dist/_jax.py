@@ -22,12 +22,14 @@ from flax.nnx import reprlib
 from jax._src import core, distributed, dtypes, xla_bridge
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
+from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 from keras_dist import _paths
 
 TraceError = flax_errors.TraceContextError
 """What Flax raises when a compiled function changes a module that was made outside of it."""
 
+_WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, for which JAX takes the first
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
@@ -117,10 +119,14 @@ def join_job(
     except BaseException:
         if state.service is not None:
             state.service.shutdown()
+        _log_of_cpp_from(_FATAL)  # the client says at its end that it has failed, which the exception tells
         for name in ("service", "client", "preemption_sync_manager", "coordinator_address"):
             setattr(state, name, None)
         state.process_id, state.num_processes = 0, 1
+        _log_of_cpp_from(_WARNING)
         raise
+    else:
+        _log_of_cpp_from(_ERROR)  # a warning is that a signal has come, which whoever handles it says
     finally:
         distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
 
@@ -139,6 +145,13 @@ def looks_for_gpus() -> bool:
     asked = (getattr(jax.config, "jax_platforms", None) or "gpu").split(",")
     names = {name for alias in asked for name in xla_bridge.expand_platform_alias(alias)}
     return bool(names & {"cuda", "rocm"} & set(xla_bridge._backend_factories))
+
+
+def _log_of_cpp_from(level: int) -> None:
+    """Let C++ log what is of this level or above, unless the user has chosen another than JAX's."""
+    has_default = getattr(jax.config, "jax_logging_level", "NOTSET") == "NOTSET"
+    if has_default and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
+        utils.absl_set_min_log_level(level)
 
 
 def leave_job() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from keras_dist import _jax, random
+from keras_dist import _gloo, _jax, random
 from keras_dist._arguments import check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import liveness
+from keras_dist.distribution import job_warnings, liveness
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     HANG_TIMEOUT_VARIABLE,
@@ -122,6 +122,8 @@ def initialize(
     with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end)
     random.set_random_seed(seed)
+    _gloo.hide_connections()
+    job_warnings.show_once(_jax.job_client(), process)
 
 
 def _seconds_until(end: float) -> int:
@@ -248,7 +250,7 @@ class _Attempt:
 
 
 def _agree(client: Any, process: int, processes: int, end: float) -> int:
-    """Check that every process expects as many others, and that none has the index of another.
+    """Check that all expect as many processes and collectives of one kind, and that none has the index of another.
 
     Returns:
         The seed of the first process, for all.
@@ -256,7 +258,11 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
     Raises:
         ClusterError: two differ.
     """
-    mine = {"processes": processes, "seed": random.current_seed()}
+    same = {
+        "num_processes": processes,
+        "collectives": str(getattr(jax.config, "jax_cpu_collectives_implementation", None)),
+    }
+    mine = {**same, "seed": random.current_seed()}
     try:
         client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
     except RuntimeError as error:
@@ -271,20 +277,23 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
         try:
             told = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
             record = json.loads(told[:_LIMIT_CHARACTERS])
-            count = int(record["processes"])
+            theirs = {name: record[name] for name in same}
             seeds.append(random.check_seed(record["seed"]))
-        except (RuntimeError, ValueError, TypeError, LookupError, OverflowError, KerasDistError) as error:
-            count, given = None, f"process {other} does not say how many there are: {shorten(error)}"
-        else:
-            given = f"num_processes={processes} in process {process}, {count} in process {other}"
-        if count != processes:
-            raise ClusterError(
-                "initialize: the processes of the job disagree about how many they are",
-                given=given,
-                expected="the same addresses and the same number of processes in each",
-                fix="start all processes with the same arguments",
-            )
+        except (RuntimeError, ValueError, TypeError, LookupError, KerasDistError) as error:
+            raise _disagreement(f"process {other} does not say what it was given: {shorten(error)}") from error
+        for name, value in same.items():
+            if theirs[name] != value:
+                raise _disagreement(f"{name}={value} in process {process}, {shorten(theirs[name])} in process {other}")
     return seeds[0]
+
+
+def _disagreement(given: str) -> ClusterError:
+    return ClusterError(
+        "initialize: the processes of the job were not given the same arguments",
+        given=given,
+        expected="the same addresses, number of processes and communication_options in each",
+        fix="start all processes with the same arguments",
+    )
 
 
 def _check_can_listen(address: str) -> None:

@@ -152,11 +152,17 @@ def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: 
 
 
 def predict(
-    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, call: ModuleCall | None = None
+    model: Trainer,
+    examples: Examples,
+    callbacks: Callbacks,
+    verbose: int | str,
+    call: ModuleCall | None = None,
+    local: bool = False,
 ) -> PyTree:
     """The outputs for the examples; see `Model.predict`."""
+    check_option("local", local, _BOOLS)
     session = model._with_weights(examples.source.x)
-    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
+    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call, local)
 
 
 def ready_to_train(model: Trainer, method: str, x: Any) -> Session:

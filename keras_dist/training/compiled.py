@@ -19,6 +19,7 @@ from keras_dist.data.conversion import noting
 from keras_dist.distribution.agreement import Facts, agreed_programs
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning
@@ -79,7 +80,8 @@ class CompiledSteps:
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
         self._mesh, self._replicated = plan.mesh, _replicated(plan.mesh)
         several = plan.mesh.backend_mesh.is_multi_process
-        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self._replicated) if several else None
+        places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
+        self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
         self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
@@ -116,13 +118,20 @@ class CompiledSteps:
         return self._prepared("test", step, execution, expected, state, logs)()
 
     def predict(
-        self, step: Callable[..., Any], state: Flat, execution: Execution, expected: Expected = list
+        self,
+        step: Callable[..., Any],
+        state: Flat,
+        execution: Execution,
+        expected: Expected = list,
+        local: bool = False,
     ) -> tuple[Streams, Any]:
-        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
+        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used.
+
+        Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
+        """
         drawn, outputs = self._prepared("predict", step, execution, expected, state)()
-        # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
-        # the last kernel instead.
-        return drawn, outputs if self._gather is None else self._gather(outputs)
+        # in the program that computes them, XLA would gather the last kernel instead
+        return drawn, self._outputs_at[local](outputs) if self._outputs_at else outputs
 
     def accumulators(
         self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch

@@ -243,24 +243,26 @@ class Trainer:
 
         return evaluate
 
-    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
-        """The outputs for the examples, in order, on the host."""
+    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None, local: bool = False) -> PyTree:
+        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process."""
         outputs: list[PyTree] = []
-        self._check_agreement("predict", examples)
+        self._check_agreement("predict", examples, {"local": local})
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
-        own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
+        should_stop = self._stopper("predict")
         with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
                 _only(feed.epochs(range(1))),
-                functools.partial(self._predict_dispatch, self._predict_step(call), expected=feed.expected),
+                functools.partial(
+                    self._predict_dispatch, self._predict_step(call), expected=feed.expected, local=local
+                ),
                 hooks,
                 check_interrupt,
                 StepTimer(),
-                as_logs=lambda rows, result: LazyOutputs(rows, result, own(rows)),
-                collect=lambda rows, result: outputs.append(real_outputs(rows, result, own(rows))),
+                as_logs=LazyOutputs,
+                collect=lambda rows, result: outputs.append(real_outputs(rows, result)),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
@@ -285,11 +287,11 @@ class Trainer:
         states, _ = self._test_dispatch(program)(Single(batch))
         return dict(self._watched(program, batch.rows, states))
 
-    def predict_batch(self, source: ArraySource) -> PyTree:
-        """The outputs for all rows of `source` as one batch, on the host."""
+    def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
+        """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
-        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch))
-        return real_outputs(batch.rows, outputs, self._placement.own_rows(source)(batch.rows))
+        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
+        return real_outputs(batch.rows, outputs)
 
     def lower_train(self, source: ArraySource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
@@ -374,11 +376,11 @@ class Trainer:
         return dispatch
 
     def _predict_dispatch(
-        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list
+        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list, local: bool = False
     ) -> tuple[PyTree, int]:
         known = self._compiled.count
         with self._cell.lock:
-            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected)
+            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected, local)
             self._cell.put(streams)
         return outputs, self._compiled.count - known
 
