@@ -28,7 +28,7 @@ from keras_dist.distribution.job_arguments import (
     JobArguments,
     integer_variable,
 )
-from keras_dist.errors import ClusterError, shorten
+from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _INITIALIZATION_TIMEOUT_S = 60
@@ -279,7 +279,7 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
             record = json.loads(told[:_LIMIT_CHARACTERS])
             theirs = {name: record[name] for name in same}
             seeds.append(random.check_seed(record["seed"]))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, KerasDistError) as error:
             raise _disagreement(f"process {other} does not say what it was given: {shorten(error)}") from error
         for name, value in same.items():
             if theirs[name] != value:

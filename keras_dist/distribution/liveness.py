@@ -57,7 +57,7 @@ class Beat:
         return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4]])
 
     @classmethod
-    def decode(cls, text: str) -> Beat:
+    def decode(cls, text: bytes) -> Beat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
             number, state, why = cast(list[object], json.loads(text) if len(text) <= _LIMIT_CHARACTERS else [])
@@ -82,6 +82,11 @@ def watch_job(heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeou
 def current() -> Liveness | None:
     """Return the beats of this process's job; None in a program of one process."""
     return _current
+
+
+def has_left(process: int) -> bool:
+    """Whether the program of another process of this job has come to its end, as far as is known."""
+    return _current is not None and _current.state_of(process) == LEFT
 
 
 def go_on() -> None:
@@ -221,6 +226,11 @@ class Liveness:
             if self._notes_file is not None:
                 self.notes.write(self._notes_file)
 
+    def state_of(self, process: int) -> str | None:
+        """What a process has said last; None if nothing."""
+        seen = self._seen.get(process)
+        return None if seen is None else seen[0].state
+
     def _explain(self) -> None:
         """Wait until it is known who has died, which ends this process. Returns where all live."""
         self._timeout_s, self._lost = min(self._timeout_s, _LOST_S), True
@@ -260,7 +270,7 @@ class Liveness:
 
     def _read(self) -> list[tuple[int, Beat]]:
         """The last beats of the others."""
-        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get(_PLACE)}
+        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
         others = (process for process in range(self.processes) if process != self.process)
         return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
 

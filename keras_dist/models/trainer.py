@@ -267,7 +267,7 @@ class Trainer(Layer):
         )
         examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
         validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
-        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose)
+        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose, class_weight)
 
     @property
     def history(self) -> History | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
+from keras_dist.distribution.agreement import Facts, agreed_programs
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
@@ -76,7 +78,7 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
-        self._replicated = _replicated(plan.mesh)
+        self._mesh, self._replicated = plan.mesh, _replicated(plan.mesh)
         several = plan.mesh.backend_mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
@@ -200,11 +202,19 @@ class CompiledSteps:
                 yield program
 
         try:
-            programs = _jax.compile_together(made()) if self._options.jit else list(made())
+            if self._options.jit:
+                facts = functools.partial(self._facts, executions[0])
+                programs = _jax.compile_together(agreed_programs(f"the {mode} step", self._mesh, made(), facts))
+            else:
+                programs = list(made())
         except jax.errors.JaxRuntimeError:
             with _noting(executions[0]):
                 raise
         self._programs |= zip(new, programs, strict=True)
+
+    def _facts(self, execution: Execution) -> Facts:
+        auto_shard = self._distribution.auto_shard_dataset
+        return {"auto_shard_dataset": auto_shard, "batch": execution.describe(), "batches at once": execution.steps}
 
     def _made(self, mode: str, step: Any, execution: Execution, before: tuple[Any, ...]) -> Any:
         """A new program, to be compiled."""

@@ -198,6 +198,32 @@ def test_time_outs_are_positive(name, value):
         kd.initialize("127.0.0.1:1", 1, 0, **{name: value})
 
 
+FORGED = [
+    "",
+    "2",
+    "[]",
+    "{}",
+    "[" * 5000,
+    '{"num_processes": Infinity, "collectives": "gloo", "seed": 0}',
+    '{"num_processes": 2, "collectives": "gloo", "seed": "0"}',
+    "\udc80",
+]
+
+
+@pytest.mark.parametrize("record", FORGED)
+def test_what_no_process_says_when_it_joins_is_an_error(record):
+    class Client:
+        def key_value_set(self, key, value):
+            pass
+
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            return record.encode(errors="surrogateescape").decode()  # as jaxlib does
+
+    with pytest.raises(ClusterError, match="were not given the same arguments") as error:
+        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
+    assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
+
+
 @pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])
 def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
     monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
