@@ -16,9 +16,6 @@ import sys
 _XLA_DEVICE_COUNT = re.compile(r"""--xla_force_host_platform_device_count=["']?(\d+)["']?""")
 _THREADS_PER_DEVICE = 2
 
-PROGRESS_VARIABLE = "KERAS_DIST_PROGRESS_FILE"
-"""Names the file into which the first process of a job writes its progress, for the launcher."""
-
 
 def fake_device_count() -> int:
     """Return the number of fake CPU devices that the environment asks for, or 0."""

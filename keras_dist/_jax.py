@@ -22,12 +22,14 @@ from flax.nnx import reprlib
 from jax._src import core, distributed, dtypes, xla_bridge
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
+from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 from keras_dist import _paths
 
 TraceError = flax_errors.TraceContextError
 """What Flax raises when a compiled function changes a module that was made outside of it."""
 
+_WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, for which JAX takes the first
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
@@ -74,27 +76,33 @@ def place_in_job() -> tuple[int, int]:
 def join_job(
     arguments: Mapping[str, Any],
     start_service: Callable[[str, int, Mapping[str, Any]], Any],
-    before_connecting: Callable[[str, int, int], None],
+    before_connecting: Callable[[str, int, int], str],
 ) -> None:
     """Call `jax.distributed.initialize`, with a coordination service and time-outs that raise of our own.
+
+    Once joined, Gloo, which moves data between CPU devices of several processes, listens on the address with which this
+    process connects to the coordinator. By itself it takes the one that the machine's name has.
 
     Args:
         arguments: those of `jax.distributed.initialize`.
         start_service: called in the first process with the coordinator's address, the number of processes and further
             options of jaxlib's service; returns an object with `shutdown()`.
-        before_connecting: called with the coordinator's address, the index of this process and their number.
+        before_connecting: called with the coordinator's address, the index of this process and their number; returns
+            the address, without a port, with which this process connects.
 
     Raises:
         RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
     """
     state, runtime = distributed.global_state, vars(distributed)["_jax"]
+    own_address: str | None = None
 
     def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
         bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
         return start_service(bound or address, processes, options)
 
     def client(address: str, process: int, **options: Any) -> Any:
-        before_connecting(address, process, state.num_processes)
+        nonlocal own_address
+        own_address = before_connecting(address, process, state.num_processes)
         # Any callback turns a time-out into an exception. Without one, jaxlib aborts the process.
         return runtime.get_distributed_runtime_client(
             address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
@@ -111,12 +119,39 @@ def join_job(
     except BaseException:
         if state.service is not None:
             state.service.shutdown()
+        _log_of_cpp_from(_FATAL)  # the client says at its end that it has failed, which the exception tells
         for name in ("service", "client", "preemption_sync_manager", "coordinator_address"):
             setattr(state, name, None)
         state.process_id, state.num_processes = 0, 1
+        _log_of_cpp_from(_WARNING)
         raise
+    else:
+        _log_of_cpp_from(_ERROR)  # a warning is that a signal has come, which whoever handles it says
     finally:
         distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
+
+    def make_cpu_client() -> Any:
+        collectives = None  # those of JAX's settings
+        if state.client is not None and getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo":
+            collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_address)
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
+
+
+def looks_for_gpus() -> bool:
+    """Whether JAX has a plugin for GPUs of NVIDIA or AMD, and no setting keeps it from them. Starts no backend."""
+    xla_bridge._discover_and_register_pjrt_plugins()
+    asked = (getattr(jax.config, "jax_platforms", None) or "gpu").split(",")
+    names = {name for alias in asked for name in xla_bridge.expand_platform_alias(alias)}
+    return bool(names & {"cuda", "rocm"} & set(xla_bridge._backend_factories))
+
+
+def _log_of_cpp_from(level: int) -> None:
+    """Let C++ log what is of this level or above, unless the user has chosen another than JAX's."""
+    has_default = getattr(jax.config, "jax_logging_level", "NOTSET") == "NOTSET"
+    if has_default and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
+        utils.absl_set_min_log_level(level)
 
 
 def leave_job() -> None:

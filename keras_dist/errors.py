@@ -133,7 +133,7 @@ class CheckpointWarning(UserWarning):
 
 
 class LayoutWarning(UserWarning):
-    """Something is not sharded: rules of a plan had no effect, or no distribution is set."""
+    """Something is not sharded: rules of a plan had no effect, or no distribution is set. Or over a slow network."""
 
 
 def shorten(value: object) -> str:

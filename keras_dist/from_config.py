@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from keras_dist import config
 from keras_dist.distribution.mesh import DeviceMesh
@@ -35,7 +34,7 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
         "d1/kernel" = ["-", "model"]
     """
     run = config.load(path)
-    mesh = _mesh(run.mesh.shape, path)
+    mesh = _mesh(run.mesh, path)
     try:
         return strategy_named(run.distribution.strategy).from_config(mesh, run.distribution)
     except ConfigError as error:
@@ -43,9 +42,9 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
         raise ConfigError(summary, given=error.given, expected=error.expected, fix=error.fix) from error
 
 
-def _mesh(shape: Mapping[str, int], path: str | os.PathLike[str]) -> DeviceMesh:
+def _mesh(mesh: config.MeshConfig, path: str | os.PathLike[str]) -> DeviceMesh:
     try:
-        return DeviceMesh(shape)
+        return DeviceMesh(mesh.shape, dcn_shape=mesh.dcn_shape)
     except MeshError as error:
         variable = os.environ.get("KERAS_DIST_MESH")
         source = f"environment variable KERAS_DIST_MESH={variable!r}" if variable else f"{os.fspath(path)}: mesh.shape"

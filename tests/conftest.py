@@ -58,6 +58,14 @@ hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, deran
 hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and not soak.ROUNDS) else "dev")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have measured, which none of them judges: `record_property("measured", ...)`."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "measured" and report.when == "call":
+                terminalreporter.write_line(value)
+
+
 @pytest.fixture(autouse=True)
 def no_distribution() -> Iterator[None]:
     """No test sees the distribution that another one set."""

@@ -62,6 +62,7 @@ class BackupAndRestore(Callback):
     """
 
     EXIT_CODE = os.EX_TEMPFAIL
+    in_every_process = True
     comes_last = True
 
     def __init__(

@@ -61,6 +61,9 @@ class Callback:
     comes_last = False
     """Whether it is called after all others, wherever it stands among them: it looks at what they have done."""
 
+    in_every_process = False
+    """Whether each process of a job must have it, with the same settings: it acts on training, or it saves."""
+
     state_names: ClassVar[tuple[str, ...]] = ()
     """The attributes that `get_state` gives and `set_state` sets."""
 

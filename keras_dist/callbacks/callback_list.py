@@ -13,6 +13,7 @@ from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
+from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
 
 
@@ -139,6 +140,16 @@ class CallbackList(Callback):
             for callback in reversed(self._with("on_train_exit")):
                 stack.callback(callback.on_train_exit, error)
 
+    def facts(self) -> Facts:
+        """Return the settings of callbacks that every process of a job must have alike."""
+        found: dict[str, object] = {}
+        for number, callback in enumerate(one for one in self.callbacks if _is_in_every_process(one)):
+            name = f"callback {number}"
+            found[name] = type(callback).__qualname__
+            settings = facts_of_config(name, {k: v for k, v in vars(callback).items() if _is_setting(k, v)})
+            found |= settings
+        return found
+
     def get_state(self) -> list[list[Any]]:
         """Return the class name and state of every callback that has a state."""
         found = [[type(callback).__name__, callback.get_state()] for callback in self._with("get_state")]
@@ -215,6 +226,16 @@ def _check_hooks(callback: Callback) -> None:
                 expected=f"a method {hook}({parameters})",
                 fix=f"change its parameters: def {hook}({parameters})",
             )
+
+
+def _is_in_every_process(callback: Callback) -> bool:
+    return getattr(callback, "in_every_process", False)
+
+
+def _is_setting(name: str, value: object) -> bool:
+    """Whether the attribute of a callback is an argument that decides something: not what is shown, or where."""
+    is_plain = value is None or isinstance(value, bool | int | float | str) or callable(value)
+    return is_plain and not name.startswith("_") and name not in ("model", "verbose", "log_dir")
 
 
 def _comes_last(callback: Callback) -> bool:

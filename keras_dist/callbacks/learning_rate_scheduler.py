@@ -42,6 +42,7 @@ class LearningRateScheduler(Callback):
     Differs from Keras: any number will do as a rate, and a `TypeError` in the schedule is not hidden.
     """
 
+    in_every_process = True
     state_names = ("_epoch",)  # so that the rates of an epoch are set once: a schedule may use the rates before
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:

@@ -30,6 +30,8 @@ class MonitorCallback(Callback):
         ModelError: an argument is invalid.
     """
 
+    in_every_process = True
+
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
         super().__init__()
         check_number("min_delta", min_delta)

@@ -50,6 +50,7 @@ class TensorBoard(Callback):
     are counted in steps of training that the callback has seen.
     """
 
+    in_every_process = True
     state_names = ("_epoch", "_steps", "_steps_before_epoch")
 
     def __init__(

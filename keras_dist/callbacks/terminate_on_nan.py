@@ -63,6 +63,8 @@ class TerminateOnNaN(Callback):
         Batch 0: Invalid loss, terminating training. All variables were finite before that: look at the rows.
     """
 
+    in_every_process = True
+
     def __init__(self, raise_error: bool = False) -> None:
         super().__init__()
         self.raise_error = raise_error

@@ -411,6 +411,7 @@ class _Writer:
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
         self._error: BaseException | None = None
+        steps = liveness.training_steps()
         try:
             finish = snapshot.begin(path, fsync)
         except OSError as error:
@@ -419,7 +420,7 @@ class _Writer:
         def run() -> None:
             try:
                 finish()
-                liveness.note_save(str(path))
+                liveness.note_save(str(path), steps)
                 then()
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error

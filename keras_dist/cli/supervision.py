@@ -1,29 +1,69 @@
-"""`Supervisor`: starts the processes of a job, and starts them again when one dies."""
+"""`Supervisor`: starts the processes of a job on this node, and starts them again when one dies."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import IO, Any, cast
+from collections.abc import Sequence
 
-from keras_dist._environment import PROGRESS_VARIABLE
+from keras_dist._process_notes import ProcessNotes
+from keras_dist.cli import process_tree
+from keras_dist.cli.local_process import LocalProcess, Printer
+from keras_dist.cli.nodes import Place
 
-_COLOURS = ("36", "33", "32", "35", "34", "31")
 _POLL_S = 0.1
-_END_S = 12.0  # in which processes end by themselves, once another has died: longer than they need to notice it
-_TERM_S = 5.0
-_LONGEST_BACK_OFF_S = 30.0
+_MOMENT_S = 2.0  # in which processes that raise the same error end by themselves
+_CLOSE_S = 10.0  # in which one that has raised an error closes what it writes
+_NOTICE_S = 10.0  # in which processes of other nodes notice that one has died
+_TELL_S = 4.0  # in which they read that one has failed
+_GONE_S = 20.0  # after which the coordinator that answers is that of the next start
+_TWICE_S = 0.5  # a scheduler may send the same signal to the launcher and to its child
+_LONGEST_PAUSE_S = 30.0
+_IN_VAIN = 2  # restarts in a row without a new save, after which a job is given up
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a launcher runs.
+
+    Attributes:
+        command: a program and its arguments.
+        processes: how many run it on each node.
+        place: this node among those of the job.
+        devices: fake CPU devices of each process; None for those that JAX finds.
+        hang_timeout_s: seconds without a step after which a process ends itself; 0 for never.
+        join_timeout_s: seconds within which all processes must come.
+    """
+
+    command: Sequence[str]
+    processes: int = 1
+    place: Place = dataclasses.field(default_factory=Place)
+    devices: int | None = None
+    hang_timeout_s: int = 600
+    join_timeout_s: int = 60
+
+    def environment(self, index: int, address: str) -> dict[str, str]:
+        """The variables of one process."""
+        found = {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(self.place.nodes * self.processes),
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+            "KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S": str(self.join_timeout_s),
+        }
+        if self.hang_timeout_s:
+            found["KERAS_DISTRIBUTION_HANG_TIMEOUT_S"] = str(self.hang_timeout_s)
+        if self.place.coordinator is None:
+            found["JAX_COORDINATOR_BIND_ADDRESS"] = address
+        if self.devices is not None:
+            found |= {"JAX_NUM_CPU_DEVICES": str(self.devices), "JAX_PLATFORMS": "cpu"}
+        return found
 
 
 @dataclasses.dataclass
@@ -31,208 +71,222 @@ class Death:
     """One end of the job before its time.
 
     Attributes:
-        process: who died first.
-        how: its exit code or signal.
+        process: the index of the process that died.
+        how: its exit code and error, or the signal that ended it.
+        at: when, in seconds since the epoch of Unix: when it was noticed, or the last step of one that did not answer.
+        saved: what the job goes on from; None if nothing is saved.
+        steps_lost: training steps since then, as far as the first process of this node had come.
         restarted: whether the job was started again.
-        saved: what the job goes on from, as far as the first process has said.
-        to_next_step_s: seconds from the death to the next step of the job; None if none was done.
+        to_next_step_s: seconds until a step was done again; None if none was.
     """
 
     process: int
     how: str
-    restarted: bool = False
+    at: float
     saved: str | None = None
+    steps_lost: int = 0
+    restarted: bool = False
     to_next_step_s: float | None = None
 
 
 class Supervisor:
-    """A job of local processes that run one script.
+    """A job, of which this runs the processes of one node.
 
     Args:
-        command: the script and its arguments.
-        processes: how many.
-        devices: fake CPU devices of each; None for those that JAX finds.
+        job: what they run.
         max_restarts: how often the job is started again.
-        hang_timeout_s: seconds without a step after which a process ends itself.
+        grace_s: seconds that processes may take to end after Ctrl-C or SIGTERM.
         report: a JSON file for the deaths, or None.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        processes: int,
-        *,
-        devices: int | None = None,
-        max_restarts: int = 3,
-        hang_timeout_s: int = 600,
-        report: str | None = None,
+        self, job: Job, *, max_restarts: int = 3, grace_s: int = 30, report: pathlib.Path | None = None
     ) -> None:
-        self._command = [sys.executable, "-u", "-m", "keras_dist.cli.worker", str(os.getpid()), *command]
-        self._count, self._devices, self._max_restarts = processes, devices, max_restarts
-        self._hang_timeout_s, self._report = hang_timeout_s, report
-        self._processes: list[subprocess.Popen[str]] = []
-        self._writers: list[threading.Thread] = []
-        self._print_lock = threading.Lock()
+        self._job, self._max_restarts, self._grace_s, self._report = job, max_restarts, grace_s, report
+        self._processes: list[LocalProcess] = []
+        self._printer = Printer()
         self._deaths: list[Death] = []
-        self._asked: int | None = None  # the signal that ends the job
+        self._asked: int | None = None  # the first signal that this process has got
+        self._asked_at = 0.0
+        self._is_hurried = False
+
+    def on_signal(self, number: int) -> None:
+        """Hand a signal on to the processes, or end them at once if it is the second one, or SIGHUP."""
+        if number == signal.SIGHUP:
+            self._is_hurried = True
+        elif self._asked is None:
+            for process in self._processes:
+                process.send(number)
+        elif time.monotonic() - self._asked_at >= _TWICE_S:
+            self._is_hurried = True
+        if self._asked is None:
+            self._asked, self._asked_at = number, time.monotonic()
 
     def run(self) -> int:
         """Run the job to its end, and return its exit code."""
-        with self._signals(), tempfile.TemporaryDirectory() as folder:
-            progress = pathlib.Path(folder, "progress.json")
-            for restart in range(self._max_restarts + 1):
-                self._start(progress)
-                died = self._watch(progress)
-                code = self._end()
-                if died is None or self._asked is not None:
-                    return 128 + self._asked if self._asked is not None else code
-                process, how = died
-                saved = _read(progress).get("saved")
-                death = Death(process, how, saved=saved)
-                stuck = restart > 0 and saved == self._deaths[-1].saved
+        self._write_report()
+        with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder:
+            while True:
+                self._start(pathlib.Path(folder))
+                death = self._watch()
+                if self._asked:
+                    return self._end_as_asked()
+                self._end(death)
+                if death is None:
+                    return 0
                 self._deaths.append(death)
-                last = restart == self._max_restarts
-                death.restarted = not (last or (stuck and restart > 1))
-                self._say(f"process {process} {how}; saved: {saved or 'nothing'}")
+                in_vain = self._restarts_in_vain()
+                death.restarted = len(self._deaths) <= self._max_restarts and in_vain < _IN_VAIN
+                self._write_report()
+                self._say(f"process {death.process} {death.how}; saved: {death.saved or 'nothing'}")
                 if not death.restarted:
-                    why = "no progress between restarts" if not last else f"{self._max_restarts} restarts"
-                    self._say(f"given up after {why}; the log of process {process} tells why it died")
-                    self._write_report()
-                    return self._codes[process] if 0 < self._codes[process] < 128 else 1
-                self._write_report()
-                pause = min(2.0**restart, _LONGEST_BACK_OFF_S) if stuck else 0.0
-                self._say(f"restart {restart + 1} of {self._max_restarts}" + (f" in {pause:g} s" if pause else ""))
+                    return self._give_up(death, in_vain)
+                pause = min(2.0**in_vain, _LONGEST_PAUSE_S) if in_vain else 0.0
+                self._say(f"restart {len(self._deaths)} of {self._max_restarts}" + f" in {pause:g} s" * bool(pause))
                 self._sleep(pause)
-        return 1
+                if self._asked:
+                    return self._end_as_asked()
 
-    @property
-    def _codes(self) -> list[int]:
-        return [process.returncode or 0 for process in self._processes]
+    def _start(self, folder: pathlib.Path) -> None:
+        """Start all processes of this node; on a node of its own, on a port that was free a moment ago."""
+        place, count = self._job.place, self._job.processes
+        command = [sys.executable, "-u", *self._job.command]
+        address = place.coordinator or _free_address()
+        self._processes = []
+        for index in range(place.rank * count, (place.rank + 1) * count):
+            if self._asked:
+                break
+            environment = self._job.environment(index, address)
+            self._processes.append(LocalProcess(index, command, environment, folder, self._printer))
 
-    def _start(self, progress: pathlib.Path) -> None:
-        """Start all processes, on a port that was free a moment ago."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._processes, self._writers = [], []
-        for index in range(self._count):
-            environment = {
-                **os.environ,
-                "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
-                "KERAS_DISTRIBUTION_NUM_PROCESSES": str(self._count),
-                "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
-                "KERAS_DISTRIBUTION_HANG_TIMEOUT_S": str(self._hang_timeout_s),
-                PROGRESS_VARIABLE: str(progress),
-            }
-            if self._devices is not None:
-                environment["JAX_NUM_CPU_DEVICES"] = str(self._devices)
-            process = subprocess.Popen(
-                self._command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # the launcher hears Ctrl-C, and ends them
-            )
-            self._processes.append(process)
-            writer = threading.Thread(target=self._copy_log, args=(index, process.stdout), daemon=True)
-            writer.start()
-            self._writers.append(writer)
-
-    def _watch(self, progress: pathlib.Path) -> tuple[int, str] | None:
-        """Wait until all have ended well, or one has died: who, and how."""
+    def _watch(self) -> Death | None:
+        """Wait until all have ended well, or one has died."""
         waits_for_step = bool(self._deaths)
-        while self._asked is None:
-            for index, process in enumerate(self._processes):
-                if process.poll():
-                    return self._first_death(index)
-            if waits_for_step and _read(progress).get("step_since", 0.0) > self._ended_at:
-                self._deaths[-1].to_next_step_s = round(time.time() - self._ended_at, 2)
-                self._say(f"steps go on {self._deaths[-1].to_next_step_s:.1f} s after the death")
-                self._write_report()
-                waits_for_step = False
-            if all(process.returncode == 0 for process in self._processes):
+        while not self._asked:
+            ended = [process for process in self._processes if process.poll()]
+            stopped = [process for process in self._processes if process.is_stopped()]
+            if ended or stopped:
+                return self._death(ended, stopped)
+            if waits_for_step:
+                waits_for_step = not self._note_next_step()
+            if all(process.code == 0 for process in self._processes):
                 return None
             time.sleep(_POLL_S)
         return None
 
-    def _first_death(self, index: int) -> tuple[int, str]:
-        """Who died first; those that ended because another had died have said so with their exit code."""
-        self._ended_at = time.time()
-        end = time.monotonic() + _END_S
-        while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
-            if self._asked is not None:
+    def _note_next_step(self) -> bool:
+        """Whether the job goes on after its last death."""
+        since, last = self._notes.first_step_at, self._deaths[-1]
+        if since is None:
+            return False
+        last.to_next_step_s = round(since - last.at, 2)
+        self._say(f"steps go on {last.to_next_step_s:.1f} s after the death; steps lost: {last.steps_lost}")
+        self._write_report()
+        return True
+
+    def _death(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Death:
+        """Who died first: those that ended because of another one have noted which."""
+        now, notes = time.time(), self._notes
+        died = [process for process in ended if process.notes.blamed in (None, process.index)]
+        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # as Gloo does when another one has died
+        tells = ended[0].notes if ended else ProcessNotes()
+        if not died and not stopped:
+            died = [process for process in self._processes if process.index == tells.blamed and process.notes.failure]
+        if died:
+            process, how, at = died[0].index, died[0].end_described(), now
+        else:
+            at = min(now, notes.step_at or now)
+            if stopped:
+                process, how = stopped[0].index, "does not answer: it is stopped (SIGSTOP)"
+            else:
+                process, how = tells.blamed or 0, f"{tells.reason}, says process {ended[0].index}"
+        return Death(process, how, at, notes.saved, notes.steps - notes.saved_steps)
+
+    def _end(self, death: Death | None) -> None:
+        """End what is left of the processes, their children, and the coordination service."""
+        if death is not None:
+            self._await_end(_CLOSE_S, [process for process in self._processes if process.notes.failure])
+            self._await_end(_MOMENT_S, self._processes)
+        for process in self._processes:
+            process.kill()
+        place = self._job.place
+        if death is not None and place.nodes > 1:
+            if place.rank == 0:  # the coordination service goes on for a while, to tell the other nodes
+                silent = [process for process in self._processes if process.index == death.process]
+                self._sleep(_TELL_S if all(process.notes.failure for process in silent) else _NOTICE_S)
+            else:
+                self._await_end_of(place.coordinator or "")
+        process_tree.end_descendants()
+        for process in self._processes:
+            process.close()
+
+    def _await_end(self, seconds: float, processes: Sequence[LocalProcess]) -> None:
+        """Wait until these have ended, for so long at most."""
+        end = time.monotonic() + seconds
+        while any([process.poll() is None for process in processes]):
+            if self._is_hurried or time.monotonic() >= end:
                 break
             time.sleep(_POLL_S)
-        silent = [i for i, process in enumerate(self._processes) if process.returncode is None]
-        if silent and self._codes[index] in (1, os.EX_TEMPFAIL) and len(silent) < self._count:
-            return silent[0], "does not answer"
-        return index, _described(self._codes[index])
 
-    def _end(self) -> int:
-        """End those that are left, and wait for their logs; the exit code of the job."""
-        for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
-            for process in self._processes:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
-            end = time.monotonic() + patience
-            while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
-                time.sleep(_POLL_S)
-        for writer in self._writers:
-            writer.join(_TERM_S)
-        return max(self._codes)
+    def _await_end_of(self, coordinator: str) -> None:
+        """Wait until the coordinator of the job that has died is gone, so that nobody joins that one again."""
+        host, _, port = coordinator.rpartition(":")
+        end = time.monotonic() + _GONE_S
+        while time.monotonic() < end and not self._asked:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+            except OSError:
+                return
+            self._sleep(_POLL_S)
+
+    def _end_as_asked(self) -> int:
+        """End after a signal, which the processes have got, too; the exit code."""
+        self._await_end(self._grace_s, self._processes)
+        codes = [process.poll() for process in self._processes]
+        self._end(None)
+        self._write_report()
+        if codes and all(code == 0 for code in codes):
+            return 0
+        return os.EX_TEMPFAIL if os.EX_TEMPFAIL in codes else 128 + (self._asked or 0)
+
+    def _give_up(self, death: Death, in_vain: int) -> int:
+        """Say why, with the end of the log of the process that died; the exit code, which asks for no restart."""
+        died = [process for process in self._processes if process.index == death.process]
+        for process in died:
+            self._say(f"the last lines of process {process.index}:\n" + "\n".join(f"  {line}" for line in process.log))
+        why = f"{in_vain} restarts without a new save" if in_vain >= _IN_VAIN else f"{self._max_restarts} restarts"
+        self._say(f"given up after {why}: process {death.process} {death.how}")
+        code = died[0].code or 1 if died else 1
+        return code if 0 < code < 128 and code != os.EX_TEMPFAIL else 1
+
+    def _restarts_in_vain(self) -> int:
+        """After how many of the last restarts the job has saved nothing new before it died again."""
+        saved = [death.saved for death in self._deaths]
+        return next((back for back, one in enumerate(saved[-2::-1]) if one != saved[-1]), len(saved) - 1)
+
+    @property
+    def _notes(self) -> ProcessNotes:
+        return self._processes[0].notes
 
     def _sleep(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while self._asked is None and time.monotonic() < end:
+        while not self._asked and time.monotonic() < end:
             time.sleep(_POLL_S)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the job."""
-
-        def ask(number: int, frame: object) -> None:
-            self._asked = number
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            self._end()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _copy_log(self, index: int, lines: IO[str]) -> None:
-        colour = f"\x1b[{_COLOURS[index % len(_COLOURS)]}m" if sys.stdout.isatty() else ""
-        for line in lines:
-            with self._print_lock:
-                sys.stdout.write(f"{colour}[{index}]{colour and chr(27) + '[0m'} {line}")
-                sys.stdout.flush()
-
     def _say(self, text: str) -> None:
-        with self._print_lock:
-            sys.stderr.write(f"launch: {text}\n")
-            sys.stderr.flush()
+        self._printer.print(f"launch: {text}", sys.stderr)
 
     def _write_report(self) -> None:
-        if self._report is not None:
-            content = {"processes": self._count, "deaths": [dataclasses.asdict(death) for death in self._deaths]}
-            pathlib.Path(self._report).write_text(json.dumps(content, indent=2) + "\n")
+        """Write what has happened so far; the first node does."""
+        if self._report is not None and self._job.place.rank == 0:
+            deaths = [dataclasses.asdict(death) for death in self._deaths]
+            content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "deaths": deaths}
+            draft = self._report.with_name(f"{self._report.name}.draft")
+            draft.write_text(json.dumps(content, indent=2) + "\n")
+            draft.replace(self._report)
 
 
-def _described(code: int) -> str:
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _read(progress: pathlib.Path) -> dict[str, Any]:
-    """What the first process has said; nothing, if it has not."""
-    try:
-        found = json.loads(progress.read_text()[:100_000])
-    except (OSError, ValueError):
-        return {}
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

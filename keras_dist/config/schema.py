@@ -57,24 +57,34 @@ def _axis_size(size: object) -> object:
     return size
 
 
+_Sizes = dict[Annotated[str, BeforeValidator(_axis_name)], Annotated[int, BeforeValidator(_axis_size)]]
+
+
 class MeshConfig(Table):
     """`[mesh]`: the axes of the device mesh.
 
     Args:
         shape: size of each axis by name, in order; or the text `"data=2,model=4"`. One size may be -1.
+        dcn_shape: how many slices or processes each axis spans, in the same forms; `shape` is then that of the mesh
+            within one of them. An axis that is not named spans one.
 
     Example:
         >>> MeshConfig.model_validate({"shape": "data=2,model=4"}).shape
         {'data': 2, 'model': 4}
     """
 
-    shape: dict[Annotated[str, BeforeValidator(_axis_name)], Annotated[int, BeforeValidator(_axis_size)]] = Field(
+    shape: _Sizes = Field(
         description=f'a table with a size for each axis, or text such as "data=2,model=4"; '
         f"a size is {mesh_shape.ALLOWED_SIZE}",
         examples=[{"data": 2, "model": 4}],
     )
+    dcn_shape: _Sizes | None = Field(
+        None,
+        description="how many slices or processes each axis spans, as a table or text; one that is not named spans one",
+        examples=[{"data": 2}],
+    )
 
-    @field_validator("shape", mode="before")
+    @field_validator("shape", "dcn_shape", mode="before")
     @classmethod
     def _parse(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -84,10 +94,10 @@ class MeshConfig(Table):
         except MeshError as error:
             raise refuse(error.summary, allowed=error.expected, fix=error.fix) from error
 
-    @field_validator("shape")
+    @field_validator("shape", "dcn_shape")
     @classmethod
-    def _check_sizes(cls, shape: dict[str, int]) -> dict[str, int]:
-        if problem := mesh_shape.sizes_problem(shape.values()):
+    def _check_sizes(cls, shape: dict[str, int] | None) -> dict[str, int] | None:
+        if shape is not None and (problem := mesh_shape.sizes_problem(shape.values())):
             allowed = f"at least one axis; a size is {mesh_shape.ALLOWED_SIZE}"
             raise refuse(problem, allowed=allowed, fix='for example {"data": 2, "model": 4}')
         return shape

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import jax
+
 from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
@@ -162,7 +164,8 @@ class Streaming:
     @property
     def sizes(self) -> dict[str, int | None]:
         """The counts that must be equal in all processes, by name."""
-        return {"steps": self.steps_of_epoch}
+        rows = len(jax.tree.leaves(self.source.like)[0])
+        return {"rows of the first batch": rows, "steps": self.steps_of_epoch}
 
     def epochs(
         self,

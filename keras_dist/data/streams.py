@@ -29,6 +29,7 @@ from keras_dist.data.conversion import (
     noting,
 )
 from keras_dist.data.source import DataSource, order_of, register_source
+from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError, shorten
 
@@ -336,8 +337,8 @@ def _skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTr
 
 
 def shown_skipping(batches: Iterable[PyTree], count: int, title: str) -> Iterable[PyTree]:
-    """Return the batches to skip, with a progress bar on standard error, if there are any."""
-    if not count:
+    """Return the batches to skip, with a progress bar on standard error in the first process, if there are any."""
+    if not count or not is_chief():
         return batches
     console = Console(file=sys.stderr, soft_wrap=True)
     console.print(f"skipping {count} batches of {title}, which are done: it has no numbers to begin with", markup=False)

@@ -1,6 +1,7 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
 from keras_dist._docstrings import complete_docstrings
+from keras_dist.distribution.communication import CommunicationOptions
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -16,6 +17,7 @@ from keras_dist.distribution.strategy import Distribution, distribution, registe
 
 __all__ = [
     "Cluster",
+    "CommunicationOptions",
     "DataParallel",
     "DeviceMesh",
     "Distribution",
@@ -41,6 +43,7 @@ complete_docstrings(
     vars(),
     ours=(
         "Cluster",
+        "CommunicationOptions",
         "LayoutPlan",
         "cluster",
         "is_chief",

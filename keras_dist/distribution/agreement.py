@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
 import keras_dist
+from keras_dist import _jax
+from keras_dist._types import PyTree
 from keras_dist.distribution import job
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, ConfigError
 from keras_dist.saving.serialization import serialize_keras_object
@@ -24,15 +28,19 @@ from keras_dist.saving.serialization import serialize_keras_object
 # pyright: reportUnknownLambdaType=false
 # JAX's own types are unknown in part
 
+if TYPE_CHECKING:
+    from keras_dist.distribution.plan import LayoutPlan
+
 _SHOWN = 3
 _TEXT = 100
+_DIGITS = 12  # of a digest
 
 Facts = Mapping[str, object]
 """What must be equal in all processes, by a name that a user knows; the values as their `str`."""
 
 
 def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts]) -> None:
-    """Check that the facts are the same in all processes of the job. All must call it.
+    """Check that the facts, and the versions of packages, are the same in all processes of the job. All must call it.
 
     Args:
         about: what is about to run.
@@ -42,9 +50,43 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts
     Raises:
         ClusterError: in all processes alike, where a fact differs.
     """
-    if job.process_count() == 1 or not _takes_all_processes(mesh):
+    if _is_shared(mesh):
+        _compare(Rendezvous(about), about, make_facts)
+
+
+def agreed_programs(
+    about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Facts] = dict
+) -> Iterator[jax.stages.Lowered]:
+    """Yield the programs, and check after the last one that all processes of the job have the same.
+
+    Args:
+        about: what they are for.
+        mesh: where they run; see `check_agreement`.
+        programs: made when they are asked for.
+        make_facts: what else must be equal.
+
+    Raises:
+        ClusterError: in all processes alike, where a program differs, or one could not be made.
+    """
+    if not _is_shared(mesh):
+        yield from programs
         return
-    told = Rendezvous(about).each(lambda: {name: _short(str(value)) for name, value in make_facts().items()}, dict)
+    meeting, texts = Rendezvous(about), hashlib.sha256()
+    try:
+        for program in programs:
+            texts.update(program.as_text().encode())
+            yield program
+    except BaseException as error:
+        meeting.give_up(error)
+        raise
+    _compare(meeting, about, lambda: {**make_facts(), "program": f"sha256 {texts.hexdigest()[:_DIGITS]}"})
+
+
+def _compare(meeting: Rendezvous, about: str, make_facts: Callable[[], Facts]) -> None:
+    def make() -> dict[str, str]:
+        return {name: _short(str(value)) for name, value in {**_versions(), **make_facts()}.items()}
+
+    told = meeting.each(make, dict)
     names = dict.fromkeys(name for facts in told for name in facts)
     different = [name for name in names if len({json.dumps(facts.get(name)) for facts in told}) > 1]
     if not different:
@@ -54,46 +96,80 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts
         f"the processes of the job do not run the same program: {about}",
         given="; ".join(_told(name, [facts.get(name) for facts in told]) for name in different[:_SHOWN]) + more,
         expected="the same in every process",
-        fix="start the same script with the same arguments and packages in every process",
+        fix="start the same script with the same arguments and packages in every process; where only a program "
+        "differs, compare what layers, losses and metrics are given and what their functions compute",
     )
 
 
 def facts_of_plan(plan: LayoutPlan, seed: int) -> Facts:
     """What must be equal where the arrays of a plan are made."""
     arrays = {f"weight {row.path!r}": f"{row.dtype}{list(row.shape)} laid out {row.axes}" for row in plan.rows}
-    versions = {"version of jax": jax.__version__, "version of keras_dist": keras_dist.__version__}
-    return {**versions, "mesh": plan.mesh, "seed": seed, **arrays}
+    return {"mesh": plan.mesh, "seed": seed, **arrays}
 
 
-def facts_of_argument(name: str, value: object) -> Facts:
-    """What must be equal in an argument of `compile`: each number of its config by its place there."""
+def facts_of_values(plan: LayoutPlan, values: PyTree) -> Facts:
+    """What must be equal where arrays that each process has are placed by a plan."""
+
+    def digest(value: jax.Array) -> str:
+        value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+        return _digest(np.asarray(value).tobytes())
+
+    leaves = zip(plan.rows, jax.tree.leaves(values), strict=True)
+    return {f"value of {row.path!r}": f"sha256 {digest(value)}" for row, value in leaves}
+
+
+def facts_of_form(name: str, arrays: PyTree) -> Facts:
+    """What must be equal in data of which each process reads its share: dtype and shape of an example."""
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {f"{name}{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in leaves}
+
+
+def facts_of_config(name: str, value: object) -> Facts:
+    """What must be equal in an object, or in a structure of objects: each value of its config by its place there."""
     try:
         written = serialize_keras_object(value)
     except ConfigError:
         written = value
-    leaves = jax.tree_util.tree_leaves_with_path(
-        written, is_leaf=lambda leaf: not isinstance(leaf, dict | list | tuple)
-    )
-    return {f"`{name}` of compile{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
+    leaves = jax.tree_util.tree_leaves_with_path(written, is_leaf=_is_value)
+    return {f"{name}{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
+
+
+def _versions() -> Facts:
+    return {
+        "version of Python": platform.python_version(),
+        "version of jax": jax.__version__,
+        "version of keras_dist": keras_dist.__version__,
+    }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def _is_value(written: object) -> bool:
+    """Whether a part of a config is one value: also the numbers of an array."""
+    if isinstance(written, list | tuple):
+        return all(isinstance(one, int | float) for one in written)
+    return not isinstance(written, dict)
 
 
 def _text_of(value: object) -> str:
     """A function or an object that cannot be written down, by its name or its class."""
-    if isinstance(value, str | int | float | None):
+    if isinstance(value, str | int | float | list | tuple | None):
         return repr(value)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{getattr(named, '__qualname__', '')}"
 
 
-def _takes_all_processes(mesh: DeviceMesh) -> bool:
+def _is_shared(mesh: DeviceMesh) -> bool:
+    """Whether there are several processes, and devices of all of them in the mesh."""
     owners = {job.process_of(device) for device in mesh.backend_mesh.devices.flat}
-    return len(owners) == job.process_count()
+    return len(owners) == job.process_count() > 1
 
 
 def _short(text: str) -> str:
     """The text; a long one with a digest in place of its end."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]}... (sha256 {digest})"
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}... (sha256 {_digest(text.encode())})"
 
 
 def _told(name: str, values: list[object]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist._types import Device
-from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
@@ -57,8 +56,7 @@ class DataParallel(Distribution):
                 fix="drop one of them",
             )
         if device_mesh is None:
-            chosen = devices_module.list_devices() if devices is None else devices
-            device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], chosen)
+            device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], devices)
         batch_dim_name = check_mesh(device_mesh, DistributionError).axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.shard_optimizer = shard_optimizer

@@ -14,17 +14,24 @@ from typing import Any
 
 import jax
 
-from keras_dist import _jax, random
+from keras_dist import _gloo, _jax, random
 from keras_dist._arguments import check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import liveness
-from keras_dist.distribution.job_arguments import HANG_TIMEOUT_VARIABLE, JobArguments, integer_variable
-from keras_dist.errors import ClusterError, shorten
+from keras_dist.distribution import job_warnings, liveness
+from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
+from keras_dist.distribution.job_arguments import (
+    HANG_TIMEOUT_VARIABLE,
+    INITIALIZATION_TIMEOUT_VARIABLE,
+    JobArguments,
+    integer_variable,
+)
+from keras_dist.errors import ClusterError, KerasDistError, shorten
 
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
 _JOINED = "keras_dist/joined"
@@ -36,10 +43,11 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    initialization_timeout_s: float = 60,
+    initialization_timeout_s: float | None = None,
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 30,
     hang_timeout_s: float | None = None,
+    communication_options: CommunicationOptions | None = None,
 ) -> None:
     """Join this process to its job. Call it before any computation.
 
@@ -50,27 +58,34 @@ def initialize(
 
     The coordinator listens on the address that it is given, and nowhere else. Anyone who can reach its port can end the
     job, so use a private network. If the address is not the machine's own, or resolves to 127.0.0.1 there, set
-    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on.
+    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on. Gloo, which moves data between CPU devices, listens on the
+    address with which its process reaches the coordinator.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
         num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
-        initialization_timeout_s: seconds within which all processes must come.
+        initialization_timeout_s: seconds within which all processes must come; None for 60; variable
+            `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
         shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
         hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
             stacks of all threads on stderr; compilation counts. None for never; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+        communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:
         ClusterError: this process has joined a job, or has started a JAX backend; the values are malformed or
-            contradict each other or those of another process; the coordinator cannot listen on its address or does not
-            answer; or a process does not come in time.
+            contradict each other or those of another process; this machine cannot communicate as the options say; the
+            coordinator cannot listen on its address or does not answer; or a process does not come in time.
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
+    if initialization_timeout_s is None:
+        initialization_timeout_s = integer_variable(INITIALIZATION_TIMEOUT_VARIABLE)
+    if initialization_timeout_s is None:
+        initialization_timeout_s = _INITIALIZATION_TIMEOUT_S
     timeouts = {
         "initialization_timeout_s": initialization_timeout_s,
         "heartbeat_timeout_s": heartbeat_timeout_s,
@@ -83,6 +98,8 @@ def initialize(
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
+    if communication_options is not None:
+        apply_communication_options(communication_options)
     end = time.monotonic() + initialization_timeout_s
     arguments = {
         "coordinator_address": given.coordinator,
@@ -105,6 +122,8 @@ def initialize(
     with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end)
     random.set_random_seed(seed)
+    _gloo.hide_connections()
+    job_warnings.show_once(_jax.job_client(), process)
 
 
 def _seconds_until(end: float) -> int:
@@ -176,8 +195,11 @@ class _Attempt:
             raise _cannot_listen(address, error) from error
         return self._service
 
-    def await_coordinator(self, address: str, process: int, processes: int) -> None:
+    def await_coordinator(self, address: str, process: int, processes: int) -> str:
         """Wait until something listens on the coordinator's address.
+
+        Returns:
+            The address of this machine with which it is reached.
 
         Raises:
             ClusterError: nothing has until the time is up.
@@ -188,14 +210,15 @@ class _Attempt:
         with _telling(f"process 0 of {processes} at {address}"):
             while reason is None or time.monotonic() < self._end:
                 try:
-                    socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)).close()
+                    with socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)) as reached:
+                        own_address = reached.getsockname()[0]
                 except OSError as error:
                     reason = error
                     time.sleep(min(0.2, max(self._end - time.monotonic(), 0)))
                 else:
                     others = f"process {1 - process}" if processes == 2 else "the others"
                     self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
-                    return
+                    return own_address
         unknown = isinstance(reason, socket.gaierror)
         raise ClusterError(
             f"process {process} of {processes} cannot reach the coordinator at {address}",
@@ -227,7 +250,7 @@ class _Attempt:
 
 
 def _agree(client: Any, process: int, processes: int, end: float) -> int:
-    """Check that every process expects as many others, and that none has the index of another.
+    """Check that all expect as many processes and collectives of one kind, and that none has the index of another.
 
     Returns:
         The seed of the first process, for all.
@@ -235,7 +258,11 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
     Raises:
         ClusterError: two differ.
     """
-    mine = {"processes": processes, "seed": random.current_seed()}
+    same = {
+        "num_processes": processes,
+        "collectives": str(getattr(jax.config, "jax_cpu_collectives_implementation", None)),
+    }
+    mine = {**same, "seed": random.current_seed()}
     try:
         client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
     except RuntimeError as error:
@@ -250,20 +277,23 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
         try:
             told = client.blocking_key_value_get(f"{_JOINED}/{other}", 1000 * _seconds_until(end))
             record = json.loads(told[:_LIMIT_CHARACTERS])
-            count = int(record["processes"])
+            theirs = {name: record[name] for name in same}
             seeds.append(random.check_seed(record["seed"]))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            count, given = None, f"process {other} does not say how many there are: {shorten(error)}"
-        else:
-            given = f"num_processes={processes} in process {process}, {count} in process {other}"
-        if count != processes:
-            raise ClusterError(
-                "initialize: the processes of the job disagree about how many they are",
-                given=given,
-                expected="the same addresses and the same number of processes in each",
-                fix="start all processes with the same arguments",
-            )
+        except (RuntimeError, ValueError, TypeError, LookupError, KerasDistError) as error:
+            raise _disagreement(f"process {other} does not say what it was given: {shorten(error)}") from error
+        for name, value in same.items():
+            if theirs[name] != value:
+                raise _disagreement(f"{name}={value} in process {process}, {shorten(theirs[name])} in process {other}")
     return seeds[0]
+
+
+def _disagreement(given: str) -> ClusterError:
+    return ClusterError(
+        "initialize: the processes of the job were not given the same arguments",
+        given=given,
+        expected="the same addresses, number of processes and communication_options in each",
+        fix="start all processes with the same arguments",
+    )
 
 
 def _check_can_listen(address: str) -> None:

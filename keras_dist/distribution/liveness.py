@@ -13,16 +13,15 @@ import faulthandler
 import json
 import math
 import os
-import pathlib
 import sys
 import threading
 import time
 from collections.abc import Generator
 from types import TracebackType
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from keras_dist import _jax
-from keras_dist._environment import PROGRESS_VARIABLE
+from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist.errors import ProcessAbsentError, shorten
 
 EXIT_RESTART = 75
@@ -58,7 +57,7 @@ class Beat:
         return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4]])
 
     @classmethod
-    def decode(cls, text: str) -> Beat:
+    def decode(cls, text: bytes) -> Beat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
             number, state, why = cast(list[object], json.loads(text) if len(text) <= _LIMIT_CHARACTERS else [])
@@ -85,6 +84,11 @@ def current() -> Liveness | None:
     return _current
 
 
+def has_left(process: int) -> bool:
+    """Whether the program of another process of this job has come to its end, as far as is known."""
+    return _current is not None and _current.state_of(process) == LEFT
+
+
 def go_on() -> None:
     """Note that the program does something with the other processes, perhaps after an error that all have raised."""
     if _current is not None:
@@ -95,6 +99,17 @@ def note_step() -> None:
     """Note that this process makes progress."""
     if _current is not None:
         _current.note_step()
+
+
+def note_begun(training_steps: int) -> None:
+    """Note that so many more training steps have begun."""
+    if _current is not None:
+        _current.note_begun(training_steps)
+
+
+def training_steps() -> int:
+    """How many training steps this process has begun, if it belongs to a job."""
+    return 0 if _current is None else _current.notes.steps
 
 
 @contextlib.contextmanager
@@ -112,10 +127,10 @@ def failures_told() -> Generator[None]:
             raise
 
 
-def note_save(what: str | None) -> None:
-    """Note what the job goes on from when it is started again; None where it does not."""
+def note_save(what: str | None, steps: int | None = None) -> None:
+    """Note what the job goes on from when it is started again, and the `training_steps` in it; None for nothing."""
     if _current is not None:
-        _current.saved = what
+        _current.note(saved=what, saved_steps=training_steps() if steps is None else steps)
 
 
 class Liveness:
@@ -129,7 +144,7 @@ class Liveness:
     Attributes:
         process: the index of this process.
         processes: how many there are.
-        saved: what the job goes on from when it is started again; None where it does not.
+        notes: what the launcher reads when this process has ended.
     """
 
     def __init__(self, heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None) -> None:
@@ -143,10 +158,11 @@ class Liveness:
         self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
         self._hang_timeout_s = hang_timeout_s
         self._last_step: float | None = None  # None while no steps run
-        self._first_step: float | None = None  # by the clock on the wall
-        self._told = ""
         self._lost = False  # whether a process is known to be gone
-        self.saved: str | None = None
+        self.notes = ProcessNotes()
+        path = os.environ.get(NOTES_VARIABLE)
+        self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._notes_lock = threading.Lock()
 
     def start(self) -> None:
         """Beat and look, in a thread, until `leave`."""
@@ -173,7 +189,9 @@ class Liveness:
         if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _COLLECTIVES):
             self._explain()
         if self._mine.state == RUNNING:
-            self._beat(FAILED, f"{type(error).__name__}: {shorten(str(error))}")
+            failure = f"{type(error).__name__}: {shorten(str(error))}"
+            self.note(failure=failure)
+            self._beat(FAILED, failure)
 
     @contextlib.contextmanager
     def steps(self) -> Generator[None]:
@@ -188,13 +206,30 @@ class Liveness:
     def go_on(self) -> None:
         """See the function of this name."""
         if self._mine.state == FAILED:
+            self.note(failure=None)
             self._beat(RUNNING)
 
     def note_step(self) -> None:
         """Note that this process makes progress."""
         self._last_step = time.monotonic()
-        if self._first_step is None:
-            self._first_step = time.time()
+        if self.notes.first_step_at is None:
+            self.note(first_step_at=time.time())
+
+    def note_begun(self, training_steps: int) -> None:
+        """Note that so many more training steps have begun."""
+        self.note(steps=self.notes.steps + training_steps, step_at=time.time())
+
+    def note(self, **facts: Any) -> None:
+        """Note facts, and write them down for the launcher, if there is one."""
+        with self._notes_lock:
+            vars(self.notes).update(facts)
+            if self._notes_file is not None:
+                self.notes.write(self._notes_file)
+
+    def state_of(self, process: int) -> str | None:
+        """What a process has said last; None if nothing."""
+        seen = self._seen.get(process)
+        return None if seen is None else seen[0].state
 
     def _explain(self) -> None:
         """Wait until it is known who has died, which ends this process. Returns where all live."""
@@ -235,7 +270,7 @@ class Liveness:
 
     def _read(self) -> list[tuple[int, Beat]]:
         """The last beats of the others."""
-        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get(_PLACE)}
+        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
         others = (process for process in range(self.processes) if process != self.process)
         return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
 
@@ -248,7 +283,6 @@ class Liveness:
                 return  # the coordinator is gone, and JAX ends this process
             self._look(beats, time.monotonic())
             self._look_at_steps(time.monotonic())
-            self._tell_launcher()
 
     def _look(self, beats: list[tuple[int, Beat]], now: float) -> None:
         for process, beat in beats:
@@ -261,21 +295,11 @@ class Liveness:
             elif self._mine.state == FAILED:
                 self._failed_since[process] = math.inf
             elif now - self._failed_since.setdefault(process, now) >= _GRACE_S:
-                self._end(f"process {process} of {self.processes} has failed: {beat.why}")
+                self._end(process, f"has failed: {beat.why}")
             if self._mine.state == RUNNING and beat.state != LEFT and now - since >= self._timeout_s:
-                self._end(f"process {process} of {self.processes} has died or hangs: silent for {now - since:.0f} s")
+                self._end(process, f"has died or hangs: silent for {now - since:.0f} s")
             if beat.state == LEFT and now - since >= _GRACE_S and self._lost:
-                self._end(f"process {process} of {self.processes} has ended its program before the others")
-
-    def _tell_launcher(self) -> None:
-        """Write what is saved, and since when steps go on, where the launcher of the first process reads it."""
-        place = os.environ.get(PROGRESS_VARIABLE)
-        told = json.dumps({"saved": self.saved, "step_since": self._first_step or 0.0})
-        if place is not None and self.process == 0 and told != self._told:
-            draft = pathlib.Path(f"{place}.draft")
-            draft.write_text(told)
-            draft.replace(place)
-            self._told = told
+                self._end(process, "has ended its program before the others")
 
     def _look_at_steps(self, now: float) -> None:
         since = self._last_step
@@ -283,11 +307,14 @@ class Liveness:
             hangs = f"no step for {now - since:.0f} s"
             self._beat(FAILED, hangs)
             faulthandler.dump_traceback()
-            self._end(f"it hangs: {hangs}")
+            self._end(self.process, f"hangs: {hangs}")
 
-    def _end(self, what: str) -> NoReturn:
-        advice = "nothing is saved" if self.saved is None else f"saved: {self.saved}; start the job again"
-        sys.stderr.write(f"keras_dist: process {self.process} ends, because {what}; {advice}\n")
+    def _end(self, blamed: int, reason: str) -> NoReturn:
+        self.note(blamed=blamed, reason=reason)
+        saved = self.notes.saved
+        who = "it" if blamed == self.process else f"process {blamed} of {self.processes}"
+        advice = "nothing is saved" if saved is None else f"saved: {saved}; start the job again"
+        sys.stderr.write(f"keras_dist: process {self.process} ends, because {who} {reason}; {advice}\n")
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(1 if self.saved is None else EXIT_RESTART)
+        os._exit(1 if saved is None else EXIT_RESTART)

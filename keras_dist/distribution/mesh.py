@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
+import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -12,11 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist import _jax
 from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
+from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
-from keras_dist.errors import KerasDistError, MeshError, did_you_mean, shorten
+from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
 
 
 class DeviceMesh:
@@ -27,10 +30,18 @@ class DeviceMesh:
             One size may be -1: it is inferred from the number of devices.
         axis_names: a name for each size; left out when `shape` carries the names.
         devices: names such as `"cpu:0"` or `jax.Device`s, in row-major order of the mesh; by default all devices of
-            the job.
+            the job, in an order that keeps inner axes inside a slice of TPUs or GPUs that are connected directly, or
+            else inside a process, where they fit.
+        dcn_shape: how many of these slices or processes each axis spans, in any of the forms of `shape`; an axis that
+            is not named spans one, and one size may be -1. `shape` is then that of the mesh within one of them, and
+            the mesh has the product of both; `devices` may come in any order.
 
     Raises:
         MeshError: shape, names and devices do not fit together, or a name or device appears twice.
+
+    Warns:
+        LayoutWarning: an inner axis crosses processes (or slices) and could be kept inside one. With `dcn_shape` it is
+            meant.
 
     Example:
         >>> import keras_dist as kd
@@ -39,9 +50,12 @@ class DeviceMesh:
         >>> kd.DeviceMesh("data=-1,model=4") == kd.DeviceMesh({"data": 2, "model": 4})
         True
 
-    Differs from Keras: sizes by name, -1, comparison by value; duplicates are refused.
+    Two hosts of four devices each, over the network between which only gradients go:
+    ``kd.DeviceMesh("data=1,model=4", dcn_shape="data=2")`` of shape (2, 4).
 
-    Source: `keras.distribution.DeviceMesh`, `jax.sharding.Mesh`.
+    Differs from Keras: sizes by name, -1, `dcn_shape`, comparison by value; duplicates are refused.
+
+    Source: `keras.distribution.DeviceMesh`, `jax.sharding.Mesh`, `jax.experimental.mesh_utils`.
     """
 
     def __init__(
@@ -49,17 +63,23 @@ class DeviceMesh:
         shape: Sequence[int] | Mapping[str, int] | str,
         axis_names: Sequence[str] | None = None,
         devices: Sequence[str | Device] | np.ndarray | None = None,
+        *,
+        dcn_shape: Sequence[int] | Mapping[str, int] | str | None = None,
     ) -> None:
         sizes, names = _sizes_and_names(shape, axis_names)
-        if devices is None:
-            devices = devices_module.list_devices()
-        device_array = _device_array(devices)
-        self._shape = _resolve_sizes(sizes, device_array.size)
-        self._axis_names = names
-        self._devices = device_array.reshape(self._shape)
-        self._devices.flags.writeable = False
-        self._key = (self._shape, tuple(names), tuple(devices_module.device_name(d) for d in device_array))
-        _refuse_duplicates(self._key[2], "device", "devices")
+        flat = _device_array(devices_module.list_devices() if devices is None else devices)
+        _refuse_duplicates([devices_module.device_name(device) for device in flat], "device", "devices")
+        spans: tuple[int, ...] | None = None
+        if dcn_shape is not None:
+            spans, placed = _hybrid(sizes, _spans(dcn_shape, names), flat)
+        else:
+            placed = flat.reshape(_resolve_sizes(sizes, flat.size))
+            if devices is None:
+                placed = _names(arrangement.by_default(_found(flat), placed.shape))
+        self.__setstate__((names, placed, spans))
+        if spans is None and _jax.backend_started() and job.process_count() > 1:
+            with contextlib.suppress(DeviceError):  # a device that does not exist is an error where the mesh is used
+                arrangement.warn_of_crossing(self.backend_mesh.devices, names)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,8 +97,13 @@ class DeviceMesh:
         return dict(zip(self._axis_names, self._shape, strict=True))
 
     @property
+    def dcn_shape(self) -> tuple[int, ...] | None:
+        """How many slices or processes each axis was told to span; None where nothing was told."""
+        return self._dcn_shape
+
+    @property
     def devices(self) -> np.ndarray:
-        """The devices as given, as an array of the mesh's shape."""
+        """The devices as given, or names of those that were arranged, as an array of the mesh's shape."""
         return self._devices
 
     @property
@@ -93,8 +118,8 @@ class DeviceMesh:
         Raises:
             DeviceError: a device does not exist.
         """
-        found = [devices_module.find_device(device) for device in self._devices.flatten()]
-        return jax.sharding.Mesh(np.array(found, dtype=object).reshape(self._shape), tuple(self._axis_names))
+        found = np.array(_found(self._devices.flatten()), dtype=object)
+        return jax.sharding.Mesh(found.reshape(self._shape), tuple(self._axis_names))
 
     def axis_size(self, axes: str | Iterable[str] | None) -> int:
         """Number of shards of a dim that is sharded over `axes`: a name, several names, or None (1)."""
@@ -115,13 +140,19 @@ class DeviceMesh:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[Any, ...]:
         # by the names of the devices: JAX's own objects belong to their process
-        names = [devices_module.device_name(device) for device in self._devices.flatten()]
-        return type(self), (self._shape, self._axis_names, names)
+        return self._axis_names, _names(self._devices), self._dcn_shape
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._axis_names, self._devices, self._dcn_shape = state
+        self._devices.flags.writeable = False
+        self._shape = self._devices.shape
+        self._key = (self._shape, tuple(self._axis_names), tuple(_names(self._devices).flatten().tolist()))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}>"
+        spans = "" if self.dcn_shape is None else f", dcn_shape={self.dcn_shape}"
+        return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}{spans}>"
 
     def describe(self) -> str:
         """Return the short form in tables and errors: `{data: 2, model: 4}`."""
@@ -220,10 +251,18 @@ def _flattened(devices: Iterable[PyTree]) -> Iterator[str | Device]:
             yield device
 
 
+def _found(devices: Iterable[str | Device]) -> list[Device]:
+    return [devices_module.find_device(device) for device in devices]
+
+
+def _names(devices: np.ndarray) -> np.ndarray:
+    return np.vectorize(devices_module.device_name)(devices)
+
+
 def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]:
-    known = math.prod(size for size in sizes if size != -1)
-    unknown = sizes.count(-1)
-    if unknown > 1 or (unknown == 1 and device_count % known) or (unknown == 0 and known != device_count):
+    resolved = _inferred(sizes, device_count)
+    if resolved is None:
+        known, unknown = math.prod(size for size in sizes if size != -1), sizes.count(-1)
         product = " x ".join(map(str, sizes)) + ("" if unknown else f" = {known}")
         some = f"or use some devices only: devices=list_devices()[:{known}]"
         more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
@@ -233,7 +272,59 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
             expected=f"sizes whose product is {device_count}" + (", with at most one -1" if unknown > 1 else ""),
             fix=f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}",
         )
-    return tuple(device_count // known if size == -1 else size for size in sizes)
+    return resolved
+
+
+def _inferred(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
+    """The sizes with what `count` leaves in place of -1; None where their product is not `count`."""
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) > 1 or count % known:
+        return None
+    resolved = tuple(count // known if size == -1 else size for size in sizes)
+    return resolved if math.prod(resolved) == count else None
+
+
+def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
+    """How many slices or processes each axis spans, with -1 where it is inferred."""
+    given = parse_mesh_shape(dcn_shape) if isinstance(dcn_shape, str) else dcn_shape
+    wrong = [] if not isinstance(given, Mapping) else [name for name in given if name not in axis_names]
+    sizes = [given.get(name, 1) for name in axis_names] if isinstance(given, Mapping) else given
+    if wrong or not isinstance(sizes, list | tuple | np.ndarray) or len(sizes) != len(axis_names):
+        raise MeshError(
+            "DeviceMesh: `dcn_shape` does not fit the axes",
+            given=f"dcn_shape={shorten(dcn_shape)}, axis_names={shorten(axis_names)}",
+            expected="a size for each axis in order, or sizes by name, of axes of the mesh",
+            fix=f'for example dcn_shape="{axis_names[0]}=2"',
+        )
+    for size in sizes:
+        if not is_int(size, -1) or size == 0:
+            raise argument_error(
+                "dcn_shape",
+                dcn_shape,
+                "integers of at least 1, or one -1",
+                example=f"{axis_names[0]}=2",
+                error=MeshError,
+            )
+    return tuple(int(size) for size in sizes)
+
+
+def _hybrid(sizes: tuple[int, ...], spans: tuple[int, ...], devices: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Arrange the devices as a mesh of slices or processes, each of which is a mesh of its devices.
+
+    Returns:
+        How many of them each axis spans, and the names of the devices.
+    """
+    groups = arrangement.groups_of(_found(devices))
+    counts = [len(group) for group in groups]
+    inner, outer = _inferred(sizes, counts[0]), _inferred(spans, len(groups))
+    if inner is None or outer is None or len(set(counts)) > 1:
+        raise MeshError(
+            "DeviceMesh: `shape` and `dcn_shape` do not match the devices",
+            given=f"shape={sizes}, dcn_shape={spans} on {len(groups)} processes or slices of {counts} devices",
+            expected="the devices of each as the product of `shape`, their number as that of `dcn_shape`",
+            fix="change a size, or write -1 for one of `shape` and one of `dcn_shape`",
+        )
+    return outer, _names(arrangement.arranged(groups, inner, outer))
 
 
 def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:

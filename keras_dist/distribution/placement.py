@@ -17,7 +17,7 @@ from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import LayoutError
+from keras_dist.errors import ClusterError, LayoutError, shorten
 
 
 def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
@@ -53,7 +53,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     return jax.device_put(native(tensor), layout)
 
 
-def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding) -> jax.Array:
+def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
     """Return a copy of `value` with `sharding`, in memory of its own.
 
     `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,
@@ -62,8 +62,21 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding) -> jax.Array:
     Args:
         value: an array, or a Python number.
         sharding: where the copy goes.
+        name: how an error calls it.
+
+    Raises:
+        ClusterError: in all processes alike, where the processes that the copy goes to have different values.
     """
-    return _copier(sharding)(jax.device_put(native(value), sharding))
+    try:
+        placed = jax.device_put(native(value), sharding)
+    except AssertionError as error:  # JAX compares them
+        raise ClusterError(
+            f"{name} is not the same in all processes of the job",
+            given=shorten(value),
+            expected="the same value in every process",
+            fix="compute it in the same way everywhere, and draw random numbers from the same seed",
+        ) from error
+    return _copier(sharding)(placed)
 
 
 @functools.lru_cache(maxsize=512)

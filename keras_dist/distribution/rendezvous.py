@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 TIMEOUT_S = 3600.0
 """How long one process waits for the others. Those that die are noticed earlier, by JAX, which ends the job."""
+
+_REPORT_EVERY_S = 15.0
 
 _POLL_MS = 1000  # so that Ctrl-C is heard while one waits
 
@@ -90,8 +93,8 @@ class Rendezvous:
             raise ClusterError(
                 "the processes of the job are not at the same point of the program",
                 given=", ".join(f"process {process}: {about!r}" for process, about in enumerate(abouts)),
-                expected="the same saves and restores in the same order, in the same thread of each process",
-                fix="call save and restore in every process, not in the first one alone",
+                expected="the same calls of fit, evaluate, predict, save and restore, in the same order and thread",
+                fix="make these calls in every process, not in the first one alone",
             )
         for process, (_, _, raised) in enumerate(outcomes):
             if raised is not None:
@@ -155,8 +158,9 @@ class Rendezvous:
         return found
 
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
-        end = time.monotonic() + TIMEOUT_S
+        begin = told_at = time.monotonic()
         while True:
+            is_gone = liveness.has_left(process)
             try:
                 return client.blocking_key_value_get_bytes(key, _POLL_MS)
             except RuntimeError as error:
@@ -164,14 +168,24 @@ class Rendezvous:
                     raise
             told = client.key_value_dir_get_bytes(self._given_up)
             reasons = [reason[:_REASON_BYTES] for name, reason in told if name.endswith(f"/{process}")]
-            if not reasons and time.monotonic() <= end:
+            if is_gone and not reasons:
+                reasons = [b"its program has come to its end"]
+            now = time.monotonic()
+            if now - told_at >= _REPORT_EVERY_S:
+                told_at = now
+                sys.stderr.write(
+                    f"keras_dist: process {self.process} of {self.processes} waits for process {process} "
+                    f"since {now - begin:.0f} s: {self._about}\n"
+                )
+                sys.stderr.flush()
+            if not reasons and now <= begin + TIMEOUT_S:
                 continue
             waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
             raise ProcessAbsentError(
                 f"process {process} of the job does not come: {self._about}",
                 given=reasons[0].decode(errors="replace") if reasons else waited,
-                expected="all processes save and restore at the same points of the program",
-                fix="look what that process does; call save and restore in every process, not in the first one alone",
+                expected="the same calls of fit, evaluate, predict, save and restore in all processes",
+                fix="look what that process does; make these calls in every process, not in the first one alone",
             )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist import _environment, _jax
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.agreement import agreed_programs
 from keras_dist.distribution.mesh import DeviceMesh
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class CompiledInit:
                 jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
                 yield jitted.lower(*flat_args)
 
-        self.programs = tuple(_jax.compile_together(lowered(), _compiler_options(plan.mesh)))
+        programs = agreed_programs("compute initial values", plan.mesh, lowered())
+        self.programs = tuple(_jax.compile_together(programs, _compiler_options(plan.mesh)))
         creations = zip(self.programs, runs, strict=True)
         self._creations = [_Creation(program, *run) for program, its in creations for run in its]
 

@@ -118,6 +118,7 @@ def fit(
     seed: int | None,
     callbacks: Callbacks,
     verbose: int | str,
+    class_weight: Mapping[int, float] | None,
 ) -> History:
     """Train for the epochs; see `Model.fit`."""
     examples.check_passes(len(epochs))
@@ -132,7 +133,12 @@ def fit(
     model._outside.history = hooks.history
     with session.cell.training():
         hooks.history.timing = session.trainer.fit(
-            examples, epochs, shuffle_key if shuffle else None, validation, hooks
+            examples,
+            epochs,
+            shuffle_key if shuffle else None,
+            validation,
+            hooks,
+            {"class_weight": None if class_weight is None else sorted(class_weight.items())},
         )
     session.warn_of_trainable()
     return hooks.history
@@ -146,11 +152,17 @@ def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: 
 
 
 def predict(
-    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, call: ModuleCall | None = None
+    model: Trainer,
+    examples: Examples,
+    callbacks: Callbacks,
+    verbose: int | str,
+    call: ModuleCall | None = None,
+    local: bool = False,
 ) -> PyTree:
     """The outputs for the examples; see `Model.predict`."""
+    check_option("local", local, _BOOLS)
     session = model._with_weights(examples.source.x)
-    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call)
+    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call, local)
 
 
 def ready_to_train(model: Trainer, method: str, x: Any) -> Session:

@@ -17,7 +17,7 @@ from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.agreement import check_agreement, facts_of_plan
+from keras_dist.distribution.agreement import check_agreement, facts_of_plan, facts_of_values
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
@@ -125,6 +125,9 @@ def session_of_module(
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)
         plan = distribution.plan_variables(graph.specs, graph.treedef)
+        check_agreement(
+            "take weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_values(plan, state)}
+        )
         return Session(StateCell(graph, plan, plan.place(state)), call, distribution, seed)
     if not callable(factory_or_module):
         raise ModelError(

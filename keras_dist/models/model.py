@@ -13,6 +13,7 @@ from rich.console import Console
 
 from keras_dist._arguments import check_int
 from keras_dist._types import PyTree, Shape
+from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution, check_distribution
@@ -423,7 +424,7 @@ class Model(Saveable):
         Args:
             line_length: width of the table in characters; by default that of the terminal.
             positions: as in Keras; not used, since columns are as wide as what is in them.
-            print_fn: called with the text instead of printing it.
+            print_fn: called with the text instead of printing it; in a job in each process, of which the first prints.
             expand_nested: whether the layers of models among the layers have lines of their own.
             show_trainable: whether a column tells what is trained.
             layer_range: names of the first and last layer to be shown, or regular expressions for them.
@@ -441,6 +442,8 @@ class Model(Saveable):
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
             print_fn(render_text(table, line_length or TABLE_WIDTH))
+            return
+        if not is_chief():
             return
         terminal = Console(width=line_length)
         (terminal if terminal.is_terminal or line_length else Console(width=TABLE_WIDTH)).print(table)

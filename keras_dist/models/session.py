@@ -18,6 +18,7 @@ from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
+from keras_dist.distribution.agreement import check_agreement
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
@@ -107,6 +108,7 @@ class Session:
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
         check_not_forked()
+        check_agreement("compile", self.cell.mesh, choices.facts)
         if self.trainability is not None:
             self.release_optimizers()
             self._follow_layers(self.trainability)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from keras_dist._arguments import check_callable
+from keras_dist._arguments import check_callable, check_option
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
@@ -267,7 +267,7 @@ class Trainer(Layer):
         )
         examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
         validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
-        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose)
+        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose, class_weight)
 
     @property
     def history(self) -> History | None:
@@ -322,8 +322,12 @@ class Trainer(Layer):
         callbacks: Iterable[Callback] | Callback | None = None,
         *,
         call: ModuleCall | None = None,
+        local: bool = False,
     ) -> PyTree:
-        """Return the outputs for all examples of this process, in order, as numpy arrays.
+        """Return the outputs for all examples, in order, as numpy arrays: in a job the same in all processes.
+
+        Where each process gives examples of its own (`auto_shard_dataset=False`), there is a row for those of all, in
+        the order in which batches have them: `data.process_rows` tells which rows of each batch are whose.
 
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
@@ -333,6 +337,8 @@ class Trainer(Layer):
             callbacks: called in order.
             call: `call(module, x, training, rngs) -> y_pred` in place of the model's own, as of `from_nnx`: another
                 method of the same weights. Compiled once for each function: define it outside of loops.
+            local: whether a process of a job returns only the outputs for its own rows, which then stay where they
+                are: the examples that it gives, or of examples that all give, those of `data.process_rows`.
 
         Raises:
             ModelError: an output has no row for each example, or an argument cannot be used.
@@ -359,13 +365,13 @@ class Trainer(Layer):
             >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
             ((5, 8), (5, 2))
 
-        Differs from Keras: `call`.
+        Differs from Keras: `call` and `local`.
 
         Source: `keras.Model.predict`.
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call)
+        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call, local)
 
     def train_on_batch(
         self,
@@ -398,9 +404,10 @@ class Trainer(Layer):
         session.objective("test_on_batch")
         return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
 
-    def predict_on_batch(self, x: Any) -> PyTree:
+    def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
-        return self._with_weights(x).trainer.predict_batch(ArraySource(x))
+        check_option("local", local, (False, True))
+        return self._with_weights(x).trainer.predict_batch(ArraySource(x), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.

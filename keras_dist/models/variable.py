@@ -127,7 +127,7 @@ class ModelVariable(Operators):
             self._cell.write(self.path, value)
         else:
             with self._cell.lock:
-                self._cell.put({self._index: place_copy(value, self.layout.backend_layout)})
+                self._cell.put({self._index: place_copy(value, self.layout.backend_layout, f"variable {self.path!r}")})
         return self.value
 
     def __repr__(self) -> str:

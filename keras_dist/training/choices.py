@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import optimizers
+from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import MAX_IN_FLIGHT
 from keras_dist.training.objective import Objective
@@ -57,3 +58,8 @@ class Choices:
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
     remat: Remat | None = None
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
+
+    def facts(self) -> Facts:
+        """What must be equal in all processes of a job: each number of each argument."""
+        given = [facts_of_config(f"`{name}` of compile", value) for name, value in self.arguments.items()]
+        return {name: value for facts in given for name, value in facts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
+from keras_dist.distribution.agreement import Facts, agreed_programs
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning
@@ -76,9 +79,10 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
-        self._replicated = _replicated(plan.mesh)
+        self._mesh, self._replicated = plan.mesh, _replicated(plan.mesh)
         several = plan.mesh.backend_mesh.is_multi_process
-        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self._replicated) if several else None
+        places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
+        self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
         self._lowered_by: dict[Any, Callable[..., Any]] = {}
         if plan.mesh.backend_mesh.devices.flat[0].platform == "cpu":
             self._lowered_by[jax.lax.conv_general_dilated_p] = batch_first
@@ -119,13 +123,20 @@ class CompiledSteps:
         return self._prepared("test", step, execution, expected, state, logs)()
 
     def predict(
-        self, step: Callable[..., Any], state: Flat, execution: Execution, expected: Expected = list
+        self,
+        step: Callable[..., Any],
+        state: Flat,
+        execution: Execution,
+        expected: Expected = list,
+        local: bool = False,
     ) -> tuple[Streams, Any]:
-        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used."""
+        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used.
+
+        Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
+        """
         drawn, outputs = self._prepared("predict", step, execution, expected, state)()
-        # Each process returns them all, and sees only its devices. In the program that computes them, XLA would gather
-        # the last kernel instead.
-        return drawn, outputs if self._gather is None else self._gather(outputs)
+        # in the program that computes them, XLA would gather the last kernel instead
+        return drawn, self._outputs_at[local](outputs) if self._outputs_at else outputs
 
     def accumulators(
         self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
@@ -196,11 +207,19 @@ class CompiledSteps:
                 yield program
 
         try:
-            programs = _jax.compile_together(made()) if self._options.jit else list(made())
+            if self._options.jit:
+                facts = functools.partial(self._facts, executions[0])
+                programs = _jax.compile_together(agreed_programs(f"the {mode} step", self._mesh, made(), facts))
+            else:
+                programs = list(made())
         except jax.errors.JaxRuntimeError:
             with _noting(executions[0]):
                 raise
         self._programs |= zip(new, programs, strict=True)
+
+    def _facts(self, execution: Execution) -> Facts:
+        auto_shard = self._distribution.auto_shard_dataset
+        return {"auto_shard_dataset": auto_shard, "batch": execution.describe(), "batches at once": execution.steps}
 
     def _made(self, mode: str, step: Any, execution: Execution, before: tuple[Any, ...]) -> Any:
         """A new program, to be compiled."""

@@ -78,16 +78,15 @@ class LazyOutputs(Mapping[str, Any]):
     Args:
         rows: how many of the rows are real.
         outputs: on the device.
-        own: the rows that this process gave, if the others gave others; None for all.
     """
 
-    def __init__(self, rows: int, outputs: PyTree, own: np.ndarray | None = None) -> None:
-        self._rows, self._outputs, self._own = rows, outputs, own
+    def __init__(self, rows: int, outputs: PyTree) -> None:
+        self._rows, self._outputs = rows, outputs
 
     def __getitem__(self, name: str) -> Any:
         if name != "outputs":
             raise KeyError(name)
-        return real_outputs(self._rows, self._outputs, self._own)
+        return real_outputs(self._rows, self._outputs)
 
     def __iter__(self) -> Iterator[str]:
         return iter(["outputs"])
@@ -96,8 +95,18 @@ class LazyOutputs(Mapping[str, Any]):
         return 1
 
 
-def real_outputs(rows: int, outputs: PyTree, own: np.ndarray | None = None) -> PyTree:
-    """The outputs for the rows that are real, on the host; of these, for the ones that this process gave."""
-    if own is not None:
-        return jax.tree.map(lambda output: np.asarray(output)[own], outputs)
-    return jax.tree.map(lambda output: np.asarray(output)[:rows].copy(), outputs)
+def real_outputs(rows: int, outputs: PyTree) -> PyTree:
+    """The outputs for the rows that are real, on the host; of rows on devices of several processes, those of this one.
+
+    Args:
+        rows: how many are real: the first ones.
+        outputs: on the device, and divided by rows, if at all, among several processes.
+    """
+    return jax.tree.map(lambda output: _real_rows(rows, output), outputs)
+
+
+def _real_rows(rows: int, output: Any) -> np.ndarray:
+    if not isinstance(output, jax.Array) or output.is_fully_addressable or output.is_fully_replicated:
+        return np.asarray(output)[:rows].copy()
+    parts = {shard.index[0].indices(len(output))[0]: shard.data for shard in output.addressable_shards}
+    return np.concatenate([np.asarray(parts[start])[: max(rows - start, 0)] for start in sorted(parts)])

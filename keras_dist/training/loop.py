@@ -11,6 +11,7 @@ import jax
 
 from keras_dist._types import PyTree
 from keras_dist.distribution import liveness
+from keras_dist.distribution.agreement import Facts
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 
@@ -62,6 +63,10 @@ class Hooks(Protocol):
 
     def on_train_exit(self, error: BaseException | None) -> None:
         """When a training is over, however it ended."""
+        ...
+
+    def facts(self) -> Facts:
+        """What must be equal in all processes of a job."""
         ...
 
     def get_state(self) -> PyTree:
@@ -125,6 +130,8 @@ def run_steps(
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
         steps, rows = execution.steps, execution.rows
+        if mode == "train":
+            liveness.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps

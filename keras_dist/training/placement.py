@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
@@ -99,11 +95,6 @@ class Placement:
     def example(self, examples: Examples) -> Batch:
         """A batch like those of the examples; of several processes, on the devices."""
         return self._global(examples.example(self._multiple(examples.source), self._share(examples.source)))
-
-    def own_rows(self, source: Source) -> Callable[[int], np.ndarray | None]:
-        """What tells which of the rows of a global batch this process gave; None where it sees all."""
-        share = self._share(source)
-        return lambda rows: share.owned(rows) if share is not None and share.is_own else None
 
     def _multiple(self, source: Source) -> int:
         """The number that batches are padded to a multiple of; rules for activations and inputs are checked first."""

@@ -234,7 +234,7 @@ class StateCell:
         with self.lock:
             leaves = self.leaves()
             for index, value in values.items():
-                leaves[index] = place_copy(value, shardings[index])
+                leaves[index] = place_copy(value, shardings[index], f"variable {self.graph.specs[index].path!r}")
             trainable, rest = self.graph.nest(leaves)
             self.state = self.state.replace(trainable=trainable, rest=rest)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -18,7 +17,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
 from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_argument
+from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
@@ -91,11 +90,22 @@ class Trainer:
         shuffle_key: tuple[int, ...] | None,
         validation: Validation | None,
         hooks: Hooks,
+        facts: Facts | None = None,
     ) -> Timing:
-        """Train for the epochs, and tell how fast it went."""
+        """Train for the epochs, and tell how fast it went.
+
+        Args:
+            examples: in batches.
+            epochs: their numbers.
+            shuffle_key: fixes the order of the examples.
+            validation: what is evaluated after epochs.
+            hooks: called around executions, epochs and the run.
+            facts: what else must be equal in all processes of a job.
+        """
         self._check_targets(examples.source)
         order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else each has rows of its own
-        self._check_agreement("fit", examples, {"epochs": epochs, "order of the rows": order})
+        further = {"epochs": epochs, "order of the rows": order, **(facts or {}), **hooks.facts()}
+        self._check_agreement("fit", examples, {**further, **_facts_of_validation(validation)})
         self._compiled.forget_shapes("train")
         if validation is not None:
             self._check_measurable(validation.examples.source)
@@ -183,6 +193,7 @@ class Trainer:
 
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
+        self._check_agreement("evaluate", examples)
         with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
@@ -206,7 +217,6 @@ class Trainer:
     ) -> Callable[[Callable[[], None]], LazyLogs]:
         """What evaluates these examples once an epoch: its data is put in place once."""
         self._check_measurable(examples.source)
-        self._check_agreement("evaluate", examples)
         self._compiled.forget_shapes("test")
         feed = self._placement.feed("test", examples, epochs, one_by_one=hooks.sees_every_batch("test"))
         program = self._logged_step("test", lambda: self._placement.example(examples))
@@ -233,24 +243,26 @@ class Trainer:
 
         return evaluate
 
-    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None) -> PyTree:
-        """The outputs for the examples, in order, on the host."""
+    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None, local: bool = False) -> PyTree:
+        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process."""
         outputs: list[PyTree] = []
-        self._check_agreement("predict", examples)
+        self._check_agreement("predict", examples, {"local": local})
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
-        own, should_stop = self._placement.own_rows(examples.source), self._stopper("predict")
+        should_stop = self._stopper("predict")
         with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
                 _only(feed.epochs(range(1))),
-                functools.partial(self._predict_dispatch, self._predict_step(call), expected=feed.expected),
+                functools.partial(
+                    self._predict_dispatch, self._predict_step(call), expected=feed.expected, local=local
+                ),
                 hooks,
                 check_interrupt,
                 StepTimer(),
-                as_logs=lambda rows, result: LazyOutputs(rows, result, own(rows)),
-                collect=lambda rows, result: outputs.append(real_outputs(rows, result, own(rows))),
+                as_logs=LazyOutputs,
+                collect=lambda rows, result: outputs.append(real_outputs(rows, result)),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
             )
@@ -275,11 +287,11 @@ class Trainer:
         states, _ = self._test_dispatch(program)(Single(batch))
         return dict(self._watched(program, batch.rows, states))
 
-    def predict_batch(self, source: ArraySource) -> PyTree:
-        """The outputs for all rows of `source` as one batch, on the host."""
+    def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
+        """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
-        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch))
-        return real_outputs(batch.rows, outputs, self._placement.own_rows(source)(batch.rows))
+        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
+        return real_outputs(batch.rows, outputs)
 
     def lower_train(self, source: ArraySource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
@@ -291,9 +303,7 @@ class Trainer:
         """Check that all processes of the job run the same steps on data of the same form."""
 
         def facts() -> Facts:
-            arguments = (facts_of_argument(*argument) for argument in self._choices.arguments.items())
-            form = {"form of the data": getattr(examples.source, "form", None)}
-            return {**dict(collections.ChainMap(*map(dict, arguments))), **examples.sizes, **form, **(further or {})}
+            return {**self._choices.facts(), **_facts_of_data(examples), **(further or {})}
 
         check_agreement(about, self._cell.mesh, facts)
 
@@ -366,11 +376,11 @@ class Trainer:
         return dispatch
 
     def _predict_dispatch(
-        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list
+        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list, local: bool = False
     ) -> tuple[PyTree, int]:
         known = self._compiled.count
         with self._cell.lock:
-            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected)
+            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected, local)
             self._cell.put(streams)
         return outputs, self._compiled.count - known
 
@@ -405,6 +415,22 @@ def _steps(forward: Forward, choices: Choices) -> dict[Mode, Callable[..., PyTre
     elif choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     return found
+
+
+def _facts_of_data(examples: Examples, name: str = "") -> Facts:
+    """What must be equal in the data of all processes."""
+    parts = zip(("x", "y", "sample_weight"), examples.source.like, strict=True)
+    facts: dict[str, object] = {f"{name}{size}": count for size, count in examples.sizes.items()}
+    for part, arrays in parts:
+        facts |= facts_of_form(f"an example of `{name}{part}`", arrays)
+    return facts
+
+
+def _facts_of_validation(validation: Validation | None) -> Facts:
+    if validation is None:
+        return {"validation data": None}
+    data = _facts_of_data(validation.examples, "validation ")
+    return {"validation data": "given", "validation_freq": validation.freq, **data}
 
 
 def _only(epochs: Iterator[tuple[int, Iterable[Execution]]]) -> Iterator[Execution]:

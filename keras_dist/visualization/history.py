@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._extras import import_extra
+from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError, shorten
 
 _PANEL_INCHES = (4.0, 3.0)
@@ -21,6 +22,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
     Args:
         history: the `History` that `fit` returned, or a dict from names to values by epoch.
         path: file to save the plot to, in the format of its suffix (`.png`, `.pdf`, `.svg`); None to save none.
+            In a job of several processes, the first one saves it.
 
     Returns:
         The `matplotlib.figure.Figure`.
@@ -60,7 +62,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
             if key in values:
                 _draw(axes, epochs, values[key], label)
         axes.legend()
-    if path is not None:
+    if path is not None and is_chief():
         figure.savefig(path)
     return figure
 

@@ -12,6 +12,7 @@ from tests import processes
 from tests.soak import LARGE
 
 SETUP = """
+import datetime
 import os
 import pathlib
 import warnings
@@ -98,7 +99,6 @@ other.load_weights(folder / "weights.orbax")
 np.testing.assert_equal(other.get_weights(), model.get_weights())
 
 # by the clock of the first process: that of the other runs a hundred times as fast
-import datetime
 from keras_dist.callbacks import save_frequency
 
 class Clock(kd.callbacks.Callback):
@@ -207,6 +207,17 @@ if process == 0:
 check_raises(OSError, "a file", lambda: model.fit(
     X, Y, 8, verbose=0, callbacks=[kd.callbacks.ModelCheckpoint(folder / "a file" / "model")]
 ))
+class Raises(kd.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if process == 1:
+            raise ValueError("of process 1")
+
+
+timed = kd.callbacks.ModelCheckpoint(folder / "timed", save_freq=datetime.timedelta(hours=1))
+check_raises(
+    (ClusterError, ValueError)[process], "of process 1",
+    lambda: model.fit(X, Y, 8, verbose=0, callbacks=[Raises(), timed]),
+)
 manager = checkpoint.CheckpointManager(model, folder / "given up")
 if process == 0:
     check_raises(ClusterError, "it has given up: ValueError('of process 1')", lambda: manager.save())

@@ -9,7 +9,8 @@ import keras_dist as kd
 from keras_dist import distribution
 
 NOT_AT_THE_TOP = {
-    "distribution", "Cluster", "cluster", "is_chief", "process_count", "process_index", "register_strategy"
+    "distribution", "Cluster", "CommunicationOptions", "cluster", "is_chief", "process_count", "process_index",
+    "register_strategy",
 }  # fmt: skip
 AT_THE_TOP = sorted({*distribution.__all__} - NOT_AT_THE_TOP)
 """What `keras.distribution` has is also at the top, except that `kd.distribution` is the package."""

@@ -134,11 +134,13 @@ def test_what_has_numbers_is_not_gone_through_again(capsys):
     assert dataset.read == [0, 8, 9] and not capsys.readouterr().err
 
 
-def test_what_has_none_is_gone_through_and_says_so(capsys):
-    batches = iter(DataLoader(Again(30)))
-    batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None, "source": None})
-    assert values(batches) == [[24, 25, 26], [27, 28, 29]]
-    assert "skipping 8 batches of <" in capsys.readouterr().err
+def test_what_has_none_is_gone_through_and_the_first_process_says_so(capsys, monkeypatch):
+    for is_chief in (True, False):
+        monkeypatch.setattr("keras_dist.data.streams.is_chief", lambda is_chief=is_chief: is_chief)
+        batches = iter(DataLoader(Again(30)))
+        batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None, "source": None})
+        assert values(batches) == [[24, 25, 26], [27, 28, 29]]
+        assert ("skipping 8 batches of <" in capsys.readouterr().err) is is_chief
 
 
 def test_an_iterator_with_a_state_of_its_own_goes_there(capsys):

@@ -1,5 +1,6 @@
 """`initialize` in real processes."""
 
+import contextlib
 import json
 import re
 import socket
@@ -18,6 +19,8 @@ begin = time.monotonic()
 import jax
 import keras_dist as kd
 options = json.loads(sys.argv[1])
+for setting in options.get("settings", {}).items():
+    jax.config.update(*setting)
 if "devices before" in options:
     jax.devices()
 try:
@@ -106,7 +109,7 @@ def test_what_does_not_come_in_time_is_named(address):
     assert f"process 1 of 2 cannot reach the coordinator at 127.0.0.1:{port}" in nobody[1]
     assert "unknown host" in unknown[1] and "nowhere.invalid:1234" in unknown[1]
     assert all(kind == "ClusterError" and seconds < 15 for kind, _, seconds in (alone, nobody, unknown))
-    assert not any("Check failure" in text for text in errors)
+    assert errors == [""] * 3  # nothing beside the exceptions
 
 
 @pytest.mark.multiprocess
@@ -114,6 +117,14 @@ def test_all_expect_as_many_processes(address):
     (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 3, 1]})
     assert "num_processes=2 in process 0, 3 in process 1" in first[1]
     assert "num_processes=3 in process 1, 2 in process 0" in second[1]
+
+
+@pytest.mark.multiprocess
+def test_all_have_collectives_of_one_kind(address):
+    settings = {"jax_cpu_collectives_implementation": "mpi"}
+    (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 2, 1], "settings": settings})
+    assert "collectives=gloo in process 0, 'mpi' in process 1" in first[1]
+    assert "collectives=mpi in process 1, 'gloo' in process 0" in second[1]
 
 
 def test_what_waits_says_so(capfd, monkeypatch):
@@ -144,6 +155,40 @@ def test_the_coordinator_listens_on_its_own_address_alone(address):
             joining._check_can_listen(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
+LISTENS = """
+import json, os, sys
+import jax, numpy as np
+from jax.experimental import multihost_utils
+import keras_dist as kd
+from tests.sockets import listening
+
+jax.config.update("jax_cpu_collectives_implementation", "mpi")  # which would end this process
+kd.initialize(sys.argv[1], 2, int(sys.argv[2]), communication_options=kd.distribution.CommunicationOptions("gloo"))
+gathered = multihost_utils.process_allgather(np.ones(2))
+print(json.dumps([jax.config.jax_cpu_collectives_implementation, gathered.tolist(), listening(os.getpid())]))
+multihost_utils.process_allgather(np.ones(2))  # both have looked
+"""
+
+
+@pytest.mark.multiprocess
+def test_every_socket_of_a_job_listens_on_the_address_that_was_given():
+    host = "127.0.0.1"
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        host = "::1"  # to which the names of few machines resolve
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        port = probe.getsockname()[1]
+    given = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    started = [Python("-c", LISTENS, given, index, env=environment(1)) for index in range(2)]
+    ended = [process.outcome(60) for process in started]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    found = [json.loads(output.splitlines()[-1]) for _, output, _ in ended]
+    assert [one[:2] for one in found] == [["gloo", [[1, 1], [1, 1]]]] * 2
+    (_, _, first), (_, _, second) = found
+    assert len(first) == 2 and [host, port] in first  # the coordinator's and Gloo's
+    assert len(second) == 1
+    assert {address for address, _ in [*first, *second]} == {host}
+
+
 @pytest.mark.parametrize(
     "name", ["initialization_timeout_s", "heartbeat_timeout_s", "shutdown_timeout_s", "hang_timeout_s"]
 )
@@ -151,3 +196,36 @@ def test_the_coordinator_listens_on_its_own_address_alone(address):
 def test_time_outs_are_positive(name, value):
     with pytest.raises(ClusterError, match=name):
         kd.initialize("127.0.0.1:1", 1, 0, **{name: value})
+
+
+FORGED = [
+    "",
+    "2",
+    "[]",
+    "{}",
+    "[" * 5000,
+    '{"num_processes": Infinity, "collectives": "gloo", "seed": 0}',
+    '{"num_processes": 2, "collectives": "gloo", "seed": "0"}',
+    "\udc80",
+]
+
+
+@pytest.mark.parametrize("record", FORGED)
+def test_what_no_process_says_when_it_joins_is_an_error(record):
+    class Client:
+        def key_value_set(self, key, value):
+            pass
+
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            return record.encode(errors="surrogateescape").decode()  # as jaxlib does
+
+    with pytest.raises(ClusterError, match="were not given the same arguments") as error:
+        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
+    assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
+
+
+@pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])
+def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
+    monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
+    with pytest.raises(ClusterError, match=name):
+        kd.initialize("127.0.0.1:1", 1, 0)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -251,6 +252,22 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
     assert [type(error) for error in found] == [ProcessAbsentError] * 2
     assert all("process 1 of the job does not come: a test" in str(error) for error in found)
+
+
+def test_who_has_left_the_job_is_not_waited_for(run, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
+    monkeypatch.setattr(rendezvous.liveness, "has_left", lambda process: process == 1)
+    for error in run(lambda job, process: job.each(lambda: process), absent=(1,)):
+        assert isinstance(error, ClusterError)
+        assert "its program has come to its end" in error.given
+
+
+def test_what_waits_says_so(run, monkeypatch, capfd):
+    monkeypatch.setattr(rendezvous, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(rendezvous, "_POLL_MS", 100)
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_S", 0.1)
+    run(lambda job, process: job.each(lambda: process), absent=(1, 2))
+    assert re.match(r"keras_dist: process 0 of 3 waits for process 1 since \d+ s: a test\n", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("how", ["it says so", "it is interrupted"])

@@ -66,13 +66,14 @@ def test_the_batch_dim_lies_on_axes_of_the_mesh(mesh: kd.DeviceMesh, name: Any) 
         ("data=8,model=1", [1, 1, 1, 1, 0, 0, 0, 0], [1, 0]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:axis 'model' of")
 def test_the_part_of_the_data_that_each_process_reads(
     monkeypatch: pytest.MonkeyPatch, mesh: str, processes: list[int], ids: list[int]
 ) -> None:
     found = []
     for index in range(len(ids)):
         be(monkeypatch, processes, index)
-        distribution = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh(mesh)), "data")
+        distribution = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh(mesh, devices=kd.list_devices())), "data")
         assert distribution.num_data_shards == max(ids) + 1
         found.append(distribution.data_shard_id)
     assert found == ids

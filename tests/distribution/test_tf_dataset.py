@@ -13,6 +13,8 @@ import keras_dist as kd
 from keras_dist.errors import DataError
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be
 
+pytestmark = pytest.mark.filterwarnings("ignore:axis 'model' of")
+
 
 class Dataset:
     """Batches of integers with the methods of `tf.data.Dataset` that are used."""
@@ -84,7 +86,8 @@ def test_a_single_replica_is_read_whole(monkeypatch: pytest.MonkeyPatch, index: 
 @pytest.mark.parametrize("index", range(4))
 def test_processes_that_own_the_same_rows_read_the_same(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     be(monkeypatch, INTERLEAVED[4], index)
-    part = kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=4,model=2")), "data").distribute_dataset(of_rows(8, 4))
+    mesh = kd.DeviceMesh("data=4,model=2", devices=kd.list_devices())
+    part = kd.ModelParallel(kd.LayoutMap(mesh), "data").distribute_dataset(of_rows(8, 4))
     assert part.batches == ([[0, 1], [4, 5]] if index < 2 else [[2, 3], [6, 7]])
 
 

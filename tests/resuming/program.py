@@ -114,11 +114,11 @@ class Killer(callbacks.Callback):
         if in_save:
             begin = Snapshot.begin
 
-            def begin_and_die(snapshot: Snapshot, place: Any) -> Any:
+            def begin_and_die(snapshot: Snapshot, *arguments: Any) -> Any:
                 self.left -= 1
                 if self.left <= 0:
                     threading.Thread(target=self.die_later, daemon=True).start()
-                return begin(snapshot, place)
+                return begin(snapshot, *arguments)
 
             Snapshot.begin = begin_and_die  # type: ignore[method-assign]
 

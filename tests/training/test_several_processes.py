@@ -6,6 +6,7 @@ from tests import processes
 
 SETUP = """
 import keras_dist as kd
+from flax import nnx
 from keras_dist import layers
 from keras_dist.data import PyDataset
 from keras_dist.errors import ClusterError, DataError
@@ -99,11 +100,15 @@ mine_x, mine_y = X[mine], Y[mine]
 *history, losses, outputs = results(reference, X, Y, shuffle=False, test=(X, Y))
 model = model_on(on(interleaved, auto_shard_dataset=False))
 found = results(model, mine_x, mine_y, 4, shuffle=False, test=(mine_x, mine_y))
-check_same(found, [*history, losses, outputs[mine]])
+check_same(found, [*history, losses, outputs])
+check_same([model.predict(mine_x, 4, verbose=0, local=True)], [outputs[mine]])
 batches = ((mine_x[start : start + 4], mine_y[start : start + 4]) for start in range(0, 8, 4))
 model.fit(batches, verbose=0)
 reference.fit(X, Y, 8, shuffle=False, verbose=0)
-check_same([model.predict_on_batch(mine_x)], [reference.predict_on_batch(X)[mine]])
+outputs = reference.predict_on_batch(X)
+placed = np.arange(16).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3).reshape(-1)  # a batch of 16 rows has shards of four
+check_same([model.predict_on_batch(mine_x)], [outputs[placed]])
+check_same([model.predict_on_batch(mine_x, local=True)], [outputs[mine]])
 check_same([model.train_on_batch(mine_x, mine_y)], [reference.train_on_batch(X, Y)])
 try:
     model.fit(X[:7], Y[:7], 4, verbose=0)
@@ -113,7 +118,48 @@ else:
     raise AssertionError("uneven batches were not noticed")
 """
 
+OUTPUTS = """
+class Sums(nnx.Module):
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(3, 2, rngs=rngs)
+    def __call__(self, x):
+        return {"sum": self.dense(x), "both": (x[:, 0], x * 2)}
+
+
+def outputs_of(distribution, x, **arguments):
+    with distribution.scope():
+        kd.random.set_random_seed(1)
+        model = kd.Model.from_nnx(Sums)
+    seen = []
+    watch = kd.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+    outputs = jax.tree.leaves(model.predict(x, verbose=0, callbacks=[watch], **arguments))
+    for output, *parts in zip(outputs, *map(jax.tree.leaves, seen), strict=True):
+        np.testing.assert_array_equal(output, np.concatenate(parts))
+    return outputs
+
+
+x = X[:21]  # batches of 8, 8 and 5 rows
+expected = outputs_of(alone, x)
+assert [output.shape for output in expected] == [(21,), (21, 3), (21, 2)]
+for distribution, own in (
+    (on(interleaved), ([0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20], [2, 3, 6, 7, 10, 11, 14, 15, 18, 19])[process]),
+    (on(names, 2), ([0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18], [4, 5, 6, 7, 12, 13, 14, 15, 19, 20])[process]),
+    (on(interleaved, 2), [*range(21)]),
+):
+    check_same(outputs_of(distribution, x, batch_size=8), expected)
+    check_same(outputs_of(distribution, x, batch_size=8, local=True), [output[own] for output in expected])
+batches = (x[start : start + 8] for start in range(0, 21, 8))
+own = [row for row in range(16) if row // 2 % 2 == process]
+check_same(outputs_of(on(interleaved), batches, steps=2, local=True), [output[own] for output in expected])
+try:
+    outputs_of(on(interleaved), x, local=process == 0)
+except ClusterError as error:
+    assert "local: True in process 0 but False in process 1" in str(error), error
+else:
+    raise AssertionError("that the processes want other rows was not noticed")
+"""
+
 
 @pytest.mark.multiprocess
 def test_two_processes_train_as_one_on_shares_of_the_same_rows_and_on_rows_of_their_own():
-    processes.run(f"{SETUP}\n{SHARES}\n{OWN}")
+    processes.run(f"{SETUP}\n{SHARES}\n{OUTPUTS}\n{OWN}")

@@ -156,9 +156,9 @@ class TestSaving:
         model.train_on_batch(X, Y)
         cell, begin, was_free = model._with_weights().cell, kd.checkpoint.Snapshot.begin, []
 
-        def begin_and_look(snapshot, place):
+        def begin_and_look(snapshot, *arguments):
             was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
-            return begin(snapshot, place)
+            return begin(snapshot, *arguments)
 
         monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
         manager.save()

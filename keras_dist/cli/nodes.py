@@ -1,0 +1,123 @@
+"""`Place`: among which nodes a launcher runs, from its arguments or from what Slurm, Open MPI or Kubernetes say."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+
+from keras_dist.errors import ClusterError
+
+_SLURM, _OPEN_MPI, _KUBERNETES = "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX"
+_PORTS = 2**12  # Slurm's jobs take their ports from the last so many, as in JAX
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a launcher stands among those of its job, of which each node has one.
+
+    Attributes:
+        nodes: how many there are.
+        rank: the index of this one.
+        coordinator: `"host:port"` of the coordinator, on the first node; None for a free port of this machine.
+    """
+
+    nodes: int = 1
+    rank: int = 0
+    coordinator: str | None = None
+
+    @classmethod
+    def resolve(
+        cls,
+        nodes: int | None = None,
+        rank: int | None = None,
+        coordinator: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Place:
+        """Take what is None from the scheduler's variables.
+
+        Raises:
+            ClusterError: the values contradict each other, or one is missing.
+        """
+        found = _detected(environ) if nodes is None else None
+        if nodes is None:
+            nodes = 1 if found is None else found[0]
+        if nodes == 1 and rank in (None, 0):
+            return cls(coordinator=coordinator)
+        if rank is None:
+            rank = _rank(environ) if found is None else found[1]
+        if coordinator is None and _SLURM in environ:
+            coordinator = _slurm_coordinator(environ)
+        if rank is None or not 0 <= rank < nodes:
+            raise ClusterError(
+                "launch: which node is this?",
+                given=f"--nodes {nodes}, {'no --node-rank' if rank is None else f'--node-rank {rank}'}",
+                expected=f"0 <= --node-rank < {nodes}",
+                fix="number the nodes from 0; Slurm (srun), Open MPI and indexed jobs of Kubernetes say it themselves",
+            )
+        if coordinator is None:
+            raise ClusterError(
+                f"launch: node {rank} of {nodes} does not know the coordinator",
+                given="no --coordinator",
+                expected="an address of the first node with a free port, the same on every node",
+                fix="--coordinator host:port; under srun it is found",
+            )
+        return cls(nodes, rank, coordinator)
+
+
+def _rank(environ: Mapping[str, str]) -> int | None:
+    """The rank of this node, where its number of nodes was given."""
+    names = ("SLURM_NODEID",) if _SLURM in environ else ("OMPI_COMM_WORLD_RANK", _KUBERNETES)
+    return next((_integer(environ, name) for name in names if name in environ), None)
+
+
+def _detected(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """The number of nodes and the rank of this one; None where no scheduler has started this launcher.
+
+    Raises:
+        ClusterError: several launchers on a node, or a number that a scheduler does not say.
+    """
+    if _SLURM in environ:
+        nodes = _integer(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
+        tasks = _integer(environ, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in environ else nodes
+        if tasks != nodes:
+            raise ClusterError(
+                "launch: a node has more than one launcher",
+                given=f"{tasks} tasks on {nodes} nodes",
+                expected="one task for each node, which starts the processes of the node",
+                fix="srun --ntasks-per-node=1 python -m keras_dist.cli.launch --processes ...",
+            )
+        return nodes, _integer(environ, "SLURM_NODEID")
+    if _OPEN_MPI in environ:
+        return _integer(environ, _OPEN_MPI), _integer(environ, "OMPI_COMM_WORLD_RANK")
+    if _KUBERNETES in environ:
+        raise ClusterError(
+            "launch: how many nodes are there?",
+            given=f"{_KUBERNETES}={environ[_KUBERNETES]}, no --nodes",
+            expected="--nodes with the number of pods (completions) of the indexed job",
+            fix="--nodes 1, if each pod has a job of its own",
+        )
+    return None
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not (text.isdecimal() and text.isascii()):
+        raise ClusterError(
+            f"launch: environment variable {name} is not a number",
+            given=f"{name}={text!r}",
+            expected="what the scheduler sets",
+            fix="give --nodes, --node-rank and --coordinator",
+        )
+    return int(text)
+
+
+def _slurm_coordinator(environ: Mapping[str, str]) -> str | None:
+    """The first of the nodes, and a port that follows from the number of the job."""
+    first = _FIRST_HOST.match(environ[_SLURM])
+    if first is None:
+        return None
+    port = _integer(environ, "SLURM_JOB_ID") % _PORTS + 2**16 - _PORTS
+    return f"{''.join(part or '' for part in first.groups())}:{port}"

@@ -1,0 +1,133 @@
+"""No process outlives what started it, on Linux: `prctl(2)` tells of the death of parents, and hands orphans on.
+
+Run as a program, `python process_tree.py PARENT command...`, it becomes a command that is killed when its parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LIMIT_S = 10.0  # for a process in an uninterruptible call of the kernel
+_POLL_S = 0.02
+
+
+def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
+    """Run `act` in a child process, so that nothing that it starts outlives this process or the child.
+
+    Args:
+        act: returns an exit code.
+        on_signal: called in the child for each SIGINT, SIGTERM and SIGHUP that this process gets, and with SIGHUP when
+            this process has died.
+
+    Returns:
+        The exit code; 128 and the signal's number if one has ended the child.
+    """
+    _adopt_orphans()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both have their handlers
+    guard, child = os.getpid(), os.fork()
+    if not child:
+        os._exit(_run_in_child(guard, act, on_signal))
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _SIGNALS:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    end_descendants()
+    return code if code >= 0 else 128 - code
+
+
+def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C comes through the parent, once
+        _adopt_orphans()
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, frame: on_signal(number))
+        end_with_parent(guard, signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        code = act()
+    except BaseException:
+        traceback.print_exc()
+    end_descendants()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """Send this process the signal when its parent dies, and end it at once if that has died already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        sys.exit("its parent has died")
+
+
+def end_descendants() -> None:
+    """Kill the children of this process and theirs, and those of the dead that it has adopted."""
+    end = time.monotonic() + _LIMIT_S
+    while (found := descendants()) and time.monotonic() < end:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+def descendants() -> list[int]:
+    """The children of this process, theirs, and those of the dead that it has adopted. Empty where there is no `/proc`.
+
+    Those that have ended but were not waited for are among them.
+    """
+    children: dict[int, list[int]] = {}
+    for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(_fields(status)[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found = children.get(os.getpid(), [])
+    for pid in found:  # grows meanwhile
+        found += children.get(pid, [])
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process; a debugger has not."""
+    try:
+        return _fields(pathlib.Path(f"/proc/{pid}/stat"))[0] == "T"
+    except OSError:
+        return False
+
+
+def _fields(status: pathlib.Path) -> list[str]:
+    """The fields behind the name of the program, which may have blanks and brackets: state, parent, ..."""
+    return status.read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of those whose parent dies, among the children of this process and theirs."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]), signal.SIGKILL)
+    os.execv(sys.argv[2], sys.argv[2:])

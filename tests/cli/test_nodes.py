@@ -1,0 +1,54 @@
+"""Where a launcher stands among the nodes of its job."""
+
+import pytest
+
+from keras_dist.cli.nodes import Place
+from keras_dist.errors import ClusterError
+
+SLURM = {
+    "SLURM_STEP_NODELIST": "gpu[007-009,012],login",
+    "SLURM_STEP_NUM_NODES": "5",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_NODEID": "2",
+    "SLURM_JOB_ID": "4097",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "expected"),
+    [
+        ({}, {}, Place()),
+        ({}, {"coordinator": "10.0.0.1:99"}, Place(1, 0, "10.0.0.1:99")),
+        ({}, {"nodes": 2, "rank": 1, "coordinator": "a:1"}, Place(2, 1, "a:1")),
+        (SLURM, {}, Place(5, 2, "gpu007:61441")),
+        (SLURM, {"nodes": 1}, Place()),
+        (SLURM, {"nodes": 3}, Place(3, 2, "gpu007:61441")),
+        (SLURM, {"coordinator": "10.0.0.1:99"}, Place(5, 2, "10.0.0.1:99")),
+        (SLURM | {"SLURM_STEP_NODELIST": "one,two"}, {"rank": 0}, Place(5, 0, "one:61441")),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[3]-ib"}, {}, Place(5, 2, "n3-ib:61441")),
+        ({"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, {}, Place()),  # a batch script, without srun
+        (OPEN_MPI, {"coordinator": "a:1"}, Place(4, 3, "a:1")),
+        ({"JOB_COMPLETION_INDEX": "1"}, {"nodes": 2, "coordinator": "train-0.train:1"}, Place(2, 1, "train-0.train:1")),
+    ],
+)
+def test_the_place_is_given_or_found(environ, given, expected):
+    assert Place.resolve(**given, environ=environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "message"),
+    [
+        ({}, {"nodes": 2}, "no --node-rank"),
+        ({}, {"nodes": 2, "rank": 2}, "--node-rank 2"),
+        ({}, {"nodes": 2, "rank": 1}, "no --coordinator"),
+        ({}, {"nodes": 1, "rank": 1}, "0 <= --node-rank < 1"),
+        (OPEN_MPI, {}, "node 3 of 4 does not know the coordinator"),
+        ({"JOB_COMPLETION_INDEX": "1"}, {}, "no --nodes"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "10"}, {}, "10 tasks on 5 nodes"),
+        (SLURM | {"SLURM_NODEID": "two"}, {}, "SLURM_NODEID='two'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(environ, given, message):
+    with pytest.raises(ClusterError, match=message):
+        Place.resolve(**given, environ=environ)

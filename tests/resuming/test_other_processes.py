@@ -1,0 +1,88 @@
+"""A training that is stopped in the middle of an epoch, and goes on in another number of processes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import processes
+
+PROGRAM = """
+import json
+import pathlib
+import jax.numpy as jnp
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.callbacks import BackupAndRestore, Callback
+
+folder, lives = pathlib.Path(sys.argv[4]), json.loads(sys.argv[5])
+draws = np.random.default_rng(0)
+ROWS = 45  # batches of 10, and one of 5
+X, Y = draws.normal(size=(ROWS, 3)).astype("f4"), draws.normal(size=(ROWS, 1)).astype("f4")
+NUMBERED = np.concatenate([Y, np.arange(ROWS, dtype="f4")[:, None]], 1)
+
+
+def error(y_true, y_pred):
+    return jnp.mean((y_true[:, :1] - y_pred) ** 2, -1)
+
+
+class Miscounted(kd.metrics.Metric):
+    # of the rows of an epoch, how many the steps have not seen once
+    def __init__(self):
+        super().__init__(name="miscounted")
+        self.seen = self.add_variable((ROWS,), name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign(self.seen.value.at[y_true[:, 1].astype("int32")].add(1.0))
+
+    def result(self):
+        return jnp.sum(self.seen.value != 1)
+
+
+class Stop(Callback):
+    def __init__(self, batches):
+        super().__init__()
+        self.left = batches or -1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise InterruptedError
+
+
+def train(name, seed, batches):
+    # from where the life before was stopped, so many batches, of which the last one is not saved
+    kd.set_random_seed(seed)
+    with kd.DataParallel().scope():
+        model = kd.Sequential([kd.Input((3,)), layers.Dense(8, "tanh"), layers.Dropout(0.25), layers.Dense(1)])
+        model.compile(kd.optimizers.SGD(0.05, momentum=0.9), error, metrics=[Miscounted()])
+    backup = BackupAndRestore(folder / name, save_freq=2, keep=None, delete_checkpoint=False)
+    try:
+        model.fit(X, NUMBERED, 10, 3, verbose=0, callbacks=[backup, Stop(batches)])
+    except InterruptedError:
+        return
+    assert model.history.history["miscounted"] == [0, 0, 0], model.history.history
+    values = [*model.get_weights(), *(slot.numpy() for slot in model.optimizer.variables)]
+    if process == 0:
+        np.savez(folder / f"{name}.npz", *values, loss=model.history.history["loss"])
+
+
+for life in lives:
+    train(*life)
+"""
+
+
+@pytest.mark.multiprocess
+def test_every_row_counts_once_an_epoch_whoever_trains_on_it(tmp_path):
+    def run(count, *lives):
+        processes.run(PROGRAM, tmp_path, json.dumps(lives), processes=count, devices=1)
+
+    run(4, ("fewer", 7, 4))
+    run(2, ("fewer", 8, 6), ("same", 7, 8), ("whole", 7, None))
+    run(2, ("same", 8, None))
+    run(1, ("fewer", 9, None), ("alone", 7, None))
+    fewer, same, whole, alone = (np.load(tmp_path / f"{name}.npz") for name in ("fewer", "same", "whole", "alone"))
+    for name in whole.files:
+        np.testing.assert_array_equal(same[name], whole[name], name)
+        np.testing.assert_allclose(fewer[name], alone[name], rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(fewer[name], whole[name], rtol=0, atol=1e-6, err_msg=name)
