@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -39,7 +40,8 @@ class ProcessNotes:
 
     def write(self, file: int) -> None:
         """Write the notes over those in the file. They are there even if the process is killed right after."""
-        os.pwrite(file, json.dumps(vars(self)).encode() + b"\n", 0)
+        with contextlib.suppress(OSError):  # a full disk: training is worth more
+            os.pwrite(file, json.dumps(vars(self)).encode() + b"\n", 0)
 
     @classmethod
     def read(cls, path: pathlib.Path) -> ProcessNotes:

@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import statistics
 import threading
 from importlib import metadata
 
@@ -59,11 +60,13 @@ hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests have measured, which none of them judges: `record_property("measured", ...)`."""
+    """Print the medians of what tests measure, which none of them judges: `record_property("seconds ...", 1.5)`."""
+    measured: dict[str, list[float]] = {}
     for report in terminalreporter.getreports("passed"):
-        for name, value in report.user_properties:
-            if name == "measured" and report.when == "call":
-                terminalreporter.write_line(value)
+        for name, value in report.user_properties if report.when == "call" else ():
+            measured.setdefault(name, []).append(value)
+    for name, values in measured.items():
+        terminalreporter.write_line(f"{name}: {statistics.median(values):.1f} (median of {len(values)})")
 
 
 @pytest.fixture(autouse=True)

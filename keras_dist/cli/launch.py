@@ -9,6 +9,7 @@ Kubernetes tell which node it is; across nodes the port of the coordinator stays
 
 Ctrl-C and SIGTERM go to every process; the second one ends all at once. The exit code is 0 when all have ended well, 75
 when the job has saved its state after such a signal and can be started again, else that of the process that died.
+However the launcher ends, on Linux it leaves no process behind.
 """
 
 from __future__ import annotations

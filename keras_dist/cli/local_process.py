@@ -89,7 +89,7 @@ class LocalProcess:
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it, for a while already."""
-        if not process_tree.is_stopped(self._process.pid):
+        if self.code is not None or not process_tree.is_stopped(self._process.pid):
             self._stopped_since = None
         elif self._stopped_since is None:
             self._stopped_since = time.monotonic()
@@ -114,7 +114,8 @@ class LocalProcess:
         """How it ended, or why it is about to."""
         code, notes = self.code or 0, self.notes
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
+            known = -code in [*signal.Signals]
+            return f"was ended by {signal.Signals(-code).name if known else f'signal {-code}'}"
         if notes.failure is not None:
             return f"has failed: {notes.failure}"
         return notes.reason or f"ended with exit code {code}"

@@ -26,8 +26,7 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int
 
     Args:
         act: returns an exit code.
-        on_signal: called in the child for each SIGINT, SIGTERM and SIGHUP that this process gets, and with SIGHUP when
-            this process has died.
+        on_signal: called in the child for each SIGINT and SIGTERM that this process gets.
 
     Returns:
         The exit code; 128 and the signal's number if one has ended the child.
@@ -57,6 +56,7 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int],
         _adopt_orphans()
         for number in _SIGNALS:
             signal.signal(number, lambda number, frame: on_signal(number))
+        signal.signal(signal.SIGHUP, _end_at_once)
         end_with_parent(guard, signal.SIGHUP)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         code = act()
@@ -67,6 +67,12 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int],
         sys.stdout.flush()
         sys.stderr.flush()
     return code
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """End after the death of the parent or its terminal, even while this process waits for one who reads its output."""
+    end_descendants()
+    os._exit(128 + number)
 
 
 def end_with_parent(parent: int, number: int) -> None:

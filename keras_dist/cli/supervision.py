@@ -108,19 +108,15 @@ class Supervisor:
         self._deaths: list[Death] = []
         self._asked: int | None = None  # the first signal that this process has got
         self._asked_at = 0.0
-        self._is_hurried = False
 
     def on_signal(self, number: int) -> None:
-        """Hand a signal on to the processes, or end them at once if it is the second one, or SIGHUP."""
-        if number == signal.SIGHUP:
-            self._is_hurried = True
-        elif self._asked is None:
+        """Hand a signal on to the processes; a second one ends them at once."""
+        now, is_first = time.monotonic(), self._asked is None
+        if is_first:
+            self._asked, self._asked_at = number, now
+        if is_first or now - self._asked_at >= _TWICE_S:
             for process in self._processes:
-                process.send(number)
-        elif time.monotonic() - self._asked_at >= _TWICE_S:
-            self._is_hurried = True
-        if self._asked is None:
-            self._asked, self._asked_at = number, time.monotonic()
+                process.send(number if is_first else signal.SIGKILL)
 
     def run(self) -> int:
         """Run the job to its end, and return its exit code."""
@@ -134,6 +130,8 @@ class Supervisor:
                 self._end(death)
                 if death is None:
                     return 0
+                notes = self._processes[0].notes
+                death.saved, death.steps_lost = notes.saved, notes.steps - notes.saved_steps
                 self._deaths.append(death)
                 in_vain = self._restarts_in_vain()
                 death.restarted = len(self._deaths) <= self._max_restarts and in_vain < _IN_VAIN
@@ -145,7 +143,7 @@ class Supervisor:
                 self._say(f"restart {len(self._deaths)} of {self._max_restarts}" + f" in {pause:g} s" * bool(pause))
                 self._sleep(pause)
                 if self._asked:
-                    return self._end_as_asked()
+                    return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + self._asked
 
     def _start(self, folder: pathlib.Path) -> None:
         """Start all processes of this node; on a node of its own, on a port that was free a moment ago."""
@@ -176,7 +174,7 @@ class Supervisor:
 
     def _note_next_step(self) -> bool:
         """Whether the job goes on after its last death."""
-        since, last = self._notes.first_step_at, self._deaths[-1]
+        since, last = self._processes[0].notes.first_step_at, self._deaths[-1]
         if since is None:
             return False
         last.to_next_step_s = round(since - last.at, 2)
@@ -186,7 +184,7 @@ class Supervisor:
 
     def _death(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Death:
         """Who died first: those that ended because of another one have noted which."""
-        now, notes = time.time(), self._notes
+        now = time.time()
         died = [process for process in ended if process.notes.blamed in (None, process.index)]
         died.sort(key=lambda process: process.code == -signal.SIGABRT)  # as Gloo does when another one has died
         tells = ended[0].notes if ended else ProcessNotes()
@@ -195,12 +193,12 @@ class Supervisor:
         if died:
             process, how, at = died[0].index, died[0].end_described(), now
         else:
-            at = min(now, notes.step_at or now)
+            at = min(now, self._processes[0].notes.step_at or now)
             if stopped:
                 process, how = stopped[0].index, "does not answer: it is stopped (SIGSTOP)"
             else:
                 process, how = tells.blamed or 0, f"{tells.reason}, says process {ended[0].index}"
-        return Death(process, how, at, notes.saved, notes.steps - notes.saved_steps)
+        return Death(process, how, at)
 
     def _end(self, death: Death | None) -> None:
         """End what is left of the processes, their children, and the coordination service."""
@@ -224,7 +222,7 @@ class Supervisor:
         """Wait until these have ended, for so long at most."""
         end = time.monotonic() + seconds
         while any([process.poll() is None for process in processes]):
-            if self._is_hurried or time.monotonic() >= end:
+            if time.monotonic() >= end:
                 break
             time.sleep(_POLL_S)
 
@@ -264,10 +262,6 @@ class Supervisor:
         saved = [death.saved for death in self._deaths]
         return next((back for back, one in enumerate(saved[-2::-1]) if one != saved[-1]), len(saved) - 1)
 
-    @property
-    def _notes(self) -> ProcessNotes:
-        return self._processes[0].notes
-
     def _sleep(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self._asked and time.monotonic() < end:
@@ -282,8 +276,11 @@ class Supervisor:
             deaths = [dataclasses.asdict(death) for death in self._deaths]
             content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "deaths": deaths}
             draft = self._report.with_name(f"{self._report.name}.draft")
-            draft.write_text(json.dumps(content, indent=2) + "\n")
-            draft.replace(self._report)
+            try:
+                draft.write_text(json.dumps(content, indent=2) + "\n")
+                draft.replace(self._report)
+            except OSError as error:  # the job is worth more
+                self._say(f"the report was not written: {error}")
 
 
 def _free_address() -> str:

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from keras_dist.cli import launch, supervision
+from keras_dist.training.loop import MAX_IN_FLIGHT
 from tests import forks
 from tests.processes import environment, killed_environment
 from tests.soak import LARGE, ROUNDS
@@ -222,6 +222,39 @@ def test_no_orphan_is_left_when_the_launcher_is_killed(tmp_path, which):
     launcher.process.stderr.close(), launcher.process.stdout.close()
 
 
+def test_no_orphan_is_left_when_nobody_reads_what_the_launcher_prints(tmp_path):
+    program = """
+    if is_first("died"):
+        sys.exit(1)
+    print("x" * 2**20, flush=True)
+    start_child()
+    time.sleep(0.5)
+    note(first_step_at=time.time())
+    (folder / "ready").touch()
+    time.sleep(600)
+    """
+    launcher = Launcher(tmp_path, f"if True:{program}")
+    launcher.wait_for("ready")
+    time.sleep(0.5)  # in which the launcher tries to say that steps go on
+    family = launcher.family()
+    assert len(family) == 3
+    launcher.process.kill()
+    assert_gone(family)
+    launcher.process.wait(10)
+    launcher.process.stderr.close(), launcher.process.stdout.close()
+
+
+def test_a_signal_between_two_starts_asks_for_a_restart(tmp_path):
+    program = "note(saved='it'); os.kill(os.getpid(), 40) if not is_first('died') else sys.exit(1)"
+    launcher = Launcher(tmp_path, program)
+    while (line := launcher.process.stderr.readline()) != "launch: restart 2 of 3 in 2 s\n":
+        assert line
+    launcher.process.terminate()
+    code, _, _, deaths = launcher.outcome(10)
+    assert code == 75
+    assert [death["how"] for death in deaths] == ["ended with exit code 1", "was ended by signal 40"]
+
+
 def test_nobody_reads_the_log(tmp_path):
     program = "print('x' * 200_000, flush=True); (folder / f'printed {index}').touch()"
     launcher = Launcher(tmp_path, program, "--processes", 2)
@@ -380,24 +413,19 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.soak
+@pytest.mark.parametrize("trial", range(TRIALS))
 @pytest.mark.parametrize("how", HOW if ROUNDS else ["SIGKILL"])
-def test_the_job_ends_with_the_weights_of_an_undisturbed_one(tmp_path, undisturbed, how, record_property):
-    seconds = []
-    for trial in range(TRIALS):
-        chance = random.Random(f"{how} {trial}")
-        who, step = trial % 2, chance.randint(1, STEPS)
-        folder = tmp_path / str(trial)
-        folder.mkdir()
-        options = ["--processes", 2, "--devices-per-process", 2]
-        launcher = Launcher(folder, TRAINING, *options, arguments=[how, who, step], env=killed_environment())
-        code, output, errors, deaths = launcher.outcome(300)
-        assert code == 0, (who, step, output, errors)
-        assert (folder / "weights.json").read_text() == undisturbed, (who, step)
-        assert [(death["process"], death["how"]) for death in deaths] == [(who, HOW[how])], (step, output)
-        assert 0 <= deaths[0]["steps_lost"] <= step
-        seconds.append(deaths[0]["to_next_step_s"])
-        assert seconds[-1] > 0, (who, step)
-    record_property("measured", f"{how}: {statistics.median(seconds):.1f} s to the next step, median of {TRIALS}")
+def test_the_job_ends_with_the_weights_of_an_undisturbed_one(tmp_path, undisturbed, how, trial, record_property):
+    who, step = trial % 2, random.Random(f"{how} {trial}").randint(1, STEPS)
+    options = ["--processes", 2, "--devices-per-process", 2]
+    launcher = Launcher(tmp_path, TRAINING, *options, arguments=[how, who, step], env=killed_environment())
+    code, output, errors, deaths = launcher.outcome(300)
+    assert code == 0, (step, output, errors)
+    assert (tmp_path / "weights.json").read_text() == undisturbed, step
+    assert [(death["process"], death["how"]) for death in deaths] == [(who, HOW[how])], (step, output)
+    assert 0 <= deaths[0]["steps_lost"] <= step + MAX_IN_FLIGHT  # of the first process, if the other one died
+    assert deaths[0]["to_next_step_s"] > 0
+    record_property(f"seconds from {how} to the next step", deaths[0]["to_next_step_s"])
 
 
 if ROUNDS:  # the launchers of nodes are in `make test`, too, and so are jobs that heal
