@@ -22,7 +22,7 @@ KNOWN = {
     "_extras.py": {"importlib"},  # extras by names that stand in the package
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
-    "_gloo.py": {"ctypes"},  # the address that Gloo listens on
+    "_gloo.py": {"ctypes"},  # the standard output of C++
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
