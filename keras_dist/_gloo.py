@@ -33,7 +33,7 @@ def hide_connections() -> None:
         stream = ctypes.addressof(ctypes.c_char.in_dll(cpp, "_ZSt4cout"))
         begin, make_buffer, exchange = (getattr(cpp, name) for name in (_BEGIN, _MAKE_BUFFER, _EXCHANGE_BUFFER))
         open_file = c.fopencookie
-    except (OSError, ValueError, AttributeError):
+    except (OSError, TypeError, ValueError, AttributeError):
         return
     hidden: set[int] = set()  # threads within such a line, whose words come one by one
 

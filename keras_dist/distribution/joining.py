@@ -56,6 +56,10 @@ def initialize(
     Kubernetes). All processes then agree on one random seed. A process that waits for others says so on stderr every
     15 seconds.
 
+    From then on the first process alone shows progress and tables and writes logs. A warning that all give comes once,
+    and one that only others give within seconds. Of what C++ logs, errors are shown; with the variable
+    `TF_CPP_MIN_LOG_LEVEL=0` all is.
+
     The coordinator listens on the address that it is given, and nowhere else. Anyone who can reach its port can end the
     job, so use a private network. If the address is not the machine's own, or resolves to 127.0.0.1 there, set
     `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on. Gloo, which moves data between CPU devices, listens on the

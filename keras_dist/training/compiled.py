@@ -27,6 +27,7 @@ from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import batch_first
 from keras_dist.training.executions import Execution, Single, data_layouts
+from keras_dist.training.kernel_gradients import like_kernel
 from keras_dist.training.step import Step, check_train_step
 from keras_dist.training.train_state import TrainState
 
@@ -82,7 +83,11 @@ class CompiledSteps:
         several = plan.mesh.backend_mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
-        self._is_on_cpus = plan.mesh.backend_mesh.devices.flat[0].platform == "cpu"
+        self._lowered_by: dict[Any, Callable[..., Any]] = {}
+        if plan.mesh.backend_mesh.devices.flat[0].platform == "cpu":
+            self._lowered_by[jax.lax.conv_general_dilated_p] = batch_first
+            if plan.mesh.backend_mesh.size > 1:
+                self._lowered_by[jax.lax.dot_general_p] = like_kernel
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -227,8 +232,8 @@ class CompiledSteps:
             return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
-        if self._is_on_cpus:
-            return _jax.lower_with(program, arguments, {jax.lax.conv_general_dilated_p: batch_first})
+        if self._lowered_by:
+            return _jax.lower_with(program, arguments, self._lowered_by)
         return program.lower(*arguments)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:

@@ -22,7 +22,7 @@ KNOWN = {
     "_extras.py": {"importlib"},  # extras by names that stand in the package
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
-    "_gloo.py": {"ctypes"},  # the address that Gloo listens on
+    "_gloo.py": {"ctypes"},  # the standard output of C++
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
@@ -53,9 +53,10 @@ def test_the_places_that_run_or_import_something_are_known():
     assert {name: used for name, used in files.items() if used} == KNOWN
 
 
-def test_what_other_processes_say_is_read_in_three_places_as_json():
+def test_what_other_processes_say_is_read_as_json():
     reads = re.compile(r"\.(blocking_)?key_value_\w*get\w*\(")
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     readers = {name for name, text in texts.items() if reads.search(text)}
+    readers.remove("distribution/job_warnings.py")  # waits for a key, and does not look at its value
     assert readers == {f"distribution/{name}.py" for name in ("joining", "liveness", "rendezvous")}
     assert all("json.loads(" in texts[name] and name not in KNOWN for name in readers)
