@@ -136,7 +136,7 @@ def facts_of_config(name: str, value: object) -> Facts:
 
 def _versions() -> Facts:
     return {
-        "version of Python": platform.python_version(),
+        "version of Python": ".".join(platform.python_version_tuple()[:2]),
         "version of jax": jax.__version__,
         "version of keras_dist": keras_dist.__version__,
     }

@@ -35,6 +35,7 @@ _INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
 _JOINED = "keras_dist/joined"
+_NO_TEXT = "bad_cast"  # what jaxlib says of a time-out
 _LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
 
 
@@ -72,7 +73,8 @@ def initialize(
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
         initialization_timeout_s: seconds within which all processes must come; None for 60; variable
             `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
-        heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
+        heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
+            the program keeps other threads of Python waiting.
         shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
         hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
             stacks of all threads on stderr; compilation counts. None for never; variable
@@ -120,7 +122,7 @@ def initialize(
     except ClusterError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise attempt.failed(error) from error
+        raise attempt.failed(error) from None
     process, processes = _jax.place_in_job()
     liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
     with _telling(f"what the other processes of {processes} say about themselves"):
@@ -247,7 +249,7 @@ class _Attempt:
         who = "another process" if missing is None else f"process {', '.join(missing[1].split())}"
         return ClusterError(
             f"process {process} of {processes}: {who} did not come to the job",
-            given=f"coordinator {address}; {shorten(error)}",
+            given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
             expected=f"all {processes} processes within initialization_timeout_s, each with its own process_id",
             fix="look how the missing process ended, and start all again",
         )
