@@ -192,6 +192,8 @@ class Supervisor:
             died = [process for process in self._processes if process.index == tells.blamed and process.notes.failure]
         if died:
             process, how, at = died[0].index, died[0].end_described(), now
+            if died[0].code == -signal.SIGABRT and self._job.place.nodes > 1:
+                how += ", as Gloo does when a process of another node has died"
         else:
             at = min(now, self._processes[0].notes.step_at or now)
             if stopped:
