@@ -20,7 +20,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
-from keras_dist import _jax
+from keras_dist import _gloo, _jax
 from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist.errors import ProcessAbsentError, shorten
 
@@ -169,6 +169,7 @@ class Liveness:
         self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
         self._thread.start()
+        _gloo.before_abort(self._explain)
         atexit.register(self.leave)
         before = sys.excepthook
 

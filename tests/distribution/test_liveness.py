@@ -113,7 +113,7 @@ def test_no_step_for_long_is_a_hang(beats, monkeypatch):
 
 
 PROGRAM = """
-import json, os, sys, time
+import ctypes, json, os, sys, threading, time
 import numpy as np
 import keras_dist as kd
 
@@ -123,6 +123,8 @@ kd.set_distribution(kd.DataParallel())
 
 class Ends(kd.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
+        if batch == 5 and index == "0" and how == "9":  # what Gloo does in one of its threads, or does not
+            threading.Thread(target=ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev).start()
         if batch == 5 and index == "1":
             print(json.dumps(time.time()), flush=True)
             if how == "raises":
