@@ -50,7 +50,7 @@ class CoordinationService:
         )
         if (self._process.stdout or io.StringIO()).readline().strip() != _LISTENS:
             self.shutdown()
-            raise RuntimeError(self.log() or "the coordination service did not start")
+            raise RuntimeError((self.log().strip() or "the coordination service did not start").splitlines()[-1])
 
     def log(self) -> str:
         """The beginning of what the service has logged."""

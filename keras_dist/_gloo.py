@@ -1,18 +1,21 @@
-"""C++'s standard output without what Gloo says there of each group of processes that it connects."""
+"""What Gloo does to the process that it works for, beside moving data: it prints, and it may abort."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import threading
+from collections.abc import Callable
 
 _SAYS = b"[Gloo] Rank "
 _BUFFER_BYTES = 256  # what a `stdio_sync_filebuf` takes, and more
 _BEGIN = "_ZNSt8ios_base4InitC1Ev"  # makes the stream, where nobody has yet
 _MAKE_BUFFER = "_ZN9__gnu_cxx18stdio_sync_filebufIcSt11char_traitsIcEEC1EP8_IO_FILE"
 _EXCHANGE_BUFFER = "_ZNSt9basic_iosIcSt11char_traitsIcEE5rdbufEPSt15basic_streambufIcS1_E"
+_SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _UNBUFFERED = 2
 _kept: list[object] = []  # what C++ points to
+_acts: list[object] = []  # as well
 
 
 class _CookieFunctions(ctypes.Structure):
@@ -62,3 +65,25 @@ def hide_connections() -> None:
     before = ctypes.c_void_p(exchange(holder, buffer))
     _kept.extend([write, file, buffer])
     atexit.register(exchange, holder, before)  # what C++ says when Python has ended must not call it
+
+
+def before_abort(act: Callable[[], object]) -> None:
+    """Call a function before an exception of C++ that nobody catches aborts this process.
+
+    Gloo raises such ones in threads of its own when another process has died. Does nothing where the C++ library is not
+    that of GNU.
+    """
+    try:
+        set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), _SET_TERMINATE)
+    except (OSError, AttributeError):
+        return
+
+    @ctypes.CFUNCTYPE(None)
+    def act_and_abort() -> None:
+        act()
+        ctypes.CFUNCTYPE(None)(before)()
+
+    set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = set_terminate(ctypes.cast(act_and_abort, ctypes.c_void_p))
+    _acts.append(act_and_abort)
+    atexit.register(set_terminate, before)

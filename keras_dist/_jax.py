@@ -35,12 +35,12 @@ _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 def backend_started() -> bool:
     """Whether a JAX backend exists already, so that devices can no longer be configured."""
-    return bool(xla_bridge.backends_are_initialized())
+    return bool(xla_bridge._backends)  # without its lock: whoever makes one holds that while he waits for others
 
 
 def _note_fork() -> None:
     global _is_forked
-    _is_forked = bool(xla_bridge._backends)  # without its lock, which a thread may have held that is not here
+    _is_forked = backend_started()
 
 
 _is_forked = False

@@ -117,7 +117,7 @@ class WriteError(KerasDistError, OSError):
 
 
 class MissingExtraError(KerasDistError, ImportError):
-    """What was called needs a package that only an extra of keras_dist installs."""
+    """What was called needs a package that keras_dist does not install without being asked to."""
 
 
 class EquivalenceError(KerasDistError, AssertionError):

@@ -23,6 +23,9 @@ from keras_dist.saving.buckets import absolute, refreshed
 
 FOLDER = "arrays"
 
+_MERGED = "manifest.ocdbt"
+"""The file that orbax writes when it merges what the processes have written; without it nothing can be read."""
+
 _FILE_BYTES = 64 * 2**20
 """About how large files become: several can be checked at once."""
 
@@ -73,12 +76,24 @@ def write_arrays(
         for future in futures:
             future.result()
 
+    def merge() -> None:
+        # the folders it lists: the `glob` of epath, unlike that of pathlib, takes "[1]" in their path for a pattern
+        listed: Any = refreshed(absolute(folder) / FOLDER)
+        handler.finalize(listed)
+        if not (refreshed(place) / _MERGED).exists():
+            raise CheckpointError(
+                f"{str(folder)!r} was not written",
+                given="arrays of single processes, which orbax has not found and merged",
+                expected=f"a file {_MERGED!r} beside them",
+                fix="write to a folder without any of *?[] in its path",
+            )
+
     def wait() -> None:
         with contextlib.closing(handler):
             if on_cpus:
                 job.first(lambda: _make_folders(place))
             job.each(end)
-            job.first(lambda: handler.finalize(refreshed(place)))  # which merges the folders that it lists
+            job.first(merge)
         raw.clear()
 
     if not on_cpus:

@@ -84,6 +84,7 @@ class CheckpointManager:
     Raises:
         CheckpointError: another job writes there, an argument cannot be used, or the directory is of another storage
             than a file system or a bucket `gs://`.
+        MissingExtraError: it is in a bucket, and `gcsfs` is not installed.
         OSError: the directory cannot be written.
 
     Example:

@@ -193,14 +193,12 @@ class Supervisor:
         """Who died first: those that ended because of another one have noted which."""
         now = time.time()
         died = [process for process in ended if process.notes.blamed in (None, process.index)]
-        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # as Gloo does when another one has died
+        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # as JAX does when another one has died
         tells = ended[0].notes if ended else ProcessNotes()
         if not died and not stopped:
             died = [process for process in self._processes if process.index == tells.blamed and process.notes.failure]
         if died:
             process, how, at = died[0].index, died[0].end_described(), now
-            if died[0].code == -signal.SIGABRT and self._job.place.nodes > 1:
-                how += ", as Gloo does when a process of another node has died"
         else:
             at = min(now, self._processes[0].notes.step_at or now)
             if stopped:

@@ -10,18 +10,18 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 import keras_dist
-from keras_dist import _jax
+from keras_dist import _jax, mixed_precision
 from keras_dist._types import PyTree
 from keras_dist.distribution import job
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import ClusterError, ConfigError
+from keras_dist.errors import ClusterError
 from keras_dist.saving.serialization import serialize_keras_object
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _TEXT = 100
 _DIGITS = 12  # of a digest
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
 Facts = Mapping[str, object]
 """What must be equal in all processes, by a name that a user knows; the values as their `str`."""
 
 
 def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts]) -> None:
-    """Check that the facts, and the versions of packages, are the same in all processes of the job. All must call it.
+    """Check that the facts, and those of each process itself, are the same in all of the job. All must call it.
 
     Args:
         about: what is about to run.
@@ -84,7 +85,7 @@ def agreed_programs(
 
 def _compare(meeting: Rendezvous, about: str, make_facts: Callable[[], Facts]) -> None:
     def make() -> dict[str, str]:
-        return {name: _short(str(value)) for name, value in {**_versions(), **make_facts()}.items()}
+        return {name: _short(str(value)) for name, value in {**_facts_of_process(), **make_facts()}.items()}
 
     told = meeting.each(make, dict)
     names = dict.fromkeys(name for facts in told for name in facts)
@@ -125,21 +126,30 @@ def facts_of_form(name: str, arrays: PyTree) -> Facts:
 
 
 def facts_of_config(name: str, value: object) -> Facts:
-    """What must be equal in an object, or in a structure of objects: each value of its config by its place there."""
+    """What must be equal in an object, or in a structure of objects: each value of its config by its place there.
+
+    Of what has no config it is the class. What the code of a lambda does is seen in the program.
+    """
     try:
-        written = serialize_keras_object(value)
-    except ConfigError:
-        written = value
-    leaves = jax.tree_util.tree_leaves_with_path(written, is_leaf=_is_value)
+        leaves = _leaves_of(serialize_keras_object(value))
+    except Exception:  # `get_config` may be the user's, and need not work for a model that is never saved
+        leaves = _leaves_of(value)
     return {f"{name}{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
 
 
-def _versions() -> Facts:
+def _facts_of_process() -> Facts:
     return {
+        "number of local devices": jax.local_device_count(),  # else JAX cannot place arrays
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
         "version of jax": jax.__version__,
         "version of keras_dist": keras_dist.__version__,
+        **{name: getattr(jax.config, name) for name in _SETTINGS},
+        "dtype policy": mixed_precision.dtype_policy().name,
     }
+
+
+def _leaves_of(written: object) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(written, is_leaf=_is_value)
 
 
 def _digest(content: bytes) -> str:
@@ -150,13 +160,15 @@ def _is_value(written: object) -> bool:
     """Whether a part of a config is one value: also the numbers of an array."""
     if isinstance(written, list | tuple):
         return all(isinstance(one, int | float) for one in written)
-    return not isinstance(written, dict)
+    return not isinstance(written, dict) or written.get("class_name") == "__lambda__"
 
 
 def _text_of(value: object) -> str:
     """A function or an object that cannot be written down, by its name or its class."""
     if isinstance(value, str | int | float | list | tuple | None):
         return repr(value)
+    if isinstance(value, dict):
+        return "a lambda"
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{getattr(named, '__qualname__', '')}"
 

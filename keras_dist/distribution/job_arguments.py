@@ -20,6 +20,7 @@ TF_CONFIG_VARIABLE = "TF_CONFIG"
 
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:1234", "host2:2345"]}, "task": {"type": "worker", "index": 0}}'
 _LIMIT_CHARACTERS = 2**20  # of TF_CONFIG
+_MOST_PROCESSES = 10**6
 
 _REFUSED = {
     "ps": (
@@ -38,14 +39,26 @@ class JobArguments:
     """The arguments of `initialize` after reading the environment; JAX detects what is None.
 
     Attributes:
-        coordinator: `"host:port"` of the first process.
+        addresses: `"host:port"` of each process, or of the first alone.
         num_processes: how many processes there are.
         process_id: the index of this one.
     """
 
-    coordinator: str | None
+    addresses: tuple[str, ...]
     num_processes: int | None
     process_id: int | None
+
+    @property
+    def coordinator(self) -> str | None:
+        """`"host:port"` of the first process."""
+        return self.addresses[0] if self.addresses else None
+
+    @property
+    def own_address(self) -> str | None:
+        """`"host:port"` of this process, where that of each is given."""
+        if self.process_id is None or len(self.addresses) != self.num_processes:
+            return None
+        return self.addresses[self.process_id]
 
     @classmethod
     def resolve(
@@ -74,7 +87,7 @@ class JobArguments:
                 num_processes = len(workers) if num_processes is None else num_processes
                 process_id = index if process_id is None else process_id
         _check_process_id(num_processes, process_id)
-        return cls(_coordinator(job_addresses, num_processes), num_processes, process_id)
+        return cls(_addresses(job_addresses, num_processes), num_processes, process_id)
 
 
 def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
@@ -95,7 +108,7 @@ def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int 
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
     for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
-        check_optional(check_int, name, value, low, error=ClusterError)
+        check_optional(check_int, name, value, low, _MOST_PROCESSES, error=ClusterError)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ClusterError(
             "process_id is out of range",
@@ -105,10 +118,10 @@ def _check_process_id(num_processes: int | None, process_id: int | None) -> None
         )
 
 
-def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | None:
-    """The first of the addresses."""
+def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[str, ...]:
+    """The addresses one by one."""
     if job_addresses is None:
-        return None
+        return ()
     if not isinstance(job_addresses, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ClusterError(
             "initialize: `job_addresses` is not a string",
@@ -132,7 +145,7 @@ def _coordinator(job_addresses: str | None, num_processes: int | None) -> str | 
             expected='"host:port", such as "10.0.0.1:1234"',
             fix=f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine',
         )
-    return addresses[0]
+    return tuple(addresses)
 
 
 def _tf_config(text: str) -> tuple[list[str], int] | None:
@@ -170,10 +183,10 @@ def _tf_config(text: str) -> tuple[list[str], int] | None:
             raise mistake(f'"{name}" is not a list of addresses', listed, '["host1:1234", "host2:2345"]')
     if len(addresses["chief"]) > 1:
         raise mistake("has more than one chief", addresses["chief"], "one address, or none: the first worker is chief")
-    if not isinstance(task, dict) or kind not in addresses:
+    if not isinstance(task, dict) or not isinstance(kind, str) or kind not in addresses:
         raise mistake('"task" does not say which process this is', task, '{"type": "worker", "index": 0}')
     index = cast(dict[str, Any], task).get("index")
-    count = len(addresses[cast(str, kind)])
+    count = len(addresses[kind])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise mistake(f'"index" of the {kind} is out of range', task, f"0 <= index < {count}")
     workers = [*addresses["chief"], *addresses["worker"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import socket
@@ -33,8 +34,10 @@ from keras_dist.errors import ClusterError, KerasDistError, shorten
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
+_LONGEST_S = 1e6
 _LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
 _JOINED = "keras_dist/joined"
+_EVERYWHERE = ("0.0.0.0", "::")
 _NO_TEXT = "bad_cast"  # what jaxlib says of a time-out
 _LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
 
@@ -46,7 +49,7 @@ def initialize(
     *,
     initialization_timeout_s: float | None = None,
     heartbeat_timeout_s: float = 7,
-    shutdown_timeout_s: float = 30,
+    shutdown_timeout_s: float = 300,
     hang_timeout_s: float | None = None,
     communication_options: CommunicationOptions | None = None,
 ) -> None:
@@ -75,9 +78,11 @@ def initialize(
             `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
             the program keeps other threads of Python waiting.
-        shutdown_timeout_s: seconds that the first process waits at its end for the others to end.
-        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, after which the job ends, with the
-            stacks of all threads on stderr; compilation counts. None for never; variable
+        shutdown_timeout_s: seconds that the first process waits at its end for the others, which end with it: the
+            coordinator is in it. It says so while it waits.
+        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for another process
+            there or in a save, after which the job ends, with the stacks of all threads on stderr; compilation counts.
+            None for never; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
@@ -98,10 +103,10 @@ def initialize(
         "shutdown_timeout_s": shutdown_timeout_s,
     }
     for name, value in timeouts.items():
-        check_number(name, value, low=1, error=ClusterError)
+        check_number(name, value, low=1, high=_LONGEST_S, error=ClusterError)
     if hang_timeout_s is None:
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
-    check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, error=ClusterError)
+    check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
     _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     if communication_options is not None:
@@ -188,12 +193,13 @@ class _Attempt:
     def __init__(self, given: JobArguments, end: float, linger_s: float) -> None:
         self._given, self._end, self._linger_s = given, end, linger_s
         self._service: CoordinationService | None = None
+        self._bound: str | None = None  # where it listens
         self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, how many
         self.waiting = contextlib.ExitStack()
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
-        _check_can_listen(address)
+        self._bound = _check_can_listen(address)
         options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
         try:
             self._service = CoordinationService(address, processes, self._linger_s, options)
@@ -205,27 +211,27 @@ class _Attempt:
         """Wait until something listens on the coordinator's address.
 
         Returns:
-            The address of this machine with which it is reached.
+            The address of this process: that which was given, or that with which the coordinator is reached.
 
         Raises:
             ClusterError: nothing has until the time is up.
         """
         host, _, port = address.rpartition(":")
         self._place = address, process, processes
-        reason: OSError | None = None
+        reason: Exception | None = None
         with _telling(f"process 0 of {processes} at {address}"):
             while reason is None or time.monotonic() < self._end:
                 try:
                     with socket.create_connection((host.strip("[]"), int(port)), _seconds_until(self._end)) as reached:
                         own_address = reached.getsockname()[0]
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
                     reason = error
                     time.sleep(min(0.2, max(self._end - time.monotonic(), 0)))
                 else:
                     others = f"process {1 - process}" if processes == 2 else "the others"
                     self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
-                    return own_address
-        unknown = isinstance(reason, socket.gaierror)
+                    return self._given_host() or own_address
+        unknown = isinstance(reason, socket.gaierror | UnicodeError)
         raise ClusterError(
             f"process {process} of {processes} cannot reach the coordinator at {address}",
             given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
@@ -233,25 +239,46 @@ class _Attempt:
             fix="start process 0, on the machine with this address; look whether a firewall closes the port",
         )
 
+    def _given_host(self) -> str | None:
+        """The host on which this process was told to listen, if it is one of this machine."""
+        if self._bound is not None:
+            return None if self._bound in _EVERYWHERE else self._bound
+        try:
+            return None if self._given.own_address is None else _check_can_listen(self._given.own_address)
+        except ClusterError:
+            return None
+
     def failed(self, error: Exception) -> ClusterError:
         """The error for what JAX could not detect, or for processes that did not come in time."""
         if self._place is None:
+            given = {"address": self._given.coordinator, **dataclasses.asdict(self._given)}
+            del given["addresses"]
+            missing = [name for name, value in given.items() if value is None]
+            known = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
             sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
             return ClusterError(
-                "initialize: no cluster was given, and JAX detects none",
-                given=f"{self._given}: {error}",
+                f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job",
+                given=f"{known or 'nothing'}; {shorten(error)}",
                 expected=f"arguments, {sources}",
                 fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0); or no call, in a single process',
             )
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
         missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
-        who = "another process" if missing is None else f"process {', '.join(missing[1].split())}"
+        if missing is not None:
+            what = f"process {', '.join(missing[1].split())} did not come to the job"
+        elif not _answers(address):
+            what = "process 0, with the coordinator, has ended"
+        elif time.monotonic() < self._end - 1:
+            what = "the coordinator does not let it into the job"
+        else:
+            what = "another process did not come to the job"
         return ClusterError(
-            f"process {process} of {processes}: {who} did not come to the job",
+            f"process {process} of {processes}: {what}",
             given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
-            expected=f"all {processes} processes within initialization_timeout_s, each with its own process_id",
-            fix="look how the missing process ended, and start all again",
+            expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, within "
+            "initialization_timeout_s",
+            fix="look how the missing process ended or what it was given, and start all again",
         )
 
 
@@ -302,16 +329,28 @@ def _disagreement(given: str) -> ClusterError:
     )
 
 
-def _check_can_listen(address: str) -> None:
-    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot."""
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host.strip("[]"), int(port)), 1):
+        return True
+    return False
+
+
+def _check_can_listen(address: str) -> str:
+    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot.
+
+    Returns:
+        The host, as a number.
+    """
     host, _, port = address.rpartition(":")
     try:
         family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise _cannot_listen(address, error) from error
+    return str(place[0])
 
 
 def _cannot_listen(address: str, reason: Exception) -> ClusterError:

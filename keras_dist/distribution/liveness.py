@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from keras_dist import _jax
+from keras_dist import _gloo, _jax
 from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
 from keras_dist.errors import ProcessAbsentError, shorten
 
@@ -28,8 +28,9 @@ EXIT_RESTART = 75
 """`EX_TEMPFAIL`: started again, the job goes on from what it has saved."""
 
 _BEAT_S = 1.0
-_GRACE_S = 2.0  # in which all processes may raise the same error, each with its own traceback
+_GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
 _LOST_S = 3.0  # without a beat, of one whose connections are closed
+_REPORT_EVERY_S = 15.0
 _COLLECTIVES = ("Gloo", "NCCL")  # which name themselves where a connection is closed
 _SIGNALLED = 128  # an exit code above it is that number plus the signal's
 _PLACE = "keras_dist/alive/"
@@ -46,27 +47,30 @@ class Beat:
         number: how often it has beaten.
         state: `"running"`, `"failed"` or `"left"`.
         why: of one that has failed.
+        steps: how many steps it has done, of all kinds.
     """
 
     number: int = 0
     state: str = RUNNING
     why: str = ""
+    steps: int = 0
 
     def encode(self) -> str:
         """The beat as JSON."""
-        return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4]])
+        return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4], self.steps])
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
-            number, state, why = cast(list[object], json.loads(text) if len(text) <= _LIMIT_CHARACTERS else [])
-        except (ValueError, TypeError, RecursionError):
-            pass
-        else:
-            if isinstance(number, int) and isinstance(state, str) and isinstance(why, str) and state in _STATES:
-                return cls(number, state, why)
-        return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
+            said: object = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
+        except (ValueError, RecursionError):
+            said = None
+        match said:
+            case [int(number), str(state), str(why), int(steps)] if state in _STATES:
+                return cls(number, state, why, steps)
+            case _:
+                return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
 
 
 _current: Liveness | None = None
@@ -122,7 +126,7 @@ def failures_told() -> Generator[None]:
     with job.steps():
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             job.fail(error)
             raise
 
@@ -144,6 +148,7 @@ class Liveness:
     Attributes:
         process: the index of this process.
         processes: how many there are.
+        hang_timeout_s: as given.
         notes: what the launcher reads when this process has ended.
     """
 
@@ -156,8 +161,9 @@ class Liveness:
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
-        self._hang_timeout_s = hang_timeout_s
+        self.hang_timeout_s = hang_timeout_s
         self._last_step: float | None = None  # None while no steps run
+        self._steps = 0
         self._lost = False  # whether a process is known to be gone
         self.notes = ProcessNotes()
         path = os.environ.get(NOTES_VARIABLE)
@@ -170,12 +176,12 @@ class Liveness:
         self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
         self._thread.start()
+        _gloo.before_abort(self._explain)
         atexit.register(self.leave)
         before = sys.excepthook
 
         def fail(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            if not isinstance(error, KeyboardInterrupt):
-                self.fail(error)
+            self.fail(error)
             before(kind, error, traceback)
 
         sys.excepthook = fail
@@ -213,6 +219,7 @@ class Liveness:
     def note_step(self) -> None:
         """Note that this process makes progress."""
         self._last_step = time.monotonic()
+        self._steps += 1
         if self.notes.first_step_at is None:
             self.note(first_step_at=time.time())
 
@@ -250,8 +257,13 @@ class Liveness:
         if not failed:
             self._beat(LEFT)
         end = time.monotonic() + self._shutdown_timeout_s
-        while self.process == 0 and not failed and self._others_run() and time.monotonic() < end:
+        told_at = time.monotonic()
+        while self.process == 0 and not failed and (running := self._running()) and time.monotonic() < end:
             time.sleep(_BEAT_S / 10)
+            if time.monotonic() - told_at >= _REPORT_EVERY_S:
+                told_at = time.monotonic()
+                others = ", ".join(map(str, running))
+                sys.stderr.write(f"keras_dist: process 0 has come to its end, and waits for process {others}\n")
         self._stopped.set()
         self._thread.join()
         if failed:
@@ -259,14 +271,15 @@ class Liveness:
         else:
             _jax.leave_job()
 
-    def _others_run(self) -> bool:
-        return any(beat.state == RUNNING for _, beat in self._read())
+    def _running(self) -> list[int]:
+        """Which of the others run."""
+        return [process for process, beat in self._read() if beat.state == RUNNING]
 
     def _beat(self, state: str | None = None, why: str = "") -> None:
         """Beat: in another state, if one is given, else in the same."""
         with self._lock:
-            last, number = self._mine, self._mine.number + 1
-            self._mine = Beat(number, last.state, last.why) if state is None else Beat(number, state, why)
+            said = (self._mine.state, self._mine.why) if state is None else (state, why)
+            self._mine = Beat(self._mine.number + 1, *said, self._steps)
             self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
 
     def _read(self) -> list[tuple[int, Beat]]:
@@ -276,12 +289,16 @@ class Liveness:
         return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
 
     def _run(self) -> None:
+        answered = time.monotonic()
         while not self._stopped.wait(_BEAT_S):
             try:
                 self._beat()
                 beats = self._read()
             except RuntimeError:
-                return  # the coordinator is gone, and JAX ends this process
+                if time.monotonic() - answered >= self._timeout_s:
+                    self._end(0, "has ended, and the coordinator with it")
+                continue
+            answered = time.monotonic()
             self._look(beats, time.monotonic())
             self._look_at_steps(time.monotonic())
 
@@ -295,20 +312,24 @@ class Liveness:
                 self._failed_since.pop(process, None)
             elif self._mine.state == FAILED:
                 self._failed_since[process] = math.inf
-            elif now - self._failed_since.setdefault(process, now) >= _GRACE_S:
+            elif now - self._failed_since.setdefault(process, now) >= (0 if self._lost else _GRACE_S):
                 self._end(process, f"has failed: {beat.why}")
-            if self._mine.state == RUNNING and beat.state != LEFT and now - since >= self._timeout_s:
+            beats_on = beat.state == RUNNING or self._failed_since.get(process) == math.inf
+            if self._mine.state == RUNNING and beats_on and now - since >= self._timeout_s:
                 self._end(process, f"has died or hangs: silent for {now - since:.0f} s")
-            if beat.state == LEFT and now - since >= _GRACE_S and self._lost:
+            waits = self._lost or not _jax.backend_started()  # which all must start together
+            if beat.state == LEFT and now - since >= _GRACE_S and waits:
                 self._end(process, "has ended its program before the others")
 
     def _look_at_steps(self, now: float) -> None:
         since = self._last_step
-        if self._hang_timeout_s is not None and since is not None and now - since > self._hang_timeout_s:
+        if self.hang_timeout_s is not None and since is not None and now - since > self.hang_timeout_s:
+            steps = {self.process: self._steps} | {process: beat.steps for process, (beat, _) in self._seen.items()}
+            last = min(steps, key=lambda process: (steps[process], process != self.process))  # others wait for it
             hangs = f"no step for {now - since:.0f} s"
             self._beat(FAILED, hangs)
             faulthandler.dump_traceback()
-            self._end(self.process, f"hangs: {hangs}")
+            self._end(last, f"hangs: {hangs}")
 
     def _end(self, blamed: int, reason: str) -> NoReturn:
         self.note(blamed=blamed, reason=reason)

@@ -159,6 +159,8 @@ class Rendezvous:
 
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
         begin = told_at = time.monotonic()
+        watching = liveness.current()
+        limit_s = TIMEOUT_S if watching is None else watching.hang_timeout_s or TIMEOUT_S
         while True:
             is_gone = liveness.has_left(process)
             try:
@@ -178,9 +180,9 @@ class Rendezvous:
                     f"since {now - begin:.0f} s: {self._about}\n"
                 )
                 sys.stderr.flush()
-            if not reasons and now <= begin + TIMEOUT_S:
+            if not reasons and now <= begin + limit_s:
                 continue
-            waited = f"process {self.process} has waited for {TIMEOUT_S:g} s"
+            waited = f"process {self.process} has waited for {limit_s:g} s"
             raise ProcessAbsentError(
                 f"process {process} of the job does not come: {self._about}",
                 given=reasons[0].decode(errors="replace") if reasons else waited,

@@ -17,7 +17,7 @@ from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.agreement import check_agreement, facts_of_plan, facts_of_values
+from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
@@ -126,7 +126,13 @@ def session_of_module(
         graph, state = split_module(factory_or_module, trainable)
         plan = distribution.plan_variables(graph.specs, graph.treedef)
         check_agreement(
-            "take weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_values(plan, state)}
+            "take weights",
+            plan.mesh,
+            lambda: {
+                **facts_of_config("module", factory_or_module),
+                **facts_of_plan(plan, seed),
+                **facts_of_values(plan, state),
+            },
         )
         return Session(StateCell(graph, plan, plan.place(state)), call, distribution, seed)
     if not callable(factory_or_module):
@@ -141,9 +147,11 @@ def session_of_module(
     return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed)
 
 
-def _init(plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int) -> PyTree:
+def _init(
+    plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Facts] = dict
+) -> PyTree:
     """The initial state, after all processes have agreed on what it is."""
-    check_agreement("create weights", plan.mesh, lambda: facts_of_plan(plan, seed))
+    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
     return plan.init(init, np.uint32(seed))
 
 
@@ -192,7 +200,7 @@ def _session_of_layers(
     with told_of_one_device(chosen):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    cell = StateCell(graph, plan, _init(plan, init, seed))
+    cell = StateCell(graph, plan, _init(plan, init, seed, lambda: facts_of_config("model", model)))
     names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
     if known:
         indices = {parts: index for index, parts in enumerate(graph.parts)}

@@ -18,7 +18,7 @@ from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
-from keras_dist.distribution.agreement import check_agreement
+from keras_dist.distribution.agreement import Facts, check_agreement
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
@@ -108,7 +108,11 @@ class Session:
     def compile(self, choices: Choices) -> None:
         """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
         check_not_forked()
-        check_agreement("compile", self.cell.mesh, choices.facts)
+
+        def facts() -> Facts:  # of the layers as they are now: also of what was set since the weights were created
+            return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
+
+        check_agreement("compile", self.cell.mesh, facts)
         if self.trainability is not None:
             self.release_optimizers()
             self._follow_layers(self.trainability)

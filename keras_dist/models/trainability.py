@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.variable import Owners, say_trainable
@@ -37,6 +38,10 @@ class Trainability:
     def stated(self) -> tuple[bool, ...]:
         """What each layer says of itself."""
         return tuple(layer._trainable for layer in self._layers.values())
+
+    def facts(self) -> Facts:
+        """What must be equal in the model in all processes of a job."""
+        return facts_of_config("model", self._model)
 
     def tell(self, module: nnx.Module) -> None:
         """Let the layers of the model's module say the same."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from etils import epath
 
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, MissingExtraError
 
 Folder = TypeVar("Folder", bound=pathlib.PurePath)
 
@@ -25,9 +25,12 @@ def folder_path(path: str) -> pathlib.Path:
 
     Raises:
         CheckpointError: it is of a kind of storage that orbax does not write to.
+        MissingExtraError: it is in a bucket, and the package that reaches it is not installed.
     """
     if path.startswith(_PREFIX):
-        return cast(pathlib.Path, epath.Path(path))
+        place = epath.Path(path)
+        _file_system(place)
+        return cast(pathlib.Path, place)
     if _SCHEME.match(path):
         raise CheckpointError(
             f"{path!r} cannot hold checkpoints",
@@ -49,10 +52,23 @@ def refreshed(path: Folder) -> Folder:
     fsspec remembers what it has listed, and does not see what orbax and other processes write.
     """
     if in_bucket(path):
-        backend: Any = path._backend  # type: ignore[attr-defined]
-        if hasattr(backend, "fs"):  # else it is that of TensorFlow, which remembers nothing
-            backend.fs(str(path)).invalidate_cache()
+        system = _file_system(path)
+        if system is not None:
+            system.invalidate_cache()
     return path
+
+
+def _file_system(path: Any) -> Any:
+    """That of fsspec for a path in a bucket; None where etils uses TensorFlow's, which remembers nothing."""
+    try:
+        return path._backend.fs(str(path)) if hasattr(path._backend, "fs") else None
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{str(path)!r} needs the package gcsfs",
+            given=f"an environment in which it cannot be imported: {error}",
+            expected="gcsfs, with which etils reaches buckets",
+            fix="pip install gcsfs",
+        ) from error
 
 
 def files_below(folder: pathlib.Path) -> list[str]:

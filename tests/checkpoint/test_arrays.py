@@ -164,3 +164,9 @@ def test_a_save_compiles_no_slices_of_small_replicated_arrays(tmp_path, caplog, 
     jax.config.update("jax_log_compiles", True)  # in all threads
     written(tmp_path, values)
     assert "Compiling jit(copy)" in caplog.text and "slice" not in caplog.text
+
+
+def test_arrays_that_orbax_does_not_merge_are_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(orbax.PyTreeCheckpointHandler, "finalize", lambda handler, folder: None)
+    with pytest.raises(CheckpointError, match="was not written"):
+        written(tmp_path, {"host": np.ones(3)})

@@ -1,11 +1,14 @@
 """Checkpoints at `gs://bucket/folder`, where nothing is locked or renamed."""
 
+import sys
+
 import numpy as np
 import pytest
+from etils.epath import backend, gpath
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager
-from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
+from keras_dist.errors import CheckpointError, CheckpointWarning, MissingExtraError, ModelError
 from tests.checkpoint.buckets import BUCKET, bucket_in
 from tests.checkpoint.conftest import Held, flip
 
@@ -129,6 +132,16 @@ def test_other_storage_is_refused_and_no_folder_is_made_of_its_name(bucket, plac
     with pytest.raises(CheckpointError, match="cannot hold checkpoints") as raised:
         CheckpointManager(Held(), place)
     assert "gs://bucket/folder" in raised.value.expected
+
+
+def test_the_package_that_reaches_buckets_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
+    monkeypatch.setattr(backend, "fsspec_backend", type(backend.fsspec_backend)())  # which has opened no bucket yet
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for call in (lambda: CheckpointManager(Held(), STATES), lambda: kd.models.load_model(STATES)):
+        with pytest.raises(MissingExtraError, match="needs the package gcsfs") as raised:
+            call()
+        assert raised.value.fix == "pip install gcsfs"
 
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)

@@ -73,6 +73,7 @@ def test_the_chief_of_tf_config_is_the_first_process() -> None:
         (tf_config({"type": "worker", "index": True}, worker=WORKERS), '"index" of the worker is out of range'),
         (tf_config({"type": "chief", "index": 0}, worker=WORKERS), '"index" of the chief is out of range'),
         (tf_config(["worker"], worker=WORKERS), '"task" does not say which process this is'),
+        (tf_config({"type": ["worker"], "index": 0}, worker=WORKERS), '"task" does not say which process this is'),
         (tf_config(worker=["host1"]), "the coordinator's address has no port"),
     ],
 )

@@ -52,6 +52,14 @@ plot_history(history, folder / f"of {process}.svg")
 seen["history"] = history.history
 seen["losses"] = model.evaluate(x, y, 8)
 seen["outputs"] = model.predict(x, 8).tolist()
+with kd.checkpoint.CheckpointManager(model, folder / "states [1]", keep=2) as manager:
+    for _ in range(3):
+        model.train_on_batch(x, y)
+        manager.save()
+    weights = model.get_weights()
+    model.set_weights([0 * weight for weight in weights])
+    manager.restore_or_initialize()
+    np.testing.assert_equal(model.get_weights(), weights)
 (folder / f"{process}.json").write_text(json.dumps(seen))
 if process:
     os.kill(os.getpid(), signal.SIGTERM)  # JAX notes it, within a second; no steps are left to end after

@@ -120,6 +120,19 @@ def test_all_expect_as_many_processes(address):
 
 
 @pytest.mark.multiprocess
+def test_what_is_not_let_in_is_told(address):
+    soon = {"initialization_timeout_s": 5}
+    (first, second, partial), _ = outcomes(
+        {"arguments": [address, 2, 0], "named": soon},
+        {"arguments": [address, 3, 2], "named": soon},
+        {"arguments": [address, 2]},
+    )
+    assert "process 0 of 2: process 1 did not come to the job" in first[1]
+    assert "process 2 of 3: " in second[1] and "all with num_processes=3" in second[1]
+    assert "process_id was not given, and JAX detects no job" in partial[1] and "num_processes=2" in partial[1]
+
+
+@pytest.mark.multiprocess
 def test_all_have_collectives_of_one_kind(address):
     settings = {"jax_cpu_collectives_implementation": "mpi"}
     (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 2, 1], "settings": settings})
@@ -129,7 +142,7 @@ def test_all_have_collectives_of_one_kind(address):
 
 def test_what_waits_says_so(capfd, monkeypatch):
     monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
-    given = joining.JobArguments("127.0.0.1:1", 2, 1)
+    given = joining.JobArguments(("127.0.0.1:1",), 2, 1)
     with pytest.raises(ClusterError):
         joining._Attempt(given, joining.time.monotonic() + 0.3, 1).await_coordinator("127.0.0.1:1", 1, 2)
     said = capfd.readouterr().err.splitlines()
@@ -192,7 +205,7 @@ def test_every_socket_of_a_job_listens_on_the_address_that_was_given():
 @pytest.mark.parametrize(
     "name", ["initialization_timeout_s", "heartbeat_timeout_s", "shutdown_timeout_s", "hang_timeout_s"]
 )
-@pytest.mark.parametrize("value", [0, -1, "10", True, float("inf")])
+@pytest.mark.parametrize("value", [0, -1, "10", True, float("inf"), 1e12])
 def test_time_outs_are_positive(name, value):
     with pytest.raises(ClusterError, match=name):
         kd.initialize("127.0.0.1:1", 1, 0, **{name: value})
