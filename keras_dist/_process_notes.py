@@ -19,6 +19,7 @@ class ProcessNotes:
     """How far a process has come, and why it ends.
 
     Attributes:
+        joined: whether it has joined its job.
         steps: training steps that it has begun.
         step_at: when the last of them began, in seconds since the epoch of Unix.
         first_step_at: when its first step was done.
@@ -29,6 +30,7 @@ class ProcessNotes:
         reason: what that process did.
     """
 
+    joined: bool = False
     steps: int = 0
     step_at: float | None = None
     first_step_at: float | None = None

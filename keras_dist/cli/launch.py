@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ClusterError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if not pathlib.Path(given.script).is_file():
+        parser.error(f"argument script: expected a Python file, got {given.script!r}")
     job = Job(
         [given.script, *given.arguments],
         given.processes,
@@ -68,24 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_guarded(supervisor.run, supervisor.on_signal)
 
 
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+def _natural(text: str, low: int = 0) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+    if number < low:
+        raise argparse.ArgumentTypeError(f"{text} is below {low}")
     return number
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
+    return _natural(text, 1)
 
 
 def _writable(text: str) -> pathlib.Path:
     path = pathlib.Path(text).absolute()
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, got the folder {str(path)!r}")
     return path
 
 

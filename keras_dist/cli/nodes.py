@@ -42,6 +42,15 @@ class Place:
             ClusterError: the values contradict each other, or one is missing.
         """
         found = _detected(environ) if nodes is None else None
+        options = {"--node-rank": rank, "--coordinator": coordinator}
+        given = [f"{name} {value}" for name, value in options.items() if value is not None]
+        if nodes is None and found is None and given:
+            raise ClusterError(
+                "launch: how many nodes are there?",
+                given=f"{' '.join(given)}, no --nodes",
+                expected="--nodes with the number of nodes, each of which runs this command",
+                fix="--nodes 1, if this is the only one",
+            )
         if nodes is None:
             nodes = 1 if found is None else found[0]
         if nodes == 1 and rank in (None, 0):

@@ -129,6 +129,7 @@ class Supervisor:
                     return self._end_as_asked()
                 self._end(death)
                 if death is None:
+                    self._look_whether_joined()
                     return 0
                 notes = self._processes[0].notes
                 death.saved, death.steps_lost = notes.saved, notes.steps - notes.saved_steps
@@ -171,6 +172,12 @@ class Supervisor:
                 return None
             time.sleep(_POLL_S)
         return None
+
+    def _look_whether_joined(self) -> None:
+        """Say so where several processes have ended well, but have never been a job."""
+        count = self._job.place.nodes * self._job.processes
+        if count > 1 and not any(process.notes.joined for process in self._processes):
+            self._say("no process has called keras_dist.initialize(): each ran alone, not as one job")
 
     def _note_next_step(self) -> bool:
         """Whether the job goes on after its last death."""

@@ -51,7 +51,7 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts
     Raises:
         ClusterError: in all processes alike, where a fact differs.
     """
-    if _is_shared(mesh):
+    if is_shared(mesh):
         _compare(Rendezvous(about), about, make_facts)
 
 
@@ -69,7 +69,7 @@ def agreed_programs(
     Raises:
         ClusterError: in all processes alike, where a program differs, or one could not be made.
     """
-    if not _is_shared(mesh):
+    if not is_shared(mesh):
         yield from programs
         return
     meeting, texts = Rendezvous(about), hashlib.sha256()
@@ -173,10 +173,11 @@ def _text_of(value: object) -> str:
     return f"{named.__module__}.{getattr(named, '__qualname__', '')}"
 
 
-def _is_shared(mesh: DeviceMesh) -> bool:
+def is_shared(mesh: DeviceMesh) -> bool:
     """Whether there are several processes, and devices of all of them in the mesh."""
-    owners = {job.process_of(device) for device in mesh.backend_mesh.devices.flat}
-    return len(owners) == job.process_count() > 1
+    if job.process_count() == 1:
+        return False
+    return len({job.process_of(device) for device in mesh.backend_mesh.devices.flat}) == job.process_count()
 
 
 def _short(text: str) -> str:

@@ -172,6 +172,7 @@ class Liveness:
 
     def start(self) -> None:
         """Beat and look, in a thread, until `leave`."""
+        self.note(joined=True)
         self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
         self._thread.start()

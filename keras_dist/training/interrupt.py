@@ -25,6 +25,7 @@ class _Notes:
     Attributes:
         shields: while there are any, signals are only noted.
         leave: called once before the first signal ends the training; None for nothing.
+        is_shared: whether all processes of the job run the same steps.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class _Notes:
         self._is_told = False
         self.shields = 1
         self.leave: Leave | None = None
+        self.is_shared = False
 
     def __call__(self, signum: int, frame: object) -> None:
         """A signal came: the second one ends the training at once."""
@@ -56,10 +58,10 @@ class _Notes:
     def check(self) -> None:
         """End the training between two steps, if a signal came.
 
-        Where somebody wants to leave well, all processes of a job do so after the same step, whichever got the signal.
+        All processes of a job do so after the same step, whichever got the signal.
         """
         if self.leave is not None and not self._is_leaving():
-            if job.process_count() > 1 and not self._is_time_for_all():
+            if job.process_count() > 1 and not (self.is_shared and self._is_time_for_all()):
                 return
             if self._presses:
                 leave, self.leave = self.leave, None
@@ -88,8 +90,11 @@ class _Notes:
         return leaving is not self._handled_before and isinstance(leaving, KeyboardInterrupt | SystemExit)
 
 
+_running: _Notes | None = None
+
+
 @contextlib.contextmanager
-def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[], None]]:
+def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = False) -> Iterator[Callable[[], None]]:
     """Note the first Ctrl-C instead of raising; the function it gives raises for it, between steps.
 
     A second Ctrl-C is raised at once, unless in a `shield`: out of a long compilation, or a callback that hangs. Inside
@@ -100,18 +105,24 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
         leave: called before the function raises. With it SIGTERM is treated like Ctrl-C, and a second SIGTERM ends the
             process at once. In a job of several processes all call it after the same step; a second SIGTERM counts
             from then on.
+        is_shared: whether all processes of a job run these steps. Then a signal to one ends all after the same step,
+            also without `leave`, since JAX has the handler of SIGTERM.
     """
+    global _running
     if not _is_main_thread():
         yield lambda: None
         return
-    if job.process_count() > 1 and not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
-        leave = None  # the others cannot be told, and one process alone cannot leave well
-    outer = signal.getsignal(signal.SIGINT)
-    if isinstance(outer, _Notes):
-        with _leaving(outer, leave):
-            yield outer.check
-            outer.check()
+    if job.process_count() > 1:
+        if not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
+            leave, is_shared = None, False  # the others cannot be told, and one process alone cannot leave well
+        elif is_shared and leave is None and (_running is None or _running.leave is None):
+            leave = _leave_as_others
+    if _running is not None:
+        with _leaving(_running, leave, is_shared):
+            yield _running.check
+            _running.check()
         return
+    outer = signal.getsignal(signal.SIGINT)
     if outer is not signal.default_int_handler and leave is None:
         yield lambda: None
         return
@@ -120,32 +131,35 @@ def interrupt_between_steps(leave: Leave | None = None) -> Iterator[Callable[[],
     if is_ours:
         signal.signal(signal.SIGINT, notes)
     try:
-        with _leaving(notes, leave):
+        _running = notes
+        with _leaving(notes, leave, is_shared):
             notes.shields -= 1
             yield notes.check
             notes.check()  # it came after the last step
     finally:
         notes.shields += 1  # `signal.signal` calls handlers before it sets one
+        _running = None
         if is_ours:
             signal.signal(signal.SIGINT, outer)
         notes.check()
 
 
+def _leave_as_others(signum: int) -> None:
+    """End by the signal alone."""
+
+
 @contextlib.contextmanager
-def _leaving(notes: _Notes, leave: Leave | None) -> Iterator[None]:
+def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[None]:
     """Call `leave` before a signal ends the training, and take SIGTERM for one; unless the user has a handler."""
-    if leave is None:
-        yield
-        return
-    before, outer = notes.leave, signal.getsignal(signal.SIGTERM)
-    notes.leave = leave
-    is_ours = _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has a hidden one
+    before, outer = (notes.leave, notes.is_shared), signal.getsignal(signal.SIGTERM)
+    notes.leave, notes.is_shared = leave or notes.leave, is_shared or leave is not None
+    is_ours = leave is not None and _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has one
     if is_ours:
         signal.signal(signal.SIGTERM, notes)
     try:
         yield
     finally:
-        notes.leave = before
+        notes.leave, notes.is_shared = before
         if is_ours:
             signal.signal(signal.SIGTERM, outer)
 

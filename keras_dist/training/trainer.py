@@ -17,7 +17,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
 from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form
+from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
@@ -114,7 +114,10 @@ class Trainer:
         logs: MutableMapping[str, Any] = {}
         leave = hooks.on_train_interrupt if hooks.handles_interrupts else None
         run = Run(examples, hooks, Progress.begun(examples, epochs, shuffle_key), program.zeros, self._options)
-        with self._running(run, hooks), interrupt_between_steps(leave) as check_interrupt:
+        with (
+            self._running(run, hooks),
+            interrupt_between_steps(leave, is_shared=is_shared(self._cell.mesh)) as check_interrupt,
+        ):
             hooks.begin("train")
             start = run.begin()
             left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
@@ -194,7 +197,7 @@ class Trainer:
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
         self._check_agreement("evaluate", examples)
-        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps(is_shared=is_shared(self._cell.mesh)) as check_interrupt:
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
     def _validation(
@@ -250,7 +253,7 @@ class Trainer:
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         should_stop = self._stopper("predict")
-        with liveness.failures_told(), interrupt_between_steps() as check_interrupt:
+        with liveness.failures_told(), interrupt_between_steps(is_shared=is_shared(self._cell.mesh)) as check_interrupt:
             hooks.begin("predict")
             run_steps(
                 "predict",
@@ -275,7 +278,7 @@ class Trainer:
         self._check_targets(source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
-        with interrupt_between_steps():
+        with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
             states, _ = self._train_dispatch(program)(Single(batch))
         return dict(self._watched(program, batch.rows, states))
 

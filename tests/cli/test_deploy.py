@@ -19,7 +19,9 @@ def started(monkeypatch, arguments):
     """The supervisor that `python -m keras_dist.cli.launch` would run with these arguments."""
     supervisors = []
     monkeypatch.setattr(launch, "run_guarded", lambda run, on_signal: supervisors.append(run.__self__) or 0)
-    assert launch.main(arguments) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "is_file", lambda path: True)  # scripts of containers are not here
+        assert launch.main(arguments) == 0
     return supervisors[0]
 
 

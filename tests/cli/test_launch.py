@@ -28,6 +28,7 @@ import json, os, pathlib, signal, socket, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
 index = int(os.environ["KERAS_DISTRIBUTION_PROCESS_ID"])
 address = os.environ["KERAS_DISTRIBUTION_JOB_ADDRESSES"]
+hang = os.environ.get("KERAS_DISTRIBUTION_HANG_TIMEOUT_S")
 
 def note(**facts):
     pathlib.Path(os.environ["KERAS_DIST_NOTES_FILE"]).write_text(json.dumps(facts))
@@ -95,17 +96,26 @@ def children_of(folder):
 
 def test_each_process_has_its_place_and_a_coloured_prefix(tmp_path):
     terminal, theirs = pty.openpty()
-    program = "print(index, address, os.environ['JAX_NUM_CPU_DEVICES'], sys.argv[2:], os.environ['XLA_FLAGS'])"
+    program = """
+note(joined=True)
+print(index, address, os.environ["JAX_NUM_CPU_DEVICES"], hang, sys.argv[2:], os.environ["XLA_FLAGS"])
+"""
     launcher = Launcher(tmp_path, program, "--processes", 2, "--devices-per-process", 3, output=theirs)
     code, _, errors, deaths = launcher.outcome()
     os.close(theirs)
     printed = os.read(terminal, 10_000).decode()
     os.close(terminal)
     assert (code, errors, deaths) == (0, [], [])
-    found = re.findall(r"\x1b\[(\d+)m\[(\d)\]\x1b\[0m (\d) (127\.0\.0\.1:\d+) 3 \[\] (.*)\r\n", printed)
+    found = re.findall(r"\x1b\[(\d+)m\[(\d)\]\x1b\[0m (\d) (127\.0\.0\.1:\d+) 3 600 \[\] (.*)\r\n", printed)
     assert sorted(line[:3] for line in found) == [("33", "1", "1"), ("36", "0", "0")]
     assert found[0][3] == found[1][3]
     assert "device_count" not in found[0][4]
+
+
+def test_processes_that_ran_apart_are_told_so(tmp_path):
+    code, output, errors, _ = Launcher(tmp_path, "print(hang)", "--processes", 2, "--hang-timeout", 0).outcome()
+    assert (code, sorted(output)) == (0, ["[0] None", "[1] None"])
+    assert errors == ["launch: no process has called keras_dist.initialize(): each ran alone, not as one job"]
 
 
 def test_one_that_always_dies_ends_the_launcher_with_its_log(tmp_path):
@@ -333,6 +343,9 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
     [
         (["--processes", "0", "x.py"], "0 is below 1"),
         (["--max-restarts", "-1", "x.py"], "-1 is below 0"),
+        (["--processes", "two", "x.py"], "argument --processes: expected an integer, got 'two'"),
+        (["--report", "/", "x.py"], "expected a file, got the folder '/'"),
+        (["/nowhere/x.py"], "argument script: expected a Python file, got '/nowhere/x.py'"),
         (["--report", "/nowhere/jobs.json", "x.py"], "there is no folder '/nowhere'"),
         ([], "required: script"),
     ],
@@ -421,6 +434,7 @@ def test_the_job_ends_with_the_weights_of_an_undisturbed_one(tmp_path, undisturb
     launcher = Launcher(tmp_path, TRAINING, *options, arguments=[how, who, step], env=killed_environment())
     code, output, errors, deaths = launcher.outcome(300)
     assert code == 0, (step, output, errors)
+    assert "ran alone" not in errors[-1]
     assert (tmp_path / "weights.json").read_text() == undisturbed, step
     assert [(death["process"], death["how"]) for death in deaths] == [(who, HOW[how])], (step, output)
     assert 0 <= deaths[0]["steps_lost"] <= step + MAX_IN_FLIGHT  # of the first process, if the other one died

@@ -19,7 +19,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
     ("environ", "given", "expected"),
     [
         ({}, {}, Place()),
-        ({}, {"coordinator": "10.0.0.1:99"}, Place(1, 0, "10.0.0.1:99")),
+        ({}, {"nodes": 1, "coordinator": "10.0.0.1:99"}, Place(1, 0, "10.0.0.1:99")),
         ({}, {"nodes": 2, "rank": 1, "coordinator": "a:1"}, Place(2, 1, "a:1")),
         (SLURM, {}, Place(5, 2, "gpu007:61441")),
         (SLURM, {"nodes": 1}, Place()),
@@ -40,6 +40,8 @@ def test_the_place_is_given_or_found(environ, given, expected):
     ("environ", "given", "message"),
     [
         ({}, {"nodes": 2}, "no --node-rank"),
+        ({}, {"rank": 0}, "--node-rank 0, no --nodes"),
+        ({}, {"rank": 0, "coordinator": "a:1"}, "--node-rank 0 --coordinator a:1, no --nodes"),
         ({}, {"nodes": 2, "rank": 2}, "--node-rank 2"),
         ({}, {"nodes": 2, "rank": 1}, "no --coordinator"),
         ({}, {"nodes": 1, "rank": 1}, "0 <= --node-rank < 1"),

@@ -11,7 +11,7 @@ from tests.forks import Python, python
 from tests.processes import environment
 
 PROGRAM = """
-import json, os, pathlib, signal, sys, warnings
+import json, os, pathlib, signal, sys, time, warnings
 import numpy as np
 import keras_dist as kd
 from keras_dist import callbacks, layers
@@ -23,7 +23,6 @@ kd.random.set_random_seed(1)
 warnings.warn("of all")
 if process:
     warnings.warn("of one", RuntimeWarning)
-    os.kill(os.getpid(), signal.SIGTERM)  # JAX notes it
 seen = {}
 
 
@@ -62,6 +61,9 @@ with kd.checkpoint.CheckpointManager(model, folder / "states [1]", keep=2) as ma
     manager.restore_or_initialize()
     np.testing.assert_equal(model.get_weights(), weights)
 (folder / f"{process}.json").write_text(json.dumps(seen))
+if process:
+    os.kill(os.getpid(), signal.SIGTERM)  # JAX notes it, within a second; no steps are left to end after
+    time.sleep(1.5)
 """
 
 CPP = """

@@ -205,6 +205,63 @@ def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
     assert "in on_train_batch_end" in outcomes[1][2]
 
 
+TOLD = """
+import os, signal, sys
+import numpy as np
+import keras_dist as kd
+
+address, index, who, number, use = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
+kd.initialize(address, 2, int(index))
+kd.set_distribution(kd.DataParallel())
+
+class Tell(kd.callbacks.Callback):
+    steps = 0
+
+    def count(self, batch, logs=None):
+        Tell.steps += 1
+        if Tell.steps == 5 and index == who:
+            os.kill(os.getpid(), int(number))
+
+    on_train_batch_end = on_test_batch_end = on_predict_batch_end = count
+
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((800_000, 3), "f4"), np.ones((800_000, 1), "f4")
+try:
+    if use == "fit":
+        model.fit(x, y, 8, verbose=0, callbacks=[Tell()])
+    elif use == "evaluate":
+        model.evaluate(x, y, 8, verbose=0, callbacks=[Tell()])
+    elif use == "predict":
+        model.predict(x, 8, verbose=0, callbacks=[Tell()])
+    else:
+        for batch in range(100_000):
+            model.train_on_batch(x[:8], y[:8])
+            Tell().count(batch)
+finally:
+    print("steps", Tell.steps)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("use", "number", "codes"),
+    [
+        ("fit", signal.SIGTERM, (143, 143)),
+        ("evaluate", signal.SIGINT, (143, -signal.SIGINT)),
+        *[("predict", signal.SIGTERM, (143, 143)), ("train_on_batch", signal.SIGTERM, (143, 143))][: 2 * ROUNDS],
+    ],
+)
+def test_a_signal_to_one_ends_all_after_the_same_step(use, number, codes):
+    address = free_address()
+    jobs = [Python("-c", TOLD, address, index, 1, int(number), use, env=environment(1)) for index in range(2)]
+    outcomes = [job.outcome(90) for job in jobs]
+    assert tuple(code for code, _, _ in outcomes) == codes, outcomes
+    (steps,) = {output.splitlines()[-1] for _, output, _ in outcomes}
+    assert 5 <= int(steps.removeprefix("steps ")) < 100_000
+
+
 ANYWHERE = """
 import os, sys, threading, time
 import numpy as np

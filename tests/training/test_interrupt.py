@@ -10,6 +10,7 @@ import pytest
 from jax.core import Tracer
 
 import keras_dist as kd
+from keras_dist.training import interrupt
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from tests import forks, layouts
 from tests.networks import LOSS, Plain, blobs
@@ -319,6 +320,30 @@ def test_a_sigterm_handler_of_the_users_own_stays(sigterm):
         signal.raise_signal(signal.SIGTERM)
         check()
     assert len(heard) == 1 and signal.getsignal(signal.SIGTERM) is own
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_in_a_job_all_end_at_the_points_of_shared_steps_alone(sigterm, monkeypatch, is_ignored):
+    """Also where a shell has Ctrl-C ignored; what one process runs on its own inside has no points."""
+    points, left = iter([False, True]), []
+    monkeypatch.setattr(interrupt.job, "process_count", lambda: 2)
+    monkeypatch.setattr(interrupt.job, "has_preemption_points", lambda: True)
+    monkeypatch.setattr(interrupt.job, "reached_preemption_point", lambda: next(points))
+    if is_ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with pytest.raises(SystemExit), interrupt_between_steps(leave_with(left)) as check:
+        check()
+        with interrupt_between_steps() as check_alone:
+            check_alone()
+        with interrupt_between_steps(is_shared=True) as check_inside:
+            check_inside()
+            pytest.fail("all others have ended")
+    assert left == [signal.SIGTERM]
+    points = iter([False, True])
+    with pytest.raises(SystemExit) as ended, interrupt_between_steps(is_shared=True) as check:
+        check()
+        check()
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 SCRIPT = """
