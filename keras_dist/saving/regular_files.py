@@ -9,7 +9,8 @@ import errno
 import os
 import pathlib
 import stat
-from typing import IO, Any, cast
+from io import FileIO
+from typing import Any, cast
 
 from keras_dist.saving.buckets import in_bucket, size_of
 
@@ -17,7 +18,7 @@ MOST_BYTES = 2**28
 """The largest file that is read at once."""
 
 
-def open_regular(path: pathlib.Path, follow_links: bool = False) -> IO[bytes]:
+def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
 
     Args:
