@@ -165,6 +165,7 @@ def _import_everything() -> None:
     import orbax.checkpoint  # noqa: F401, PLC0415
 
     import keras_dist  # noqa: PLC0415
+    from keras_dist.datasets import digits  # noqa: F401, PLC0415  # and tfds
 
     for name in keras_dist.__all__:
         getattr(keras_dist, name)

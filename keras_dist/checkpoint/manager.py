@@ -170,14 +170,22 @@ class CheckpointManager:
             CheckpointError: this save, or the one before in the background, failed; the states before are untouched. Or
                 the directory holds states of later steps, which would be restored instead.
             ModelError: `fit` runs in another thread; its callbacks may save, and `Model.save` writes the model alone.
+            ClusterError: some process has no device of the model's mesh.
         """
         self._check_open()
         self.wait_until_finished()
         with self._model.at_rest():
-            snapshot = snapshot or self._model.snapshot()
-            self._job.first(lambda: self._make_room(snapshot.step))
-            path = self._path(snapshot.step)
-            self._writer = _Writer(snapshot, path, self._fsync, lambda: self._job_behind.first(self._prune))
+            taken = [] if snapshot is None else [snapshot]
+
+            def begin() -> None:
+                if not taken:
+                    taken.append(self._model.snapshot())
+                if self._job.process == 0:
+                    self._make_room(taken[0].step)
+
+            self._job.each(begin)
+            path = self._path(taken[0].step)
+            self._writer = _Writer(taken[0], path, self._fsync, lambda: self._job_behind.first(self._prune))
         if not self._asynchronous:
             self.wait_until_finished()
         return str(path)

@@ -105,7 +105,8 @@ def _compare(meeting: Rendezvous, about: str, make_facts: Callable[[], Facts]) -
 def facts_of_plan(plan: LayoutPlan, seed: int) -> Facts:
     """What must be equal where the arrays of a plan are made."""
     arrays = {f"weight {row.path!r}": f"{row.dtype}{list(row.shape)} laid out {row.axes}" for row in plan.rows}
-    return {"mesh": plan.mesh, "seed": seed, **arrays}
+    mesh = f"{plan.mesh.describe()} of {', '.join(map(str, plan.mesh.devices.flat))}"
+    return {"mesh": mesh, "seed": seed, **arrays}
 
 
 def facts_of_values(plan: LayoutPlan, values: PyTree) -> Facts:
@@ -175,9 +176,7 @@ def _text_of(value: object) -> str:
 
 def is_shared(mesh: DeviceMesh) -> bool:
     """Whether there are several processes, and devices of all of them in the mesh."""
-    if job.process_count() == 1:
-        return False
-    return len({job.process_of(device) for device in mesh.backend_mesh.devices.flat}) == job.process_count()
+    return job.are_shared(mesh.backend_mesh.devices.flat)
 
 
 def _short(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+from collections.abc import Iterable
 
 import jax
 from jax.experimental import multihost_utils
@@ -80,6 +81,11 @@ def print_message(text: str) -> None:
 def process_of(device: Device) -> int:
     """Return the index of the process that a device belongs to."""
     return device.process_index
+
+
+def are_shared(devices: Iterable[Device]) -> bool:
+    """Whether there are several processes, and each of them has some of the devices."""
+    return process_count() > 1 and len({process_of(device) for device in devices}) == process_count()
 
 
 def has_preemption_points() -> bool:

@@ -7,6 +7,7 @@ data that anyone who reaches the coordinator's port may write: a forged beat can
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import faulthandler
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 from keras_dist import _gloo, _jax
 from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist.distribution.acts import Acts, difference
 from keras_dist.errors import ProcessAbsentError, shorten
 
 EXIT_RESTART = 75
@@ -34,7 +36,12 @@ _REPORT_EVERY_S = 15.0
 _COLLECTIVES = ("Gloo", "NCCL")  # which name themselves where a connection is closed
 _SIGNALLED = 128  # an exit code above it is that number plus the signal's
 _PLACE = "keras_dist/alive/"
-_LIMIT_CHARACTERS = 2000
+_LIMIT_CHARACTERS = 10_000
+_WHY_CHARACTERS = 500
+_SAME = (
+    "make the same calls in all processes: let callbacks that stop training or set variables be in each of them, and "
+    "give each as many batches, of the same lengths"
+)
 
 _STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
 
@@ -48,16 +55,19 @@ class Beat:
         state: `"running"`, `"failed"` or `"left"`.
         why: of one that has failed.
         steps: how many steps it has done, of all kinds.
+        acts: what it has done last with the others.
     """
 
     number: int = 0
     state: str = RUNNING
     why: str = ""
     steps: int = 0
+    acts: Acts = dataclasses.field(default_factory=Acts)
 
     def encode(self) -> str:
         """The beat as JSON."""
-        return json.dumps([self.number, self.state, self.why[: _LIMIT_CHARACTERS // 4], self.steps])
+        acts = self.acts.since, self.acts.count, "\n".join(self.acts.last)
+        return json.dumps([self.number, self.state, self.why[:_WHY_CHARACTERS], self.steps, *acts])
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
@@ -67,8 +77,8 @@ class Beat:
         except (ValueError, RecursionError):
             said = None
         match said:
-            case [int(number), str(state), str(why), int(steps)] if state in _STATES:
-                return cls(number, state, why, steps)
+            case [int(number), str(state), str(why), int(steps), str(since), int(count), str(last)] if state in _STATES:
+                return cls(number, state, why, steps, Acts(since, count, tuple(last.splitlines())))
             case _:
                 return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
 
@@ -116,14 +126,36 @@ def training_steps() -> int:
     return 0 if _current is None else _current.notes.steps
 
 
+def note_act(act: str) -> None:
+    """Note that this process does what all processes must do at this point: a process alone would wait for ever."""
+    if _current is not None:
+        _current.note_act(act)
+
+
+def note_shared_steps(kind: str, steps: int) -> None:
+    """Note that steps begin in which all processes take part."""
+    if _current is not None:
+        _current.note_shared_steps(kind, steps)
+
+
+def meeting(about: str, place: str) -> contextlib.AbstractContextManager[None]:
+    """While this process waits for all others to come to the same place."""
+    return contextlib.nullcontext() if _current is None else _current.meeting(about, place)
+
+
 @contextlib.contextmanager
-def failures_told() -> Generator[None]:
-    """While steps run: tell the other processes what this one raises, since they wait for it in their next step."""
+def failures_told(call: str, *, is_shared: bool) -> Generator[None]:
+    """While steps run: tell the other processes what this one raises, since they wait for it in their next step.
+
+    Args:
+        call: what runs them.
+        is_shared: whether all processes of the job take part.
+    """
     job = _current
     if job is None:
         yield
         return
-    with job.steps():
+    with job.steps(call if is_shared else None):
         try:
             yield
         except BaseException as error:
@@ -164,6 +196,10 @@ class Liveness:
         self.hang_timeout_s = hang_timeout_s
         self._last_step: float | None = None  # None while no steps run
         self._steps = 0
+        self._acts = Acts()
+        self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of the others, and since when
+        self._call: str | None = None
+        self._begun = collections.Counter[str]()  # steps of the call by their kind
         self._lost = False  # whether a process is known to be gone
         self.notes = ProcessNotes()
         path = os.environ.get(NOTES_VARIABLE)
@@ -201,14 +237,18 @@ class Liveness:
             self._beat(FAILED, failure)
 
     @contextlib.contextmanager
-    def steps(self) -> Generator[None]:
-        """While steps run, `note_step` must be called within `hang_timeout_s`."""
+    def steps(self, call: str | None = None) -> Generator[None]:
+        """While steps run, `note_step` must be called within `hang_timeout_s`; `call` is one of all processes."""
         self.go_on()
         outer, self._last_step = self._last_step, time.monotonic()
+        outer_call, self._call, self._begun = (self._call, self._begun), call, collections.Counter[str]()
         try:
             yield
+            if call is not None:
+                self.note_act(f"the end of {call}")
         finally:
             self._last_step = None if outer is None else time.monotonic()
+            self._call, self._begun = outer_call
 
     def go_on(self) -> None:
         """See the function of this name."""
@@ -222,6 +262,35 @@ class Liveness:
         self._steps += 1
         if self.notes.first_step_at is None:
             self.note(first_step_at=time.time())
+
+    def note_act(self, act: str) -> None:
+        """See the function of this name. In other threads, as those that save, acts have no fixed order."""
+        if threading.current_thread() is threading.main_thread():
+            self._acts = self._acts.then(act)
+
+    def note_shared_steps(self, kind: str, steps: int) -> None:
+        """See the function of this name."""
+        first = self._begun[kind] + 1
+        self._begun[kind] = last = self._begun[kind] + steps
+        numbers = f"step {first}" if first == last else f"steps {first} to {last}"
+        self.note_act(f"{kind} {numbers}" + (f" of {self._call}" if self._call else ""))
+
+    @contextlib.contextmanager
+    def meeting(self, about: str, place: str) -> Generator[None]:
+        """See the function of this name. From one that comes about, acts are counted anew."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = self._acts
+        self.note_act(about)
+        try:
+            yield
+        except BaseException:
+            self._acts = before
+            raise
+        self._acts = Acts(place)
+        if self._call is None:
+            self._begun.clear()
 
     def note_begun(self, training_steps: int) -> None:
         """Note that so many more training steps have begun."""
@@ -255,6 +324,7 @@ class Liveness:
             return
         failed = self._mine.state == FAILED
         if not failed:
+            self.note_act("the end of the program")
             self._beat(LEFT)
         end = time.monotonic() + self._shutdown_timeout_s
         told_at = time.monotonic()
@@ -279,7 +349,7 @@ class Liveness:
         """Beat: in another state, if one is given, else in the same."""
         with self._lock:
             said = (self._mine.state, self._mine.why) if state is None else (state, why)
-            self._mine = Beat(self._mine.number + 1, *said, self._steps)
+            self._mine = Beat(self._mine.number + 1, *said, self._steps, self._acts)
             self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
 
     def _read(self) -> list[tuple[int, Beat]]:
@@ -299,6 +369,7 @@ class Liveness:
                     self._end(0, "has ended, and the coordinator with it")
                 continue
             answered = time.monotonic()
+            self._look_at_acts(beats, time.monotonic())
             self._look(beats, time.monotonic())
             self._look_at_steps(time.monotonic())
 
@@ -321,6 +392,22 @@ class Liveness:
             if beat.state == LEFT and now - since >= _GRACE_S and waits:
                 self._end(process, "has ended its program before the others")
 
+    def _look_at_acts(self, beats: list[tuple[int, Beat]], now: float) -> None:
+        for process, beat in beats:
+            found = None if FAILED in (self._mine.state, beat.state) else difference(self._mine.acts, beat.acts)
+            if found is None:
+                self._differs.pop(process, None)
+                continue
+            last, since = self._differs.get(process, (None, now))
+            self._differs[process] = found, since if last == found else now
+            if now - self._differs[process][1] < (0 if self._lost else _GRACE_S):  # one may be about to raise
+                continue
+            before, mine, others = found
+            (first, act), (second, other_act) = sorted([(self.process, mine), (process, others)])
+            differ = f"process {first} comes to {act}, and process {second} to {other_act}"
+            differ = f"after {before} {differ}" if before else differ
+            self._exit(self.process, differ, f"{differ}; {_SAME}", 1)  # started again, it would come there again
+
     def _look_at_steps(self, now: float) -> None:
         since = self._last_step
         if self.hang_timeout_s is not None and since is not None and now - since > self.hang_timeout_s:
@@ -332,11 +419,14 @@ class Liveness:
             self._end(last, f"hangs: {hangs}")
 
     def _end(self, blamed: int, reason: str) -> NoReturn:
-        self.note(blamed=blamed, reason=reason)
         saved = self.notes.saved
         who = "it" if blamed == self.process else f"process {blamed} of {self.processes}"
         advice = "nothing is saved" if saved is None else f"saved: {saved}; start the job again"
-        sys.stderr.write(f"keras_dist: process {self.process} ends, because {who} {reason}; {advice}\n")
+        self._exit(blamed, reason, f"{who} {reason}; {advice}", 1 if saved is None else EXIT_RESTART)
+
+    def _exit(self, blamed: int, reason: str, told: str, code: int) -> NoReturn:
+        self.note(blamed=blamed, reason=reason)
+        sys.stderr.write(f"keras_dist: process {self.process} ends, because {told}\n")
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(1 if saved is None else EXIT_RESTART)
+        os._exit(code)

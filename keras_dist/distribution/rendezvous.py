@@ -55,17 +55,19 @@ class Rendezvous:
     Args:
         about: its purpose, which tells it from other exchanges.
         client: JAX's distributed client; by default that of this process.
+        timeout_s: how long one process waits for another; by default as long as the job does.
 
     Attributes:
         process: the index of this process.
         processes: how many there are.
     """
 
-    def __init__(self, about: str = "meet the others", client: Any = None) -> None:
+    def __init__(self, about: str = "meet the others", client: Any = None, timeout_s: float | None = None) -> None:
         # asked for now: in a thread that is there longer than JAX's backend, the answer would be a new backend
         self.process, self.processes = job.process_index(), job.process_count()
         self._about = about
         self._client = client
+        self._timeout_s = timeout_s
         self._place = f"keras_dist/{next(_numbers)}"
         self._given_up = f"{self._place}/given_up/"
         self._rounds = itertools.count()
@@ -87,7 +89,9 @@ class Rendezvous:
         except BaseException as raised:
             self.give_up(raised)
             raise
-        outcomes = self._gathered(_packed(self._about, value, error))
+        number = next(self._rounds)
+        with liveness.meeting(self._about, f"{self._place}/{number}"):
+            outcomes = self._gathered(number, _packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
             raise ClusterError(
@@ -135,10 +139,9 @@ class Rendezvous:
     def _service(self) -> Any:
         return _jax.job_client() if self._client is None else self._client
 
-    def _gathered(self, mine: bytes) -> list[tuple[str, Any, Exception | None]]:
-        """Return the messages of all processes in this round, by their indices: subject, value and error."""
+    def _gathered(self, number: int, mine: bytes) -> list[tuple[str, Any, Exception | None]]:
+        """Return the messages of all processes in a round, by their indices: subject, value and error."""
         client = self._service()
-        number = next(self._rounds)
         place = f"{self._place}/{number}"
         try:
             client.key_value_set_bytes(f"{place}/{self.process}", mine)
@@ -160,7 +163,8 @@ class Rendezvous:
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
         begin = told_at = time.monotonic()
         watching = liveness.current()
-        limit_s = TIMEOUT_S if watching is None else watching.hang_timeout_s or TIMEOUT_S
+        of_job_s = TIMEOUT_S if watching is None else watching.hang_timeout_s or TIMEOUT_S
+        limit_s = self._timeout_s or of_job_s
         while True:
             is_gone = liveness.has_left(process)
             try:

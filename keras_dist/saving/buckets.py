@@ -31,7 +31,7 @@ def folder_path(path: str) -> pathlib.Path:
         place = epath.Path(path)
         _file_system(place)
         return cast(pathlib.Path, place)
-    if _SCHEME.match(path):
+    if is_elsewhere(path):
         raise CheckpointError(
             f"{path!r} cannot hold checkpoints",
             given="a path of another kind of storage, or a URL of which pathlib.Path has made a path",
@@ -39,6 +39,11 @@ def folder_path(path: str) -> pathlib.Path:
             fix="mount it as a folder, or correct the path; a folder of such a name is './name'",
         )
     return pathlib.Path(path)
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether a path names storage that is no folder of this system."""
+    return _SCHEME.match(path) is not None
 
 
 def in_bucket(path: pathlib.PurePath) -> bool:

@@ -19,6 +19,7 @@ from keras_dist.data.batching import Batching, Streaming, pass_key
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.source import RowNumbers, RowSource
+from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
@@ -265,8 +266,8 @@ class StreamFeed:
 
     def _execution(self, batch: Batch) -> Single | Stacked:
         execution = Single(batch) if batch.stacked is None else Stacked(batch)
-        if not self._ahead and batch.portion is None:
-            return execution  # its dispatch puts it there
+        if not self._ahead and is_put_by_dispatch(batch):
+            return execution
         return placed(execution, self._distribution)
 
 
@@ -348,6 +349,11 @@ def _flat_copy(source: ArraySource) -> Any:
         for copy, rows in zip(copies, jax.tree.leaves(source.gather(numbers, len(numbers)).arrays), strict=True):
             copy[numbers[0] : numbers[-1] + 1] = rows.reshape(len(rows), *copy.shape[1:])
     return tree.unflatten(copies)
+
+
+def is_put_by_dispatch(batch: Batch) -> bool:
+    """Whether a program takes the arrays from the host. In a job JAX does not split them, on own devices neither."""
+    return batch.portion is None and job.process_count() == 1
 
 
 def placed(execution: Single | Stacked, distribution: Distribution) -> Single | Stacked:

@@ -17,6 +17,7 @@ from keras_dist.training.executions import (
     StreamFeed,
     earns_residence,
     fits_on_devices,
+    is_put_by_dispatch,
     placed,
     share_of,
     stack_of,
@@ -111,4 +112,4 @@ class Placement:
 
     def _global(self, batch: Batch) -> Batch:
         """The global batch, of which several processes have each a portion."""
-        return batch if batch.portion is None else placed(Single(batch), self._distribution).batch
+        return batch if is_put_by_dispatch(batch) else placed(Single(batch), self._distribution).batch

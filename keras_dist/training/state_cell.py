@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 
 from keras_dist import _jax
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution import liveness
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -212,6 +213,10 @@ class StateCell:
         """The place of a variable in flattening order."""
         return self._indices[self.plan.row(path).path]
 
+    def place(self, path: str) -> int:
+        """The place of a variable in `arrays`."""
+        return self._places[self.index(path)]
+
     def is_trained(self, path: str) -> bool:
         """Whether the variable is trained."""
         return self.graph.trained[self.index(path)]
@@ -310,4 +315,5 @@ def host_copy(array: jax.Array) -> np.ndarray:
     data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)
+    liveness.note_act("reading a value of which each process has a part")
     return np.array(multihost_utils.process_allgather(data, tiled=True))

@@ -184,7 +184,7 @@ class Trainer:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            with liveness.failures_told():
+            with liveness.failures_told("fit", is_shared=is_shared(self._cell.mesh)):
                 yield
         except BaseException as error:
             hooks.on_train_exit(error)
@@ -197,7 +197,11 @@ class Trainer:
     def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
         """Loss and metrics over the examples."""
         self._check_agreement("evaluate", examples)
-        with liveness.failures_told(), interrupt_between_steps(is_shared=is_shared(self._cell.mesh)) as check_interrupt:
+        shared = is_shared(self._cell.mesh)
+        with (
+            liveness.failures_told("evaluate", is_shared=shared),
+            interrupt_between_steps(is_shared=shared) as check_interrupt,
+        ):
             return dict(self._evaluation(examples, hooks)(check_interrupt))
 
     def _validation(
@@ -253,7 +257,11 @@ class Trainer:
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         should_stop = self._stopper("predict")
-        with liveness.failures_told(), interrupt_between_steps(is_shared=is_shared(self._cell.mesh)) as check_interrupt:
+        shared = is_shared(self._cell.mesh)
+        with (
+            liveness.failures_told("predict", is_shared=shared),
+            interrupt_between_steps(is_shared=shared) as check_interrupt,
+        ):
             hooks.begin("predict")
             run_steps(
                 "predict",

@@ -446,12 +446,14 @@ if ROUNDS:  # the launchers of nodes are in `make test`, too, and so are jobs th
 
     @pytest.mark.slow
     @pytest.mark.soak
+    @pytest.mark.parametrize("how", ["SIGKILL", "raises"])
     @pytest.mark.parametrize("who", range(2))
-    def test_nodes_heal_a_job_together(tmp_path, undisturbed, who):
+    def test_nodes_heal_a_job_together(tmp_path, undisturbed, who, how):
         options = ["--processes", 1, "--devices-per-process", 2]
-        launchers = launch_nodes(tmp_path, TRAINING, *options, arguments=["SIGKILL", who, 8])
+        launchers = launch_nodes(tmp_path, TRAINING, *options, arguments=[how, who, 8])
         (code, output, errors, deaths), (other, its_output, its_errors, _) = [one.outcome(300) for one in launchers]
         assert (code, other) == (0, 0), (output, errors, its_output, its_errors)
         assert (tmp_path / "weights.json").read_text() == undisturbed
         (death,) = deaths
         assert death["restarted"] and death["process"] == who, death
+        assert how != "raises" or HOW[how] in death["how"]

@@ -28,10 +28,10 @@ model.save(folder / "model")
 gathered = Rendezvous._gathered
 
 
-def late(self, mine):
+def late(self, *message):
     while not (folder / "forged").exists():
         time.sleep(0.05)
-    return gathered(self, mine)
+    return gathered(self, *message)
 
 
 if process == 1:

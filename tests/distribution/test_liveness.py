@@ -1,6 +1,7 @@
 """A process that dies, hangs or raises ends the others, with the reason."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -12,7 +13,9 @@ import time
 import pytest
 
 from keras_dist.distribution import liveness
+from keras_dist.distribution.acts import Acts, difference
 from keras_dist.distribution.liveness import FAILED, LEFT, RUNNING, Beat, Liveness
+from keras_dist.errors import ClusterError
 from tests.forks import Python
 from tests.processes import environment, free_address
 from tests.soak import ROUNDS
@@ -48,6 +51,8 @@ def beats(monkeypatch):
         '["1", "running", ""]',
         '[1, "dead", ""]',
         '[1, "running", 2]',
+        '[1, "running", "", 2]',
+        '[1, "running", "", 2, "", 1, 2]',
         "[" * 5000,
         "9" * 5000,
         "\udc80",
@@ -60,6 +65,10 @@ def test_what_no_process_has_said_is_a_failure(text):
 
 
 def test_beats_are_read_as_they_were_written():
+    acts = Acts("a save").then("evaluate").then("\N{SNOWMAN}" * 200)
+    for _ in range(10):
+        assert Beat.decode(Beat(6, acts=acts).encode().encode()) == Beat(6, acts=acts)
+        acts = acts.then("\N{SNOWMAN}" * 200)
     for beat in (Beat(), Beat(7, LEFT), Beat(8, FAILED, "ValueError: '" + "x" * 300 + "'")):
         assert Beat.decode(beat.encode().encode()) == beat
     assert len(Beat(1, FAILED, "\N{SNOWMAN}" * 10_000).encode()) < liveness._LIMIT_CHARACTERS * 2
@@ -111,6 +120,57 @@ def test_the_one_hangs_that_has_done_fewer_steps(beats, monkeypatch):
         beats._look([(1, Beat(1, steps=1)), (2, Beat(1, steps=0))], 0.0)
         with pytest.raises(Ended, match="process 2 of 3 hangs: no step"):
             beats._look_at_steps(beats._last_step + 6)
+
+
+def test_processes_differ_where_the_same_act_is_another_one_not_where_one_is_further():
+    common = Acts("the last exchange").then("training step 1 of fit")
+    further = common.then("training step 2 of fit").then("training step 3 of fit")
+    assert difference(common, further) is None
+    ended = common.then("the end of fit")
+    told = ("training step 1 of fit", "the end of fit", "training step 2 of fit")
+    assert difference(ended.then("evaluate"), further) == told
+    assert difference(Acts("another exchange").then("fit"), further) is None
+    assert difference(Acts(common.since), common) is None
+    for _ in range(20):  # so far ahead is only who waits for nobody
+        further = further.then("training step")
+    assert difference(common, further) is None
+
+
+def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
+    with pytest.raises(ClusterError), beats.meeting("fit", "1"):
+        raise ClusterError("one has another batch size")
+    assert beats._acts == Acts()
+    with beats.meeting("fit", "2"):
+        assert beats._acts.last == ("fit",)
+    with beats.steps("fit"):
+        beats.note_shared_steps("training", 1)
+        with beats.steps("evaluate"):  # in a callback
+            beats.note_shared_steps("evaluation", 1)
+        beats.note_shared_steps("training", 4)
+    fit = "training step 1 of fit", "evaluation step 1 of evaluate", "the end of evaluate"
+    assert beats._acts == Acts("2", 5, (*fit, "training steps 2 to 5 of fit", "the end of fit"))
+    thread = threading.Thread(target=beats.note_act, args=["a save in a thread"])
+    thread.start()
+    thread.join()
+    assert beats._acts.count == 5
+    with beats.steps():  # of a model on devices of this process
+        pass
+    assert beats._acts.count == 5
+
+
+def test_those_that_do_different_things_end_but_not_at_once(beats, monkeypatch):
+    monkeypatch.setattr(beats, "_exit", lambda _, differ, told, code: (_ for _ in ()).throw(Ended(told, code)))
+    beats._mine = Beat(1, acts=Acts("1").then("fit"))
+    other = Beat(1, acts=Acts("1").then("evaluate"))
+    beats._look_at_acts([(1, other)], 0.0)
+    beats._look_at_acts([(1, Beat(2, acts=Acts("2")))], 2.0)  # they have told each other in the meantime
+    beats._look_at_acts([(1, other)], 3.0)
+    beats._look_at_acts([(1, other)], 6.9)
+    beats._look_at_acts([(1, dataclasses.replace(other, state=FAILED))], 6.9)  # whose reason is told
+    beats._look_at_acts([(1, other)], 7.0)
+    with pytest.raises(Ended, match="process 0 comes to fit, and process 1 to evaluate; make the same") as ended:
+        beats._look_at_acts([(1, other)], 11.0)
+    assert ended.value.args[1] == 1
 
 
 def test_the_first_process_waits_for_the_others_at_its_end_and_says_so(beats, monkeypatch, capfd):
@@ -203,6 +263,56 @@ def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
     assert [code for code, _, _ in outcomes] == [liveness.EXIT_RESTART] * 2
     assert all("no step for" in errors.splitlines()[-1] and "saved: " in errors for _, _, errors in outcomes)
     assert "in on_train_batch_end" in outcomes[1][2]
+
+
+DIFFERS = """
+import sys
+import numpy as np
+import keras_dist as kd
+
+address, index, how = sys.argv[1:]
+kd.initialize(address, 2, int(index))
+kd.set_distribution(kd.DataParallel())
+
+def batches(*lengths):
+    return ((np.ones((rows, 3), "f4"), np.ones((rows, 1), "f4")) for rows in lengths)
+
+class Differs(kd.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2 and how == "stops":
+            self.model.stop_training = True
+        if batch == 2 and how == "sets":
+            self.model.optimizer.learning_rate = 0.5
+
+lengths = [8] * 6
+if index == "1" and how == "fewer":
+    lengths = [8] * 3
+if index == "1" and how == "another length":
+    lengths[3] = 4
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(*lengths), verbose=0, callbacks=[Differs()] * (index == "1"))
+model.evaluate(batches(8), verbose=0)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("how", "act"),
+    [
+        ("stops", "the end of fit"),
+        ("sets", "setting variable 'optimizer/learning_rate'"),
+        ("another length", "the compilation of the train step"),
+        *[("fewer", "the end of fit")][:ROUNDS],  # which ends as where a callback stops it
+    ],
+)
+def test_processes_that_do_different_things_end_and_say_which(how, act):
+    address = free_address()
+    jobs = [Python("-c", DIFFERS, address, index, how, env=environment(1)) for index in range(2)]
+    differ = f"after training step 3 of fit process 0 comes to training step 4 of fit, and process 1 to {act}; make the"
+    for index, (code, _, errors) in enumerate([job.outcome(60) for job in jobs]):
+        assert code == 1
+        assert f"keras_dist: process {index} ends, because {differ} same calls in all processes" in errors
 
 
 TOLD = """

@@ -208,7 +208,7 @@ def started_again(names: list[str], folder: pathlib.Path, tell: Callable[[Any], 
         said = io.StringIO()
         with contextlib.redirect_stdout(said), warnings.catch_warnings():
             warnings.simplefilter("ignore", CheckpointWarning)  # what those that were killed have left
-            fit(model, callbacks.BackupAndRestore(folder / name, 3), Sender({}))
+            fit(model, callbacks.BackupAndRestore(folder / name, 6), Sender({}))
         tell([name, {"said": said.getvalue(), "result": result_of(model)}])
 
 

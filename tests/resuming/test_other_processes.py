@@ -78,8 +78,7 @@ def test_every_row_counts_once_an_epoch_whoever_trains_on_it(tmp_path):
         processes.run(PROGRAM, tmp_path, json.dumps(lives), processes=count, devices=1)
 
     run(4, ("fewer", 7, 4))
-    run(2, ("fewer", 8, 6), ("same", 7, 8), ("whole", 7, None))
-    run(2, ("same", 8, None))
+    run(2, ("fewer", 8, 6), ("same", 7, 8), ("same", 8, None), ("whole", 7, None))
     run(1, ("fewer", 9, None), ("alone", 7, None))
     fewer, same, whole, alone = (np.load(tmp_path / f"{name}.npz") for name in ("fewer", "same", "whole", "alone"))
     for name in whole.files:

@@ -1,13 +1,14 @@
 """Arguments that name files and folders, and disks that are full."""
 
 import errno
+import pathlib
 import resource
 
 import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import KerasDistError, WriteError
+from keras_dist.errors import KerasDistError, ModelError, WriteError
 from keras_dist.saving.drafts import writing_to
 
 
@@ -68,6 +69,14 @@ def test_a_full_disk_names_the_path(model, tmp_path, full_disk, name, save):
     assert str(tmp_path / name) in error.value.summary and "free space" in error.value.fix
     assert isinstance(error.value, OSError) and error.value.errno == errno.EFBIG
     assert error.value.filename.startswith(str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/exported", pathlib.Path("s3://bucket/exported")])
+def test_programs_are_not_exported_to_buckets(model, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="bucket/exported' cannot hold an exported program"):
+        model.export(path)
     assert not list(tmp_path.iterdir())
 
 

@@ -221,6 +221,8 @@ class TestResident:
         larger = ArraySource(np.zeros((12, 2**18), np.float32))
         assert not fits_on_devices(larger, layouts.on("data=8,model=1"))
         assert fits_on_devices(larger, layouts.one_device())
+        doubles = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
+        assert fits_on_devices(doubles, kd.DataParallel(devices=kd.list_devices()[:4]))
 
     def test_devices_that_tell_their_memory_are_asked(self, monkeypatch):
         class Device:
@@ -233,10 +235,8 @@ class TestResident:
         monkeypatch.setattr(executions, "local_devices", lambda distribution: [Device()])
         assert fits_on_devices(ArraySource(np.zeros(25, np.float32)), distribution)
         assert not fits_on_devices(ArraySource(np.zeros(26, np.float32)), distribution)
-
-    def test_a_process_without_devices_keeps_nothing(self, monkeypatch):
-        monkeypatch.setattr(executions, "local_devices", lambda distribution: [])
-        assert not fits_on_devices(ArraySource(X), layouts.one_device())
+        monkeypatch.setattr(executions, "local_devices", lambda distribution: [])  # of a process without devices
+        assert not fits_on_devices(ArraySource(X), distribution)
 
     def test_it_is_brought_there_where_the_steps_earn_it(self):
         source = ArraySource(np.zeros((1024, 2**10), np.float32))
@@ -271,10 +271,6 @@ class TestResident:
         ((_, found),) = feed.epochs(range(1))
         data, _, _ = next(iter(found)).operands
         assert data[0].shape == (64, 64) and data[0].unsafe_buffer_pointer() % 64 == 0
-
-    def test_64_bit_numbers_count_as_the_32_bits_they_become(self):
-        source = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
-        assert fits_on_devices(source, kd.DataParallel(devices=kd.list_devices()[:4]))
 
     def test_what_does_not_earn_it_is_streamed(self, monkeypatch):
         trained = Trained("one device", Plain, steps_per_execution="auto", metrics=[])

@@ -5,6 +5,7 @@ import pytest
 from tests import processes
 
 SETUP = """
+import tempfile
 import keras_dist as kd
 from flax import nnx
 from keras_dist import layers
@@ -93,6 +94,27 @@ for rows, size in ((20 + process, 8), (20, 8 * (1 + process))):
         raise AssertionError("other rows or batches were not noticed")
 """
 
+ON_OWN_DEVICES = """
+own = model_on(kd.DataParallel(devices=names[2 * process : 2 * process + 2]))
+own.set_weights(initial)
+reference.set_weights(initial)
+x, y = X[:7], Y[:7]
+for of in (lambda m: m.train_on_batch(x, y), lambda m: m.test_on_batch(x, y), lambda m: m.predict_on_batch(x)):
+    check_same([of(own)], [of(reference)])
+check_same([own.predict(x, 4, verbose=0)], [reference.predict(x, 4, verbose=0)])
+first = model_on(kd.DataParallel(devices=names[:1]))
+with tempfile.TemporaryDirectory() as folder:
+    manager = kd.checkpoint.CheckpointManager(first, folder + "/states")
+    for save in (manager.save, lambda: first.save(folder + "/model")):
+        try:
+            save()
+        except ClusterError as error:
+            assert "a mesh without a device of process 1" in str(error), error
+        else:
+            raise AssertionError("process 1 has no part of what was saved")
+    manager.close()
+"""
+
 OWN = """
 X, Y = X[:16], Y[:16]
 mine = np.arange(16).reshape(4, 2, 2)[:, process].reshape(-1)  # two rows of each four
@@ -162,4 +184,4 @@ else:
 
 @pytest.mark.multiprocess
 def test_two_processes_train_as_one_on_shares_of_the_same_rows_and_on_rows_of_their_own():
-    processes.run(f"{SETUP}\n{SHARES}\n{OUTPUTS}\n{OWN}")
+    processes.run(f"{SETUP}\n{SHARES}\n{OUTPUTS}\n{ON_OWN_DEVICES}\n{OWN}")
