@@ -55,7 +55,7 @@ def make_model() -> Any:
 def main() -> None:
     """Measure and report."""
     quick, has_tensorflow = m.is_quick(__doc__), TENSORFLOW.exists()
-    rows, steps, epochs, rounds = (6000, 20, 1, 2) if quick else (60000, 70, 3, 7)
+    rows, steps, epochs, rounds = (6400, 20, 1, 2) if quick else (25600, 70, 2, 5)
     sizes = dict(zip(("rows", "batch_size", "steps", "epochs"), (rows, BATCH_SIZE, steps, epochs), strict=True))
     folder = m.ROOT / "benchmarks"
     commands = {
