@@ -14,20 +14,32 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
-from jax._src import core, distributed, dtypes, xla_bridge
+from jax._src import clusters, core, distributed, dtypes, xla_bridge
+from jax._src import mesh as mesh_lib
+from jax._src.lib.mlir import passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes `run_passes` gives
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 from keras_dist import _paths
 
+try:
+    from jax.experimental.shard_alike import shard_alike as _shard_alike
+except ImportError:
+    _shard_alike = None
+
 TraceError = flax_errors.TraceContextError
 """What Flax raises when a compiled function changes a module that was made outside of it."""
+
+raw_value: Any = nnx.Variable.__dict__["_raw_value"]
+"""The descriptor of where a variable of Flax has its array, which a subclass may put something in front of."""
 
 _WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, for which JAX takes the first
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -71,6 +83,12 @@ def coordinator_address() -> str | None:
 def place_in_job() -> tuple[int, int]:
     """Return the index of this process and the number of processes, as `initialize` was told them."""
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def detects_job() -> bool:
+    """Whether `jax.distributed.initialize` finds out by itself which processes form a job."""
+    kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+    return "JAX_COORDINATOR_ADDRESS" in os.environ or any(kind.is_env_present() for kind in kinds)
 
 
 def join_job(
@@ -177,6 +195,16 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def current_trace() -> Any:
+    """What traces now, to be compared with what does at another time."""
+    return jax.extend.core.get_opaque_trace_state(convention="nnx")
+
+
+def is_tracing() -> bool:
+    """Whether a JAX transformation traces a function now."""
+    return not core.trace_state_clean()
+
+
 def check(is_right: Any, text: str, **values: Any) -> None:
     """Check a condition inside a function that is called `with_checks`; the text of its error holds the values."""
     checkify.check(is_right, text, **values)
@@ -243,13 +271,16 @@ def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
     return outputs if equation.primitive.multiple_results else [outputs]
 
 
-def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Callable[..., Any]]) -> jax.stages.Lowered:
+def lower_with(
+    program: Any, arguments: Sequence[Any], instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]]
+) -> jax.stages.Lowered:
     """Lower a jitted program for these arguments, with some primitives computed by other functions.
 
     Args:
         program: what `jax.jit` gave.
         arguments: its arguments, or their shapes.
-        instead: for a primitive what computes it, called as its `bind`, by whatever primitives, itself among them.
+        instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
+            them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
     """
 
     def rule(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,9 +291,39 @@ def lower_with(program: Any, arguments: Sequence[Any], instead: Mapping[Any, Cal
 
         return lower
 
-    rules: Any = tuple((primitive, rule(function)) for primitive, function in instead.items())
+    traced = program.trace(*arguments)
+    functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
+    rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
-    return program.trace(*arguments).lower(_private_parameters=parameters)
+    return traced.lower(_private_parameters=parameters)
+
+
+def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
+    """The mesh axes of each dim of what a jaxpr, and those inside of it, constrain."""
+    for equation in jaxpr.eqns:
+        sharding = equation.params.get("sharding")
+        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
+            spec = [None if axis is jax.sharding.PartitionSpec.UNCONSTRAINED else axis for axis in sharding.spec]
+            yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _constraints_in(inner)
+
+
+def run_passes(lowered: jax.stages.Lowered, passes: str) -> Any:
+    """Run passes of MLIR, such as Shardy's, on a copy of a lowered program.
+
+    Args:
+        lowered: the program.
+        passes: their names and options, with commas between them.
+
+    Returns:
+        The operation of the copied module. Its values must not outlive it.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        copy = module.operation.clone()
+        passmanager.PassManager.parse(f"builtin.module({passes})").run(copy)
+    return copy
 
 
 def compile_together(
@@ -284,7 +345,7 @@ def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
     Inside of a trace that goes on already, the mesh that is there stays.
     """
-    inner = not core.trace_state_clean()
+    inner = is_tracing()
     if inner and not jax.sharding.get_abstract_mesh().empty:
         yield
         return
@@ -294,6 +355,24 @@ def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
                 stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
         yield
+
+
+def mesh_of_context() -> jax.sharding.Mesh | None:
+    """Return the mesh that `jax.set_mesh` has set, also while a function is traced; None without."""
+    mesh = mesh_lib.get_concrete_mesh()
+    return None if mesh.empty else mesh
+
+
+def shard_alike(array: Any, like: Any) -> Any:
+    """Return a traced array that lies as another one of its shape does, whose layout XLA may still choose.
+
+    JAX from 0.12 on has nothing for it. There an operation that never takes a value of the other one ties them: XLA
+    then gives them one layout, unless that of `array` is decided elsewhere.
+    """
+    if _shard_alike is not None:
+        return _shard_alike(array, like)[0]
+    never = jax.lax.optimization_barrier(jnp.zeros(array.shape, bool))
+    return jax.lax.select(never, like.astype(array.dtype), array)
 
 
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:

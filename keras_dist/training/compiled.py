@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
-from keras_dist.distribution.agreement import Facts, agreed_programs
+from keras_dist.distribution import liveness
+from keras_dist.distribution.agreement import Facts, agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
@@ -25,9 +26,8 @@ from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
-from keras_dist.training.convolutions import batch_first
+from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single, data_layouts
-from keras_dist.training.kernel_gradients import like_kernel
 from keras_dist.training.step import Step, check_train_step
 from keras_dist.training.train_state import TrainState
 
@@ -43,6 +43,8 @@ Expected = Callable[[], list[Execution]]
 Streams = dict[int, Any]
 """The states of random generators, by their index among the arrays of a `TrainState`."""
 
+
+_KINDS = {"train": "training", "test": "evaluation", "predict": "prediction"}
 
 EXPECTED_SHAPES = 2
 """Of the batches of one data set: full ones, and a shorter last one."""
@@ -79,15 +81,11 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
-        self._mesh, self._replicated = plan.mesh, _replicated(plan.mesh)
+        self._mesh, self._replicated, self._is_shared = plan.mesh, _replicated(plan.mesh), is_shared(plan.mesh)
         several = plan.mesh.backend_mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
-        self._lowered_by: dict[Any, Callable[..., Any]] = {}
-        if plan.mesh.backend_mesh.devices.flat[0].platform == "cpu":
-            self._lowered_by[jax.lax.conv_general_dilated_p] = batch_first
-            if plan.mesh.backend_mesh.size > 1:
-                self._lowered_by[jax.lax.dot_general_p] = like_kernel
+        self._lowered_by = windows_on(plan.mesh, layouts_of_tensors(distribution))
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -134,7 +132,7 @@ class CompiledSteps:
 
         Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
         """
-        drawn, outputs = self._prepared("predict", step, execution, expected, state)()
+        drawn, outputs = self._prepared("predict", step, execution, expected, state, needs_all=not local)()
         # in the program that computes them, XLA would gather the last kernel instead
         return drawn, self._outputs_at[local](outputs) if self._outputs_at else outputs
 
@@ -163,9 +161,12 @@ class CompiledSteps:
         return traced_in(self._distribution, batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
     def _prepared(
-        self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any
+        self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any, needs_all: bool = True
     ) -> Callable[[], Any]:
-        """The program with its arguments, `before` and those of the execution; it is compiled already."""
+        """The program with its arguments, `before` and those of the execution; it is compiled already.
+
+        It `needs_all` processes, if all have devices of the mesh, unless each sees its own outputs alone.
+        """
         key = mode, step, execution.kind, execution.form
         if key not in self._programs:
             self._compile(mode, step, [execution, *expected()], before)
@@ -173,6 +174,8 @@ class CompiledSteps:
         arguments = _arguments(mode, before, execution)
 
         def run() -> Any:
+            if needs_all and self._is_shared:
+                liveness.note_shared_steps(_KINDS[mode], execution.steps)
             with _noting(execution):
                 if not self._options.jit:
                     return traced_in(self._distribution, execution.rows, lambda: program(*arguments))
@@ -209,7 +212,9 @@ class CompiledSteps:
         try:
             if self._options.jit:
                 facts = functools.partial(self._facts, executions[0])
-                programs = _jax.compile_together(agreed_programs(f"the {mode} step", self._mesh, made(), facts))
+                programs = _jax.compile_together(
+                    agreed_programs(f"the compilation of the {mode} step", self._mesh, made(), facts)
+                )
             else:
                 programs = list(made())
         except jax.errors.JaxRuntimeError:
@@ -232,9 +237,7 @@ class CompiledSteps:
             return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
-        if self._lowered_by:
-            return _jax.lower_with(program, arguments, self._lowered_by)
-        return program.lower(*arguments)
+        return _jax.lower_with(program, arguments, self._lowered_by)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
         key = mode, execution.kind
