@@ -53,6 +53,12 @@ def argument_error(
     )
 
 
+def check_is_mesh(mesh: object) -> None:
+    """Check that an argument `mesh`, as code that was written for DTensor gives it, is a mesh or None."""
+    if mesh is not None and not hasattr(mesh, "axis_names"):
+        raise argument_error("mesh", mesh, "a DeviceMesh, or None")
+
+
 def _of(layer: str) -> str:
     return f" of layer {layer!r}" if layer else ""
 

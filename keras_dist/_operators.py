@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -10,12 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist._scope import current_scope
+from keras_dist._types import PyTree
+from keras_dist.errors import LayoutError, ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
     """Return the array that `operand` stands for; anything else as it is."""
     return operand.value if isinstance(operand, Operators) else operand
+
+
+def values_in(tree: PyTree) -> PyTree:
+    """Return the tree with the arrays that its leaves stand for; JAX itself would take those of DVariables unseen."""
+    return jax.tree.map(value_of, tree, is_leaf=lambda leaf: isinstance(leaf, Operators))
 
 
 def native(value: Any) -> Any:
@@ -32,11 +40,25 @@ def as_pytree(cls: type[Operators]) -> type[Any]:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.value, value_of(other))
+    return lambda self, other: _computed(function, self, other)
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(value_of(other), self.value)
+    return lambda self, other: _computed(function, other, self)
+
+
+def _computed(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    try:
+        return function(value_of(one), value_of(other))
+    except ValueError as error:
+        if "incompatible devices" not in str(error):
+            raise
+        raise LayoutError(
+            "arrays of different meshes cannot be combined",
+            given=str(error),
+            expected="arrays on the devices of one mesh, or of numpy",
+            fix="keras_dist.dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout",
+        ) from error
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -44,7 +66,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Operators:
-    """Base of objects that stand for an array. Subclasses have `path`, `shape`, `dtype`, `assign` and `_read`.
+    """Base of objects that stand for an array. Subclasses have `path`, `shape`, `dtype`, `_read`, `_checked`, `_write`.
 
     Source: `keras.Variable`.
     """
@@ -60,18 +82,51 @@ class Operators:
         """The current array."""
         raise NotImplementedError
 
-    def assign(self, value: Any) -> Any:
-        """Set the value."""
+    def _checked(self, value: Any) -> Any:
+        """Return `value` as an array of this shape and dtype."""
         raise NotImplementedError
+
+    def _write(self, value: Any) -> Any:
+        """Put a checked array in the place of the current one, and return what `value` gives from now on."""
+        raise NotImplementedError
+
+    _is_private = False
+    """Whether nobody else has `_array()`, so that a compiled function may write into its memory."""
+
+    _lock: Any = threading.RLock()
+    """Held from reading `_array` until what uses it is dispatched, or a new one stored; one for all without a model."""
+
+    def _array(self) -> Any:
+        """The current array itself, of which `_read` gives a copy where it is private."""
+        return self._read()
+
+    def _store(self, array: Any) -> None:
+        """Put an array in the place of the current one, which lies as that does and belongs to nobody else."""
+        self._write(array)
+
+    @property
+    def _identity(self) -> Any:
+        """What scopes know it as: the object that has the array."""
+        return self
+
+    def assign(self, value: Any) -> Any:
+        """Set the value, and return the new one.
+
+        Raises:
+            ModelError: it has another shape, or it is no array that the dtype can hold.
+        """
+        value, scope = self._checked(value), current_scope()
+        return self._write(value) if scope is None else scope.put(self._identity, value)
 
     @property
     def value(self) -> Any:
-        """The current array.
+        """The current array; while a function of variables is traced, the one that it has there.
 
         Raises:
             ModelError: it is set.
         """
-        return self._read()
+        scope = current_scope()
+        return self._read() if scope is None else scope.get(self._identity, self._read)
 
     @value.setter
     def value(self, value: Any) -> NoReturn:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, regularizers
-from keras_dist._operators import native, value_of
+from keras_dist._operators import native, value_of, values_in
 from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
@@ -178,6 +178,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
             ModelError: the inputs do not fit, or a weight cannot be created.
         """
         self._check_initialised()
+        args, kwargs = values_in((args, kwargs))
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         binding = self._outside.binding
         if symbolic.is_any_symbolic((args, kwargs)):

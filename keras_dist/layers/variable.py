@@ -14,6 +14,7 @@ from keras_dist import initializers, random
 from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
+from keras_dist._scope import current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError, shorten
@@ -131,7 +132,13 @@ class Variable(Operators, nnx.Variable):
     @property
     def handle(self) -> Any:
         """The handle on it in the model that has its array; None outside of a model."""
-        return getattr(self, "_handle", None)
+        return self._slot("_handle", None)
+
+    def _slot(self, name: str, default: Any) -> Any:
+        try:
+            return object.__getattribute__(self, name)  # getattr would look for it in the array
+        except AttributeError:
+            return default
 
     def live_in_model(self, handle: Any) -> None:
         """Delegate to the handle of a model's variable from now on."""
@@ -145,12 +152,12 @@ class Variable(Operators, nnx.Variable):
 
     @property
     def _owners(self) -> Owners:
-        found = (reference() for reference in getattr(self, "_belonging", ((), ""))[0])
+        found = (reference() for reference in self._slot("_belonging", ((), ""))[0])
         return tuple(owner for owner in found if owner is not None)
 
     @property
     def _known_as(self) -> str:
-        return getattr(self, "_belonging", ((), ""))[1]
+        return self._slot("_belonging", ((), ""))[1]
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -159,11 +166,20 @@ class Variable(Operators, nnx.Variable):
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
 
+    @property
+    def _identity(self) -> Any:
+        return self if self.handle is None else self.handle
+
     def _read(self) -> jax.Array:
         return self._cast(self.get_value()) if self.handle is None else self.handle.value
 
+    def _array(self) -> jax.Array:
+        return self.get_raw_value()
+
     def __getitem__(self, index: Any) -> jax.Array:
-        return self._cast(self.get_value(index=index)) if self.handle is None else self.handle[index]
+        if self.handle is not None or current_scope() is not None:
+            return self.value[index]
+        return self._cast(self.get_value(index=index))
 
     def _cast(self, value: jax.Array) -> jax.Array:
         """Cast a value as mixed precision requires: the only place that casts weights."""
@@ -174,18 +190,22 @@ class Variable(Operators, nnx.Variable):
         own = self.get_raw_value().dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
             value = jnp.asarray(value, own)  # also when it was computed in half precision
-        super().__setitem__(index, value)
+        if current_scope() is None:
+            super().__setitem__(index, value)
+        else:
+            self.assign(self.value.at[index].set(value))
 
-    def assign(self, value: ArrayLike) -> jax.Array:
-        """Set the value, and return the new one.
-
-        Raises:
-            ModelError: it has another shape, or it cannot be converted to the dtype.
-        """
+    def _checked(self, value: ArrayLike) -> jax.Array:
         if self.handle is not None:
-            return self.handle.assign(value)
+            return self.handle._checked(value)
         with call_context.calling(call_context.caller()):  # in its own element type
-            self[...] = jnp.asarray(checked_value(value, self), self.dtype)
+            return jnp.asarray(checked_value(value, self), self.dtype)
+
+    def _write(self, value: jax.Array) -> jax.Array:
+        if self.handle is not None:
+            return self.handle._write(value)
+        with call_context.calling(call_context.caller()):
+            self[...] = value
         return self[...]
 
     def __repr__(self) -> str:

@@ -57,14 +57,12 @@ class OwnWeight(Operators):
     def _read(self) -> jax.Array:
         return self.variable[...]
 
-    def assign(self, value: ArrayLike) -> jax.Array:
-        """Set its value, and return the new one.
+    def _checked(self, value: ArrayLike) -> jax.Array:
+        return jnp.array(checked_value(value, self), self.dtype)
 
-        Raises:
-            ModelError: the shape differs, or it is no array that the dtype can hold.
-        """
-        self.variable[...] = jnp.array(checked_value(value, self), self.dtype)
-        return self.value
+    def _write(self, value: jax.Array) -> jax.Array:
+        self.variable[...] = value
+        return self._read()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.value}>"

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import check_is_mesh
 from keras_dist._operators import value_of
+from keras_dist._scope import Scope
 from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.metrics.variable import MetricVariable, replaced
+from keras_dist.metrics.variable import MetricVariable
 from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
@@ -32,7 +34,7 @@ class Metric(Configurable):
     Args:
         dtype: dtype of the computations; float32 by default.
         name: what the result is logged as; by default the name of the class as `snake_case`.
-        mesh: unused, for code that was written for DTensor: the state lives on the mesh of the model.
+        mesh: not used, for code that was written for DTensor: the state lives on the mesh of the model.
 
     A subclass says what is better for `mode="auto"` of callbacks: `class Largest(Metric, direction="up")`.
 
@@ -67,6 +69,7 @@ class Metric(Configurable):
     def __init__(self, dtype: DTypeLike | None = None, name: str | None = None, mesh: object = None) -> None:
         if self._arguments.get("mesh") is mesh:  # and not an argument of a subclass
             self._arguments.pop("mesh", None)
+        check_is_mesh(mesh)
         if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(
                 "`name` is no name",
@@ -171,7 +174,7 @@ class Metric(Configurable):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with replaced(self.variables, self._checked(metric_variables)):
+        with Scope(self.variables, self._checked(metric_variables)):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 
@@ -181,12 +184,12 @@ class Metric(Configurable):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with replaced(self.variables, self._checked(metric_variables)):
+        with Scope(self.variables, self._checked(metric_variables)):
             return jax.tree.map(value_of, self.result())
 
     def stateless_reset_state(self) -> list[jax.Array]:
         """Return the values of `variables` after `reset_state`; a pure function."""
-        with replaced((), ()):
+        with Scope():
             self.reset_state()
             return [variable.value for variable in self.variables]
 

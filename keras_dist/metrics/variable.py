@@ -1,12 +1,9 @@
-"""`MetricVariable`: an array of a metric's state, and the scope in which other values stand in its place."""
+"""`MetricVariable`: an array of a metric's state."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -16,18 +13,6 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._operators import Operators, value_of
 from keras_dist.errors import ModelError
-
-_replaced: contextvars.ContextVar[dict[int, Any]] = contextvars.ContextVar("replaced")
-
-
-@contextlib.contextmanager
-def replaced(variables: Sequence[MetricVariable], values: Sequence[Any]) -> Generator[None, None, None]:
-    """Inside, the variables have these values, and what is assigned is forgotten afterwards."""
-    token = _replaced.set({**_replaced.get({}), **dict(zip(map(id, variables), values, strict=True))})
-    try:
-        yield
-    finally:
-        _replaced.reset(token)
 
 
 class MetricVariable(Operators):
@@ -46,9 +31,6 @@ class MetricVariable(Operators):
         self._held: Any = None
 
     def _read(self) -> Any:
-        values = _replaced.get({})
-        if id(self) in values:
-            return values[id(self)]
         if self._held is not None:
             self._value, self._held = np.asarray(self._held), None
         return jnp.asarray(self._value)
@@ -57,12 +39,8 @@ class MetricVariable(Operators):
         """Put an array of its shape and dtype in the place of the current one; reading it fetches it to the host."""
         self._held = value
 
-    def assign(self, value: Any) -> Any:
-        """Put `value` in the place of the current one; it is broadcast to the shape and cast to the dtype.
-
-        Raises:
-            ModelError: it has another shape.
-        """
+    def _checked(self, value: Any) -> Any:
+        """Return `value`, broadcast to the shape and cast to the dtype."""
         array = jnp.asarray(value_of(value), self.dtype)
         if array.shape != self.shape:
             if array.ndim:
@@ -73,8 +51,10 @@ class MetricVariable(Operators):
                     fix=f"reduce the value first, or add_variable(shape={array.shape}, ...)",
                 )
             array = jnp.broadcast_to(array, self.shape)
-        values = _replaced.get(None)
-        if values is None and _jax.is_traced(array):
+        return array
+
+    def _write(self, value: Any) -> Any:
+        if _jax.is_traced(value):
             raise ModelError(
                 f"a metric is updated inside of a compiled function, which does not own its variable {self.name!r}",
                 given="metric.update_state(...) in call, compute_loss or train_step",
@@ -82,11 +62,14 @@ class MetricVariable(Operators):
                 fix="compile(..., metrics=[metric]); in a train_step of your own return the value in its logs, or use "
                 "metric.stateless_update_state",
             )
-        if values is None:
-            self._value, self._held = array, None
-        else:
-            values[id(self)] = array
-        return array
+        self._value, self._held = value, None
+        return value
+
+    def _array(self) -> Any:
+        return jnp.asarray(self._value) if self._held is None else self._held
+
+    def _store(self, array: jax.Array) -> None:
+        self.hold(array)
 
     def __repr__(self) -> str:
         return f"<MetricVariable {self.name!r} {self.value}>"

@@ -12,6 +12,7 @@ from flax import nnx
 from rich.console import Console
 
 from keras_dist._arguments import check_int
+from keras_dist._operators import values_in
 from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.plan import LayoutPlan
@@ -63,8 +64,10 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 class Model(Saveable):
     """Layers that are trained together on the mesh of a distribution.
 
-    The distribution is the one that is current when the model is made, or else when its weights are created; without
-    any, the first device is used. Models inside of another model use the distribution of the outermost one.
+    The distribution is the one that is current when the model is made, or else when its weights are created. Without
+    any, a model whose layers have layouts with a mesh, as `kernel_layout=TensorLayout((None, None), mesh)`, lives on
+    that mesh as under an empty `LayoutMap`, with the batch over the axis `batch`, or else the first one; other models
+    use the first device. Models inside of another model use the distribution of the outermost one.
 
     There are four ways to make a model: from symbolic tensors, `Model(inputs, outputs)`; by a subclass that defines
     `call(self, inputs)`; as a `Sequential`; or from any `flax.nnx` module, `Model.from_nnx(factory)`.
@@ -279,6 +282,7 @@ class Model(Saveable):
         Raises:
             ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
         """
+        args, kwargs = values_in((args, kwargs))
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
             return self._graph.structured(super().__call__(*args, **kwargs))

@@ -16,6 +16,7 @@ from flax import nnx
 
 from keras_dist import _jax, _paths, _ranges
 from keras_dist._operators import value_of
+from keras_dist._scope import Scope, current_scope, without_scope
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
 from keras_dist.distribution.agreement import Facts, check_agreement
@@ -185,6 +186,9 @@ class Session:
         """
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
+        scope = current_scope()
+        if scope is not None:
+            return self._call_in_scope(scope, args, kwargs, training)
         leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.inexact)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
@@ -218,6 +222,18 @@ class Session:
                 self._keep(state, state.replace(rest=rest), training)
         self.added_losses = losses
         call_context.CallContext().set_mask(outputs, masks)
+        return outputs
+
+    def _call_in_scope(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> PyTree:
+        """As `call`, with the values that the variables have in a function that is traced."""
+        graph, handles = self.cell.graph, [self._handle(row) for row in self.cell.plan.rows]
+        before = [handle.value for handle in handles]
+        with without_scope():  # the module's own variables have but the values that it is given
+            outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
+        self.added_losses = added_losses(module)
+        for handle, old, new in zip(handles, before, graph.flatten(*graph.split(module)), strict=True):
+            if new is not old and (training or handle.is_key):
+                scope.put(handle, new)
         return outputs
 
     def _warn_of_programs(self) -> None:
@@ -402,15 +418,13 @@ class Session:
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
-    """A snapshot of a distribution; without any, the first device, of which a warning tells once in a process."""
-    if chosen is None:
-        _tell_of_one_device()
-        chosen = DataParallel(devices=devices.list_devices()[:1])
-    return chosen.snapshot()
+    """A snapshot of a distribution; without any, the first device."""
+    return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
 
 
 @functools.cache
-def _tell_of_one_device() -> None:
+def tell_of_one_device() -> None:
+    """Warn, once in a process, that nothing says where models live, and that they use one device of several."""
     names = devices.list_devices()
     if len(names) > 1:
         warnings.warn(

@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist._operators import Operators, as_pytree
 from keras_dist._types import ArrayLike
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
@@ -89,11 +89,21 @@ class ModelVariable(Operators):
     def layout(self) -> TensorLayout:
         """The layout on the mesh."""
         row = self._cell.row(self.path) if self._index is None else self._cell.state_plan.rows[self._index]
-        return TensorLayout(row.axes, self._cell.mesh)
+        return layout_on(row.axes, self._cell.mesh)
+
+    _is_private = True
+
+    @property
+    def _lock(self) -> Any:
+        return self._cell.lock
 
     def _array(self) -> jax.Array:
         """The array itself, which the next step may delete."""
-        return self._cell.read(self.path) if self._index is None else self._cell.arrays[self._index]
+        return self._cell.arrays[self._place]
+
+    @property
+    def _place(self) -> int:
+        return self._cell.place(self.path) if self._index is None else self._index
 
     def _read(self) -> jax.Array:
         with self._cell.lock:
@@ -112,23 +122,21 @@ class ModelVariable(Operators):
         with self._cell.lock:
             return host_copy(self._array())
 
-    def assign(self, value: ArrayLike) -> jax.Array:
-        """Set the value and return a copy of it. Layout and dtype do not change.
-
-        Args:
-            value: an array of its shape.
-
-        Raises:
-            ModelError: the shape differs, or it is no array that its dtype can hold.
-        """
+    def _checked(self, value: ArrayLike) -> ArrayLike:
         check_not_forked()
-        value = checked_value(value, self._row)
+        return checked_value(value, self._row)
+
+    def _write(self, value: ArrayLike) -> jax.Array:
         if self._index is None:
             self._cell.write(self.path, value)
         else:
             with self._cell.lock:
                 self._cell.put({self._index: place_copy(value, self.layout.backend_layout, f"variable {self.path!r}")})
-        return self.value
+        return self._read()
+
+    def _store(self, array: jax.Array) -> None:
+        with self._cell.lock:
+            self._cell.put({self._place: array})
 
     def __repr__(self) -> str:
         return (

@@ -17,6 +17,7 @@ import optax
 
 from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, value_of
+from keras_dist._scope import current_scope, without_scope
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
 from keras_dist.optimizers.variable import ModelState, OptimizerVariable
@@ -52,6 +53,7 @@ class CustomLoops:
     _model: weakref.ref[ModelState] | None = None
     _part: tuple[str, ...] = ()
     _is_used: bool = False
+    _mesh: Any = None
 
     if TYPE_CHECKING:
         init: Any
@@ -73,13 +75,19 @@ class CustomLoops:
 
         Args:
             variables: what is to be trained, such as `model.trainable_variables`, or arrays.
+
+        Raises:
+            ModelError: one lies on another mesh than the optimizer was made for.
         """
         if self.built:
             return
         trained = tuple(variables)
+        for variable in trained:
+            self._check_mesh(getattr(getattr(variable, "layout", None), "device_mesh", None))
         self._trained = trained
         self.know_variables(dict(zip(_keys(trained), trained, strict=True)))
-        state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
+        with without_scope(), jax.ensure_compile_time_eval():  # a traced function makes them in its first step
+            state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
         held = jax.tree_util.tree_map_with_path(
             lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
         )
@@ -129,14 +137,15 @@ class CustomLoops:
         return self._own_state if self._holder is None else functools.reduce(getattr, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model and no custom loop trains with it.
+        """Check that no other model and no custom loop trains with it, and that its mesh is the model's.
 
         Args:
             cell: of the model that is going to.
 
         Raises:
-            ModelError: one does.
+            ModelError: one does, or it was made for another mesh.
         """
+        self._check_mesh(cell.mesh)
         for inner in self._inner().values():
             inner.check_free(cell)
         if self._model_cell not in (None, cell):
@@ -155,6 +164,17 @@ class CustomLoops:
             expected="an optimizer for each model: it holds the state of one",
             fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
         )
+
+    def _check_mesh(self, mesh: Any) -> None:
+        """Check that variables on a mesh, None if that is not known, can be trained with this optimizer."""
+        own, theirs = (getattr(one, "backend_mesh", one) for one in (self._mesh, mesh))
+        if own is not None and theirs is not None and own != theirs:
+            raise ModelError(
+                f"the optimizer {self.name!r} was made for another mesh than that of the variables",
+                given=f"mesh={self._mesh}, variables on {mesh}",
+                expected="one mesh",
+                fix="make it with the mesh of the variables, or leave `mesh` out: slots lie where their variables do",
+            )
 
     @property
     def variables(self) -> list[Any]:
@@ -315,10 +335,11 @@ class CustomLoops:
                 expected=shorten(_keys(self._trained)),
                 fix="apply it to all of those it was built for, or make another optimizer",
             )
-        if any(map(_jax.is_traced, grads)) or not all(hasattr(target, "assign") for target in targets):
+        is_lost = current_scope() is None and any(map(_jax.is_traced, grads))
+        if is_lost or not all(hasattr(target, "assign") for target in targets):
             raise ModelError(
                 f"apply of the optimizer {self.name!r} cannot assign its results",
-                given="traced gradients" if any(map(_jax.is_traced, grads)) else "arrays in the place of variables",
+                given="traced gradients" if is_lost else "arrays in the place of variables",
                 expected="variables, and a call outside of compiled functions",
                 fix="take the new arrays: stateless_apply(optimizer_variables, grads, trainable_variables)",
             )

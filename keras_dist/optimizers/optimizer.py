@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from keras_dist import _paths
-from keras_dist._arguments import check_int, check_number, check_optional
+from keras_dist._arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, shorten
@@ -85,7 +85,8 @@ class Optimizer(CustomLoops, Configurable):
             counts for what its loss was divided by, so that the update is that of one large batch, also where the last
             batch is shorter. Schedules count all steps, `ema_overwrite_frequency` counts updates.
         name: by default that of the class in lower case.
-        mesh: unused, for code that was written for DTensor: slots have the layouts of their parameters.
+        mesh: that of the variables, as code that was written for DTensor says it; compared, and nothing else: slots
+            have the layouts of their parameters.
 
     Raises:
         ModelError: an argument is not known, out of range, or excludes another.
@@ -150,8 +151,9 @@ class Optimizer(CustomLoops, Configurable):
         mesh: object = None,
         **unknown: Any,
     ) -> None:
-        del mesh
         self._arguments.pop("mesh", None)  # no config mentions it
+        check_is_mesh(mesh)
+        self._mesh = mesh
         self._check_known(unknown)
         check_rate(learning_rate)
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}

@@ -34,25 +34,36 @@ class OptimizerVariable(Operators):
         self.shape, self.dtype = value.shape, value.dtype
         self._value = value
 
+    _is_private = True
+
+    def _array(self) -> jax.Array:
+        return self._value
+
     def _read(self) -> jax.Array:
-        return self._value
+        with self._lock:
+            return jnp.array(self._value, copy=True)  # which no later step consumes
 
-    def assign(self, value: Any) -> jax.Array:
-        """Replace the value, and return the new one.
+    def _checked(self, value: Any) -> jax.Array:
+        if jnp.shape(value_of(value)) != self.shape:
+            raise self._refused(f"shape {jnp.shape(value_of(value))}")
+        return jnp.asarray(value_of(value), self.dtype)
 
-        Raises:
-            ModelError: it has another shape, or is traced.
-        """
-        array = value_of(value)
-        if _jax.is_traced(array) or jnp.shape(array) != self.shape:
-            raise ModelError(
-                f"optimizer variable {self.path!r} cannot take this value",
-                given="a traced array" if _jax.is_traced(array) else f"shape {jnp.shape(array)}",
-                expected=f"an array of shape {self.shape}",
-                fix="in compiled functions stateless_apply gives the new arrays; assign them afterwards",
-            )
-        self._value = jnp.asarray(array, self.dtype)
-        return self._value
+    def _write(self, value: jax.Array) -> jax.Array:
+        if _jax.is_traced(value):
+            raise self._refused("a traced array")
+        self._value = jnp.array(value, copy=True)
+        return value
+
+    def _store(self, array: jax.Array) -> None:
+        self._value = array
+
+    def _refused(self, given: str) -> ModelError:
+        return ModelError(
+            f"optimizer variable {self.path!r} cannot take this value",
+            given=given,
+            expected=f"an array of shape {self.shape}",
+            fix="in compiled functions stateless_apply gives the new arrays; assign them afterwards",
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}>"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_dist import errors, metrics, saving
+from keras_dist import DeviceMesh, errors, metrics, saving
 from keras_dist.metrics.identifiers import as_metric
 
 
@@ -151,9 +151,13 @@ def test_names_are_those_of_the_class_and_not_numbered():
 
 
 def test_a_mesh_as_of_dtensor_is_accepted_and_ignored():
-    metric = metrics.SparseCategoricalAccuracy(mesh=object())
+    mesh = DeviceMesh("batch=8")
+    metric = metrics.SparseCategoricalAccuracy(mesh=mesh)
     assert metric.get_config() == metrics.SparseCategoricalAccuracy().get_config()
-    assert Range(mesh=object()).get_config() == Range().get_config()
+    assert Range(mesh=mesh).get_config() == Range().get_config()
+    for make in (metrics.AUC, metrics.MeanSquaredError, Range):
+        with pytest.raises(errors.ModelError, match="`mesh` is not a DeviceMesh, or None"):
+            make(mesh=3)
 
 
 def test_a_metric_with_an_argument_mesh_of_its_own_gets_it():

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import keras_dist as kd
 from keras_dist import errors, optimizers, saving
 
 NAMES = [
@@ -266,9 +267,17 @@ class TestArguments:
             make(name, **arguments)
         assert caught.value.given and caught.value.expected and caught.value.fix
 
-    def test_a_mesh_is_taken_and_left_alone(self) -> None:
-        optimizer = make("Adam", 0.01, mesh=object())
+    def test_a_mesh_is_that_of_the_variables(self) -> None:
+        mesh, other = kd.DeviceMesh({"batch": 8}), kd.DeviceMesh({"data": 8})
+        variable = kd.Variable(np.ones(8), layout=kd.TensorLayout(["batch"], mesh))
+        optimizer = make("Adam", 0.01, mesh=other)
         assert "mesh" not in optimizer.get_config()
+        with pytest.raises(errors.ModelError, match="'adam' was made for another mesh than that of the variables"):
+            optimizer.build([variable])
+        for own in (mesh, mesh.backend_mesh, None):
+            make("Adam", 0.01, mesh=own).build([variable])
+        with pytest.raises(errors.ModelError, match="`mesh` is not a DeviceMesh"):
+            make("Adam", 0.01, mesh="batch")
 
     def test_rates_of_other_kinds_of_number(self) -> None:
         for rate in (1, np.float32(0.5), np.float64(0.5), jnp.float32(0.5)):
