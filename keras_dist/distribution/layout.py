@@ -162,6 +162,11 @@ class TensorLayout:
             )
 
 
+def layout_on(axes: Sequence[Axis], device_mesh: DeviceMesh) -> TensorLayout:
+    """Return a layout on a mesh, of the class that belongs to that of the mesh."""
+    return (device_mesh.layout_class or TensorLayout)(axes, device_mesh)
+
+
 def _normal_axes(axes: Any) -> tuple[Axis, ...]:
     if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
         raise LayoutError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from keras_dist._arguments import argument_error
 from keras_dist._patterns import pattern
@@ -113,9 +113,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self._layout_map.items())
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
 
-    def copy(self) -> LayoutMap:
+    def copy(self) -> Self:
         """Return a copy with the same rules."""
-        same = LayoutMap(self._device_mesh)
+        same = type(self)(self._device_mesh)
         same._layout_map = dict(self._layout_map)
         return same
 
@@ -143,7 +143,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             raise argument_error("path", path, "a path such as 'd1/kernel'", wrong="is not a string", error=LayoutError)
         if path in self._layout_map:
             return [path]
-        return [rule for rule in self._layout_map if pattern(rule).fullmatch(path)]
+        return [rule for rule in self._layout_map if self.matches(rule, path)]
+
+    @staticmethod
+    def matches(rule: str, path: str) -> bool:
+        """Return whether `rule` as a regular expression matches `path`."""
+        return pattern(rule).fullmatch(path) is not None
 
     def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
         """Return the key that decides the layout of the variable known as `path` and by `aliases`, or None.

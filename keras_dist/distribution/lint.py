@@ -15,7 +15,7 @@ from flax import nnx
 from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, told_apart
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 
@@ -51,24 +51,36 @@ def check_layout(
     shape: Sequence[int],
     layout: TensorLayout,
     mesh: DeviceMesh,
-    what: str = "rule",
+    what: str | None = "rule",
     *,
     is_own: bool = False,
 ) -> list[Problem]:
-    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`."""
-    given = f"shape {tuple(shape)}, layout {layout.axes}, {what} {layout.reason!r}, mesh {mesh.describe()}"
+    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
+
+    Args:
+        path: what the array is called.
+        shape: its shape.
+        layout: the layout.
+        mesh: the devices.
+        what: what decided the layout; None where it was given for this array.
+        is_own: whether the model itself gives it.
+    """
+    decided = "" if what is None else f"{what} {layout.reason!r}, "
+    given = f"shape {tuple(shape)}, layout {layout.axes}, {decided}mesh {mesh.describe()}"
     problems: list[Problem] = []
 
     def found(kind: Kind, summary: str, expected: str, fix: str, given: str = given) -> None:
         problems.append(Problem(kind, path, summary, given, expected, fix))
 
     if layout.device_mesh is not None and layout.device_mesh != mesh:
+        here, there = told_apart(mesh, layout.device_mesh)
         found(
             "mesh",
             f"the layout of {path!r} belongs to a different mesh",
-            f"a layout on mesh {mesh.describe()}",
-            f"give the axes without a mesh: {layout.axes}",
-            f"{given}; the layout's mesh is {layout.device_mesh.describe()}",
+            f"a layout on mesh {here}",
+            f"give the axes without a mesh: {layout.axes}"
+            + ("; or set no distribution: a model lives on the mesh of its layouts then" if is_own else ""),
+            f"{given}; the layout's mesh is {there}",
         )
         return problems
     if len(layout.axes) != len(shape):
@@ -78,8 +90,10 @@ def check_layout(
                 "which overrides it, or name each dim (nnx.vmap and nnx.scan name the one that they add by "
                 "transform_metadata={nnx.PARTITION_NAME: ...})"
             )
-        expected = f"{len(shape)} entries, one for each dim"
+        expected = f"{len(shape)} {'entry' if len(shape) == 1 else 'entries'}, one for each dim"
         fix = f"write a rule with {len(shape)} entries for this path, {way}"
+        if what is None:
+            fix = f"give a layout with {expected}: an axis, several, or None"
         found("rank", f"the layout of {path!r} has the wrong rank", expected, fix)
         return problems
     valid = mesh.axis_sizes
@@ -87,14 +101,18 @@ def check_layout(
         if unknown := [name for name in axis_tuple(axis) if name not in valid]:
             names = ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown)
             summary = f"the layout of {path!r} names an axis that the mesh does not have: {names}"
-            found("axis", summary, f"axes of mesh {mesh.describe()}, or None", "correct the name, or write None")
+            fix = "correct the name, or write None"
+            if is_own:
+                fix += "; or choose a mesh that has this axis, or a rule for this path, which overrides the layout"
+            found("axis", summary, f"axes of mesh {mesh.describe()}, or None", fix)
         elif size % (shards := mesh.axis_size(axis)):
             without = tuple(None if d == dim else entry for d, entry in enumerate(layout.axes))
+            way = "map this path to" if what is not None else "give a layout with the entries"
             found(
                 "indivisible",
                 f"cannot shard dim {dim} of {path!r}",
                 f"dim {dim} = {size} divisible by axis {axis!r} = {shards}",
-                f"make the dim {-(-size // shards) * shards}, or map this path to {without}",
+                f"make the dim {-(-size // shards) * shards}, or {way} {without}",
             )
     return problems
 
@@ -178,16 +196,17 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
     """Explain why `rule` decided nothing; `paths` has the path in the table for each name that rules may match."""
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    shadowed = [name for name in paths if pattern(rule).fullmatch(name)]
+    shadowed = [name for name in paths if layout_map.matches(rule, name)]
     if shadowed:
         winner = layout_map.matching_rules(shadowed[0])[0]
+        kind, why = ("exact", "is exact and wins") if winner == shadowed[0] else ("earlier", "comes first")
         return Problem(
             "dead",
             rule,
             f"rule {rule!r} decided nothing",
             given,
-            "a path that no exact rule decides",
-            f"remove it: {winner!r} is exact and wins for {shadowed[0]!r}",
+            f"a path that no {kind} rule decides",
+            f"remove it: {winner!r} {why} for {shadowed[0]!r}",
         )
     inside = next((name for name in paths if pattern(rule).search(name)), None)
     if inside is not None:

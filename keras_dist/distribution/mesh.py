@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -57,6 +57,9 @@ class DeviceMesh:
 
     Source: `keras.distribution.DeviceMesh`, `jax.sharding.Mesh`, `jax.experimental.mesh_utils`.
     """
+
+    layout_class: ClassVar[Any] = None
+    """What layouts of variables on such meshes are; None for `TensorLayout`."""
 
     def __init__(
         self,
@@ -165,6 +168,14 @@ def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
         return device_mesh
     expected = 'a keras_dist.DeviceMesh, such as DeviceMesh((2, 4), ("data", "model"))'
     raise argument_error("device_mesh", device_mesh, expected, wrong="is not a DeviceMesh", error=error)
+
+
+def told_apart(*meshes: DeviceMesh) -> list[str]:
+    """Return the short forms of different meshes, with their devices where they would be the same without."""
+    forms = [mesh.describe() for mesh in meshes]
+    if len(set(forms)) == len(forms):
+        return forms
+    return [f"{mesh.describe()} of {shorten(_names(mesh.devices).flatten().tolist())}" for mesh in meshes]
 
 
 def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from keras_dist import _jax
 from keras_dist._arguments import argument_error
 from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import lint
+from keras_dist.distribution import job, lint, liveness
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, LayoutError, shorten
 
 
@@ -37,7 +38,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     if isinstance(layout, TensorLayout):
         sharding, mesh = layout.backend_layout, layout.device_mesh
         if mesh is not None:
-            lint.report(lint.check_layout("tensor", np.shape(tensor), layout, mesh), [], mesh, strict=False)
+            lint.report(lint.check_layout("tensor", np.shape(tensor), layout, mesh, None), [], mesh, strict=False)
         layout = sharding
     elif layout is None or isinstance(layout, tuple | list) or hasattr(layout, "device_mesh"):
         expected = "a TensorLayout with a mesh, or a jax.sharding.Sharding"
@@ -67,12 +68,16 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
     Raises:
         ClusterError: in all processes alike, where the processes that the copy goes to have different values.
     """
+    value = native(value)
+    if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it
+        liveness.note_act(f"setting {name}")
     try:
-        placed = jax.device_put(native(value), sharding)
-    except AssertionError as error:  # JAX compares them
+        placed = jax.device_put(value, sharding)
+    except AssertionError as error:  # in all of them
+        values = Rendezvous(f"setting {name}").each(lambda: shorten(value), str)
         raise ClusterError(
             f"{name} is not the same in all processes of the job",
-            given=shorten(value),
+            given=", ".join(f"{value} in process {process}" for process, value in enumerate(values)),
             expected="the same value in every process",
             fix="compute it in the same way everywhere, and draw random numbers from the same seed",
         ) from error

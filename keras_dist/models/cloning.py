@@ -18,6 +18,7 @@ from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, named, takes_graph
 from keras_dist.models.functional import replaced
+from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
@@ -60,23 +61,32 @@ def clone_model(
         raise argument_error("model", model, expected, wrong="is not a model")
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
-    if not _is_functional(model) and not _is_sequential(model):
-        for name, value in (("input_tensors", input_tensors), ("clone_function", clone_function)):
-            if value is not None:
-                raise _misfit(name, value, model, "a functional model, or a Sequential")
-        clone = _made_again(model)
-    else:
-        # without functions models among the layers are cloned layer by layer, too, so that shared layers stay shared
-        called = call_function or _called
-        cloning = _Cloning(
-            clone_function or _made_again, called if recursive else _called, recursive or not clone_function
-        )
-        clone = cloning.clone(model, called, input_tensors)
+    with in_place_of(model):
+        clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
     choices = model._choices
     if choices is not None:
         # with optimizers of its own: one trains one model
         clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
     return clone
+
+
+def _cloned(
+    model: Model,
+    input_tensors: PyTree,
+    clone_function: Callable[[Layer], Layer] | None,
+    call_function: Callable[..., PyTree] | None,
+    recursive: bool,
+) -> Model:
+    """The model with new layers, not compiled."""
+    if not _is_functional(model) and not _is_sequential(model):
+        for name, value in (("input_tensors", input_tensors), ("clone_function", clone_function)):
+            if value is not None:
+                raise _misfit(name, value, model, "a functional model, or a Sequential")
+        return _made_again(model)
+    # without functions models among the layers are cloned layer by layer, too, so that shared layers stay shared
+    called = call_function or _called
+    cloning = _Cloning(clone_function or _made_again, called if recursive else _called, recursive or not clone_function)
+    return cloning.clone(model, called, input_tensors)
 
 
 @dataclasses.dataclass

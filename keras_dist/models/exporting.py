@@ -24,6 +24,7 @@ from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
 from keras_dist.models.saving import check_free
 from keras_dist.models.session import Session
+from keras_dist.saving.buckets import is_elsewhere
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
@@ -43,7 +44,15 @@ def export(
     platforms: str | Sequence[str] | None,
 ) -> None:
     """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
-    path = pathlib.Path(os.path.abspath(check_path("filepath", filepath, "exported")))
+    place = check_path("filepath", filepath, "exported")
+    if is_elsewhere(place):
+        raise ModelError(
+            f"{place!r} cannot hold an exported program",
+            given="a path in a bucket or of another kind of storage",
+            expected="a folder of this system",
+            fix="export to a folder, and copy that; a folder of such a name is './name'",
+        )
+    path = pathlib.Path(os.path.abspath(place))
     job = Rendezvous("an export")
     job.first(lambda: check_free("export", path, ModelError, "choose another path, or remove what is there"))
     check_option("format", format, (FORMAT,))

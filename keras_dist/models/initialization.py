@@ -31,9 +31,10 @@ from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
 from keras_dist.models.binding import bind
+from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
 from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
 from keras_dist.models.record import ModelRecord
-from keras_dist.models.session import Session, describe, distribution_now, told_of_one_device
+from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
@@ -121,9 +122,10 @@ def session_of_module(
     if not isinstance(factory_or_module, nnx.Module):
         check_is_no_function(factory_or_module)
     seed = random.current_seed() if seed is None else random.check_seed(seed)
-    distribution = distribution_now(current_distribution())
+    chosen = current_distribution()
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)
+        distribution = distribution_now(_place(chosen, None, graph))
         plan = distribution.plan_variables(graph.specs, graph.treedef)
         check_agreement(
             "take weights",
@@ -142,7 +144,15 @@ def session_of_module(
             expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
             fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
         )
-    graph, init = traced_in(distribution, None, lambda: trace_factory(factory_or_module, trainable))
+
+    def trace(distribution: Distribution) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
+        return traced_in(distribution, None, lambda: trace_factory(factory_or_module, trainable))
+
+    graph, init = trace(distribution_now(chosen))
+    found = _place(chosen, None, graph)
+    if found is not chosen and found is not None:
+        graph, init = trace(found)
+    distribution = distribution_now(found)
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed)
 
@@ -159,7 +169,8 @@ def _session_of_layers(
     model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
 ) -> Session:
     """The session of a model whose weights are created here, for a call with these arguments."""
-    chosen = chosen or _distribution_of_shared(model)
+    asked = chosen or _distribution_of_shared(model)
+    chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
     known: dict[_paths.Parts, jax.Array] = {}
@@ -190,6 +201,9 @@ def _session_of_layers(
         return trace_factory(factory, None)
 
     graph, init = shape_tracing.trace(trace, tensors)
+    found = _place(asked, chosen, graph)
+    if chosen is None and found is not None:  # a mesh that `build` alone knows: traced anew in its context
+        return _session_of_layers(model, arguments, seed, found)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
@@ -212,6 +226,20 @@ def _session_of_layers(
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
+
+
+def _place(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
+    """Where a model lives, now that its weights are known: None for one device, of which a warning tells.
+
+    Args:
+        asked: where its user, or a model with some of its layers, wants it; None for nowhere.
+        expected: where the arguments of its layers lead otherwise.
+        graph: its weights.
+    """
+    found = asked or distribution_of_weights(graph.specs) or expected
+    if found is None:
+        tell_of_one_device()
+    return found
 
 
 def _distribution_of_shared(model: Trainer) -> Distribution | None:

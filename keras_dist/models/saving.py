@@ -20,12 +20,14 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution import lint
+from keras_dist.distribution.job import process_index
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
     CheckpointError,
     CheckpointWarning,
+    ClusterError,
     ConfigError,
     DataError,
     KerasDistError,
@@ -34,6 +36,7 @@ from keras_dist.errors import (
 )
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
+from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.session import Session
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
@@ -75,7 +78,9 @@ def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> 
     if model._outside.binding is not None:
         documents = {CONFIG: serialize_keras_object(model), **documents}
     with session.cell.lock:  # a training in another thread consumes the arrays
-        finish = snapshot(session, None, documents).begin(path)
+        taken: list[Snapshot] = []
+        Rendezvous("a save").each(lambda: taken.append(snapshot(session, None, documents)))
+        finish = taken[0].begin(path)
     finish()
 
 
@@ -151,6 +156,14 @@ def noted_of(stored: Stored) -> tuple[int, int]:
 
 def snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
     """All of a session's state, how far its training has come, and other documents."""
+    mesh = session.cell.mesh.backend_mesh
+    if not mesh.local_devices:
+        raise ClusterError(
+            "the model lives on devices of other processes alone",
+            given=f"a mesh without a device of process {process_index()}",
+            expected="at least one device of each process, since all of them save",
+            fix="make the mesh of list_devices(), the devices of all processes",
+        )
     arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
     if progress is not None:
@@ -331,7 +344,7 @@ def copied(model: Saveable) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._outside.made_under if arguments[-1] is None else model._with_weights().distribution
-    with contextlib.nullcontext() if made_under is None else made_under.scope():
+    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
         return make(*arguments)
 
 

@@ -171,7 +171,8 @@ class Sequential(Model):
 
     def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
         session = super()._create_weights(args, kwargs)
-        self._see(args, kwargs)
+        with session.distribution.scope():  # layers may want its mesh, and the scope that the model was made in is left
+            self._see(args, kwargs)
         return session
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,9 +2,12 @@
 
 import contextlib
 import copy
+import threading
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import keras_dist as kd
 from keras_dist import layers
@@ -53,6 +56,50 @@ def test_weights_that_are_born_outside_lie_by_the_distribution_under_which_the_m
     if type(model) is Subclassed:
         model.compile("sgd", "mse")
         model.fit(X, Y, verbose=0)  # without a current distribution
+
+
+def functional():
+    inputs = kd.Input((8,))
+    return kd.Model(inputs, layers.Dense(4, name="d")(inputs))
+
+
+def in_another_thread(model):
+    thread = threading.Thread(target=model.build, args=((None, 8),))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("make", "birth"),
+    [
+        (functional, lambda model: None),  # it knew its inputs
+        (sequential, lambda model: model(X)),
+        (Subclassed, lambda model: model.predict(X, verbose=0)),
+        (sequential, lambda model: model.fit(X, Y, verbose=0)),
+        (Subclassed, lambda model: model.train_on_batch(X, Y)),
+        (Subclassed, in_another_thread),
+    ],
+    ids=["functional", "call", "predict", "fit", "train_on_batch", "thread"],
+)
+def test_the_scope_has_ended_when_they_are_born(make, birth):
+    distribution = on("data=2,model=4", RULES)
+    with distribution.scope():
+        model = make()
+    model.compile("sgd", "mse")
+    birth(model)
+    assert kd.distribution.distribution() is None
+    assert model.distribution == distribution and axes(model) == SHARDED
+
+
+def test_layers_that_want_the_mesh_of_the_scope_have_it_when_they_are_born():
+    class Constrains(layers.Layer):
+        def call(self, inputs):
+            return jax.lax.with_sharding_constraint(inputs, PartitionSpec("data"))
+
+    with on("data=2,model=4", RULES).scope():
+        model = kd.Sequential([layers.Dense(4, name="d"), Constrains()])
+    model.build((None, 8))
+    assert axes(model) == SHARDED
 
 
 def test_rules_that_are_added_before_the_birth_count():
@@ -113,14 +160,14 @@ class TestModelsAmongTheLayers:
 
 class TestOneDeviceOfSeveral:
     def test_it_is_told_once_in_a_process(self):
-        session._tell_of_one_device.cache_clear()
+        session.tell_of_one_device.cache_clear()
         with pytest.warns(LayoutWarning, match="one device, cpu:0, is used of 8. To use all of them call") as told:
             for _ in range(2):
                 sequential().build((None, 8))
         assert len(told) == 1
 
     def test_it_is_not_told_where_there_is_one_device_or_a_distribution(self, monkeypatch, recwarn):
-        session._tell_of_one_device.cache_clear()
+        session.tell_of_one_device.cache_clear()
         with kd.DataParallel(devices=kd.list_devices()[:1]).scope():
             sequential().build((None, 8))
         monkeypatch.setattr(session.devices, "list_devices", lambda: ["cpu:0"])
