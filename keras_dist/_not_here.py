@@ -1,4 +1,4 @@
-"""Names of Keras that are not here: the error says what takes their place, as `KERAS.md` does."""
+"""Names of Keras and TensorFlow that are not here: the error says what takes their place, as `KERAS.md` does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,48 @@ from collections.abc import Callable
 from typing import Any
 
 _TABLE = pathlib.Path(__file__).with_name("KERAS.md")
+_OF_TENSORFLOW = {
+    **dict.fromkeys(("cast", "convert_to_tensor", "reduce_mean", "reduce_sum", "split"), "`jax.numpy`"),
+    "GradientTape": "`value_and_grad` of `keras_dist.dtensor`, or `jax.value_and_grad`; `model.fit` needs neither",
+    "Module": "`keras_dist.dtensor.Module`, or `flax.nnx.Module`",
+    "Tensor": "`jax.Array`",
+    **dict.fromkeys(("config.list_logical_devices", "config.list_physical_devices"), "`kd.list_devices`"),
+    **dict.fromkeys(
+        ("config.LogicalDeviceConfiguration", "config.set_logical_device_configuration"), "`kd.use_cpu_devices(8)`"
+    ),
+    **dict.fromkeys(("data", "data.AUTOTUNE", "data.Dataset"), "`fit` takes `tf.data.Dataset`s, arrays and generators"),
+    **dict.fromkeys(
+        ("distribute", "MirroredStrategy"),
+        "`kd.DataParallel`, `kd.ModelParallel`, `kd.FullySharded`; `kd.initialize` for several processes",
+    ),
+    "experimental": "`keras_dist.dtensor` for `tf.experimental.dtensor`",
+    "dtensor.GradientTape": "`dtensor.value_and_grad`: JAX differentiates functions, and records nothing",
+    "dtensor.LayoutMap": "`dtensor.keras.LayoutMap`, or `kd.LayoutMap`, whose rules are those of Keras 3",
+    "dtensor.MATCH": "the entries of `dtensor.fetch_layout(tensor).sharding_specs` where they are to stay",
+    "dtensor.create_tpu_mesh": "`dtensor.create_distributed_mesh`, which arranges TPUs as they are connected",
+    "dtensor.device_name": "`dtensor.default_mesh(mesh)`: there is no device that stands for a mesh",
+    "dtensor.enable_save_as_bf16": "`dtensor.name_based_save` of `variable.astype('bfloat16')`",
+    "dtensor.heartbeat_enabled": "`kd.initialize(heartbeat_timeout_s=...)`: processes always watch each other",
+    **dict.fromkeys(
+        ("dtensor.initialize_multi_client", "dtensor.initialize_tpu_system"), "`dtensor.initialize_accelerator_system`"
+    ),
+    "dtensor.shutdown_tpu_system": "`dtensor.shutdown_accelerator_system`",
+    "dtensor.keras.experimental": "`dtensor.keras` itself",
+    "dtensor.keras.layers": "`kd.layers`, whose layers take `kernel_layout=` and the like",
+    **{
+        f"dtensor.keras.optimizers.{name}": f"`kd.optimizers.{name}`, which takes `mesh=`, too"
+        for name in ("Adafactor", "Adamax", "Ftrl", "Lion", "Nadam")
+    },
+    "function": "`keras_dist.dtensor.function`, or `jax.jit`",
+    "io": "`pathlib`, or `etils.epath` for buckets",
+    "keras": "`keras_dist` itself; `keras_dist.dtensor.keras` for `tf.keras.dtensor.experimental`",
+    "math": "`jax.numpy`",
+    "nn": "`jax.nn`",
+    "random.Generator": "`kd.random.SeedGenerator`",
+    "random.set_seed": "`kd.utils.set_random_seed`",
+    "train": "`kd.checkpoint`",
+}
+"""What takes the place of names that DTensor programs have."""
 
 
 def replacement_of(name: str) -> str | None:
@@ -24,15 +66,18 @@ def replacement_of(name: str) -> str | None:
 
 
 def missing_from(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module, whose AttributeError names what to use instead of a name of Keras."""
+    """Return the `__getattr__` of a module, whose AttributeError names what to use instead of a name of others."""
 
     def __getattr__(name: str) -> Any:
         text = f"module {module!r} has no attribute {name!r}"
         if not name.startswith("_"):
-            note = replacement_of(f"{module.partition('.')[2]}.{name}".lstrip("."))
+            known_as = f"{module.partition('.')[2]}.{name}".lstrip(".")
+            note, library = replacement_of(known_as), "Keras"
+            if note is None:
+                note, library = _OF_TENSORFLOW.get(known_as), "TensorFlow"
             if note is not None:
                 instead = f"instead: {note}" if note else "nothing takes its place"
-                text += f": keras_dist does not have this name of Keras; {instead}"
+                text += f": keras_dist does not have this name of {library}; {instead}"
         raise AttributeError(text, name=name)
 
     return __getattr__

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
+from keras_dist.callbacks.progbar import Progbar
 from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
@@ -21,6 +22,7 @@ Sequence = PyDataset  # Keras's older name
 
 __all__ = [
     "CustomObjectScope",
+    "Progbar",
     "PyDataset",
     "Sequence",
     "custom_object_scope",

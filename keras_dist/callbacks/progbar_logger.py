@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
-import weakref
 from typing import Any, TextIO
 
-import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from keras_dist.callbacks.callback import Callback, Logs, Mode
+from keras_dist.callbacks.progbar import Drawing, console_of
 from keras_dist.distribution.job import is_chief
 
 _BAR_WIDTH = 20
@@ -31,14 +25,11 @@ class ProgbarLogger(Callback):
 
     def __init__(self, file: TextIO | None = None) -> None:
         super().__init__()
-        self._console = Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
-        self._task: Any = None
+        self._console = console_of(file)
+        self._drawing: Drawing | None = None
         self._in_training = False
         self._verbose = 1
         self._seen = 0
-        self._started = self._updated = 0.0
-        self._first: tuple[int, float] | None = None
         self._last: Logs | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -62,8 +53,8 @@ class ProgbarLogger(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begin a bar."""
-        if self.params["epochs"] > 1:
-            self._print(f"Epoch {epoch + 1}/{self.params['epochs']}")
+        if self.params["epochs"] > 1 and self._verbose and is_chief():
+            self._console.print(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
@@ -103,68 +94,23 @@ class ProgbarLogger(Callback):
 
     def _start(self) -> None:
         self._stop()
-        self._seen = 0
-        self._started = self._updated = time.monotonic()
-        self._first = self._last = None
-        if self._verbose == 1 and self._console.is_interactive and is_chief():
-            self._progress = Progress(
-                MofNCompleteColumn(),
-                BarColumn(_BAR_WIDTH),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.description}"),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._progress.add_task("", total=self.params["steps"])
-            # when training fails nobody calls `_stop`, and the terminal must have its cursor again
-            self._stop_progress = weakref.finalize(self, self._progress.stop)
-            self._progress.start()
+        self._seen, self._last = 0, None
+        steps = self.params["steps"]
+        self._drawing = Drawing(self._console, steps, _BAR_WIDTH, self._verbose, _SECONDS_BETWEEN_UPDATES)
 
     def _advance(self, batch: int, logs: Logs | None) -> None:
-        now = time.monotonic()
         self._seen = batch + 1
-        if self._first is None:
-            self._first = (self._seen, now)
-        if self._progress is not None and now - self._updated >= _SECONDS_BETWEEN_UPDATES:
+        if self._drawing is not None:
             # the logs of the execution before: waiting for the newest would hold up the next
-            self._progress.update(self._task, completed=self._seen, description=self._told(now, self._last))
-            self._updated = now
+            self._drawing.advance(self._seen, lambda: self._last)
         self._last = logs
 
     def _finish(self, logs: Logs | None) -> None:
-        self._stop()
-        if not self._verbose:
-            return
-        now = time.monotonic()
-        total = self.params["steps"]
-        steps = f"{self._seen}/{self._seen if total is None else total}"
-        bar = "-" if self._verbose == 2 else "━" * _BAR_WIDTH
-        self._print(f"{steps} {bar} {now - self._started:.0f}s - {self._told(now, logs)}")
-
-    def _told(self, now: float, logs: Logs | None) -> str:
-        """Return the speed, loss and metrics as text."""
-        speed = self._steps_per_second(now)
-        each = f" ({1000 / speed:.3g} ms/step)" if speed else ""
-        return " - ".join([f"{speed:.1f} steps/s{each}", *_values(logs)])
-
-    def _steps_per_second(self, now: float) -> float:
-        """Without the first execution, for which all is compiled, as soon as there is another."""
-        steps, since = self._first or (0, self._started)
-        if self._seen <= steps:
-            steps, since = 0, self._started
-        return (self._seen - steps) / max(now - since, 1e-9)
-
-    def _print(self, line: str) -> None:
-        if self._verbose and is_chief():
-            self._console.print(line)
+        if self._drawing is not None:
+            if self._drawing.total is None:
+                self._drawing.total = self._seen
+            self._drawing.finish(self._seen, logs)
 
     def _stop(self) -> None:
-        if self._progress is not None:
-            self._stop_progress()
-            self._progress = None
-
-
-def _values(logs: Logs | None) -> list[str]:
-    """Return the logs as text, with the digits that Keras shows."""
-    means = {name: float(np.mean(value)) for name, value in (logs or {}).items()}
-    return [f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items()]
+        if self._drawing is not None:
+            self._drawing.stop()

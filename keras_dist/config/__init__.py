@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from keras_dist._not_here import missing_from
 from keras_dist.config.mesh_shape import parse_mesh_shape
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return missing_from(__name__)(name)
     value = getattr(importlib.import_module(f"{__name__}.{'loader' if name == 'load' else 'schema'}"), name)
     globals()[name] = value
     return value

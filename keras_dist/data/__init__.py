@@ -1,5 +1,8 @@
 """Data loading: arrays, data sets and iterables as batches that can be placed on the mesh."""
 
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.cursor import Cursor
@@ -49,3 +52,6 @@ __all__ = [
     "share_rows",
     "to_categorical",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -9,7 +9,10 @@
 One seed gives the bits that Keras gives on JAX.
 """
 
+from typing import TYPE_CHECKING
+
 from keras_dist._docstrings import complete_docstrings
+from keras_dist._not_here import missing_from
 from keras_dist.random.functions import (
     beta,
     binomial,
@@ -43,3 +46,6 @@ __all__ = [
     "uniform",
 ]
 complete_docstrings(vars())
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -113,7 +113,9 @@ class TestProgress:
         logger.on_epoch_begin(0)
         for batch, logs in enumerate([{"loss": 0.25}, {"loss": 0.125}, Last()]):
             logger.on_train_batch_end(batch, logs)
-        progress = logger._progress
+        drawing = logger._drawing
+        assert drawing is not None
+        progress = drawing._progress
         assert progress is not None
         (task,) = progress.tasks
         assert (task.completed, task.total) == (3, 4) and task.description.endswith("ms/step) - loss: 0.1250")
@@ -121,7 +123,7 @@ class TestProgress:
         shown = terminal.getvalue()
         assert "3/4" in shown and re.search(r"-?\d?-:--|\d\d:\d\d", shown)
         logger.on_epoch_end(0, {"loss": 0.5})
-        assert "4/4" not in terminal.getvalue() and logger._progress is None
+        assert "4/4" not in terminal.getvalue() and drawing._progress is None
 
     def test_logs_are_read_at_most_ten_times_a_second(self, terminal, clock):
         class Logs(dict):

@@ -1,11 +1,11 @@
-"""Names of Keras that keras_dist does not have: the error says what takes their place."""
+"""Names of Keras and TensorFlow that keras_dist does not have: the error says what takes their place."""
 
 import re
 
 import pytest
 
 import keras_dist as kd
-from keras_dist import _not_here
+from keras_dist import _not_here, data
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,15 @@ from keras_dist import _not_here
         (kd, "Quantizer", "nothing takes its place"),
         (kd.layers, "Hashing", "hash while data is read"),
         (kd.utils, "plot_model", "model.summary"),
+        (kd, "GradientTape", "instead: `value_and_grad`"),
+        (kd, "function", "`jax.jit`"),
+        (kd, "distribute", "kd.ModelParallel"),
+        (kd, "MirroredStrategy", "kd.DataParallel"),
+        (kd, "io", "`pathlib`"),
+        *((kd, name, "`jax.numpy`") for name in ("cast", "convert_to_tensor", "reduce_sum", "split")),
+        (kd.config, "set_logical_device_configuration", "kd.use_cpu_devices"),
+        (kd.random, "set_seed", "kd.utils.set_random_seed"),
+        (data, "Dataset", "`fit` takes"),
     ],
 )
 def test_the_error_names_the_replacement(package, name, words):

@@ -41,8 +41,8 @@ it runs. Paths are made of the attributes that lead to a weight, and leave out t
 `model.layout_plan` shows those that layout rules match. Losses, metrics and optimizers are not numbered.
 
 **Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
-say where a weight lives. `dtype` is an element type, or a policy for all of a layer, not a map.
-Layers have neither LoRA nor quantization. Arguments
+say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is
+an element type, or a policy for all of a layer, not a map. Layers have neither LoRA nor quantization. Arguments
 that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead. In functional
 models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras overrides both. In a `call`
 that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the layers that are called after
@@ -150,6 +150,10 @@ INSTEAD = {
     "name_scope": "paths are made of attributes",
     "remat": "`remat=` of `compile`, or `jax.checkpoint`",
     "version": "`kd.__version__`",
+    "*.save_model": "`model.save`",
+    "saving.load_model": "`kd.models.load_model`",
+    "saving.load_weights": "`model.load_weights`",
+    "saving.save_weights": "`model.save_weights`",
     "applications.*": "any `flax.nnx` model, by `kd.Model.from_nnx`",
     "backend.*": "JAX is the only backend; `jax.numpy.finfo(dtype).eps`, `jax.numpy.result_type`",
     "callbacks.RemoteMonitor": "a subclass of `kd.callbacks.Callback`",

@@ -1,6 +1,5 @@
 """Recurrent layers against Keras."""
 
-import itertools
 from typing import Any
 
 import hypothesis
@@ -10,6 +9,7 @@ import pytest
 
 from keras_dist import layers
 from tests.parity.compare import assert_close, cases, compare_layers, few_examples, picked
+from tests.soak import crossed
 
 UNITS = 3
 STATES = {"SimpleRNN": 1, "GRU": 1, "LSTM": 2}
@@ -121,9 +121,10 @@ def test_time_distributed(keras, inner, masked, training, seed):
     compare_layers(keras, made[0], made[1], draw(seed, *shape), weights_seed=seed, training=training, **call)
 
 
+@pytest.mark.soak
 def test_one_seed_drops_the_same(keras):
     x, options = draw(0, 4, 3, 2), {"dropout": 0.4, "seed": 7, "return_sequences": True}
-    for kind, recurrent_dropout in itertools.product(STATES, (0.0, 0.3)):
+    for kind, recurrent_dropout in crossed(STATES, (0.3, 0.0)):
         made = [
             getattr(package, kind)(UNITS, recurrent_dropout=recurrent_dropout, **options)
             for package in (keras.layers, layers)
