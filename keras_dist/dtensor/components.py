@@ -1,0 +1,175 @@
+"""`pack` and `unpack`: an array with a layout, and the components of it that the devices hold."""
+
+from __future__ import annotations
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist._operators import value_of
+from keras_dist.distribution import TensorLayout, distribute_tensor
+from keras_dist.dtensor.layout import Layout, is_dtensor
+from keras_dist.dtensor.tensors import as_array, checked_layout, fetch_layout, shown
+from keras_dist.errors import LayoutError, shorten
+
+Offset = tuple[int, ...]
+"""Which shard along each dim of the array."""
+
+
+def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
+    """Make one array of its components on the devices of this process. `unpack` takes it apart.
+
+    Args:
+        tensors: what each device of this process holds, in the order of `layout.mesh.local_device_locations()`: arrays
+            of one shape and dtype. Devices that hold the same shard are given the same component.
+        layout: where the dims of the array lie; a sharded one is as much larger than that of a component.
+
+    Returns:
+        The array. Inside `jax.jit`, the components put together, with this layout.
+
+    Raises:
+        LayoutError: the number of components is wrong, one has another shape, dtype or rank than the others or the
+            layout, or components of the host for one shard differ.
+        DataError: an integer does not fit into those of JAX.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import dtensor
+        >>> mesh = dtensor.create_mesh([("batch", 8)])
+        >>> x = np.arange(16)
+        >>> packed = dtensor.pack(np.split(x, 8), dtensor.Layout(["batch"], mesh))
+        >>> packed.shape, dtensor.unpack(packed)[3].tolist()
+        ((16,), [6, 7])
+
+    Differs from DTensor: works inside of a compiled function, and compares the components of one shard.
+
+    Source: `tf.experimental.dtensor.pack`.
+    """
+    layout = checked_layout(layout)
+    components = _components(tensors, layout)
+    places, offsets = _places(layout)
+    shards: dict[Offset, int] = {}
+    for number, offset in enumerate(offsets):
+        earlier = shards.setdefault(offset, number)
+        if not _is_same(components[earlier], components[number]):
+            raise LayoutError(
+                f"components {earlier} and {number} of pack are one shard, and differ",
+                given=f"{shorten(components[earlier])} and {shorten(components[number])} for shard {offset}",
+                expected=f"equal values on devices that hold the same shard of layout {layout.sharding_specs}",
+                fix="give both devices the same component, or shard a dim over the axis along which they lie",
+            )
+    if _jax.is_tracing():
+        return distribute_tensor(_joined({offset: components[number] for offset, number in shards.items()}), layout)
+    sizes = components[0].shape
+    shape = tuple(size * count for size, count in zip(sizes, layout.shape, strict=True))
+    if any(isinstance(component, jax.Array) for component in components):
+        devices = layout.mesh.backend_mesh.devices.flat
+        parts = jax.device_put(components, [devices[place] for place in places])
+        return jax.make_array_from_single_device_arrays(shape, layout.backend_layout, parts)
+
+    def component_at(index: Any) -> np.ndarray:
+        starts = [dim.start or 0 for dim in index]
+        return components[shards[tuple(start // max(size, 1) for start, size in zip(starts, sizes, strict=True))]]
+
+    return jax.make_array_from_callback(shape, layout.backend_layout, component_at)  # faster than to each device
+
+
+def unpack(tensor: Any) -> list[jax.Array]:
+    """Return the components of an array on the devices of this process, in the order of its mesh.
+
+    Args:
+        tensor: an array with a layout, or a variable that holds one.
+
+    Raises:
+        LayoutError: it has no layout, or is traced.
+
+    Source: `tf.experimental.dtensor.unpack`.
+    """
+    array = value_of(tensor)
+    layout, array = fetch_layout(array), value_of(array)  # a copy, which no later step consumes
+    parts = {shard.device: shard.data for shard in array.addressable_shards}
+    return [parts[device] for device in layout.mesh.backend_mesh.devices.flat if device in parts]
+
+
+@functools.lru_cache(maxsize=64)
+def _places(layout: Layout) -> tuple[list[int], list[Offset]]:
+    """The devices of this process in the mesh, and what each holds."""
+    places, offsets = layout.mesh.local_device_ids(), layout.offset_to_shard()
+    return places, [offsets[place] for place in places]
+
+
+def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
+    """Return arrays of one shape and dtype that fit the layout."""
+    count = layout.mesh.num_local_devices()
+    if isinstance(tensors, str | dict) or not hasattr(tensors, "__len__") or not 0 < len(tensors) == count:
+        given = f"{len(tensors)} components" if hasattr(tensors, "__len__") else f"{shorten(tensors)}"
+        raise LayoutError(
+            "pack needs a component for each device of this process",
+            given=f"{given} for the {count} local devices of mesh {layout.mesh.describe()}",
+            expected=f"{count or 'some'} components, in the order of layout.mesh.local_device_locations()",
+            fix=f"split the array in {layout.shape} along its dims, and repeat what several devices hold; or give "
+            "copy_to_mesh(array, layout) the whole array",
+        )
+    if _jax.is_tracing() and count < layout.mesh.size:
+        raise LayoutError(
+            "pack cannot put the components of several processes together inside of a compiled function",
+            given=f"{count} of {layout.mesh.size} components",
+            expected="a mesh of this process",
+            fix="pack before the call, and give the function the array",
+        )
+    tensors = list(tensors)
+    unique = {id(tensor): as_array(tensor, f"component {number} of pack") for number, tensor in enumerate(tensors)}
+    components = [unique[id(tensor)] for tensor in tensors]
+    first = components[0]
+    for number, component in enumerate(components):
+        _check_component(component, number, layout)
+        if (component.shape, component.dtype) != (first.shape, first.dtype):
+            raise LayoutError(
+                f"component {number} of pack is not like component 0",
+                given=f"shape {component.shape}, dtype {component.dtype}",
+                expected=f"shape {first.shape}, dtype {first.dtype}, as component 0 has",
+                fix=f"split dims into parts of one size: they are cut in {layout.shape}",
+            )
+    return components
+
+
+def _check_component(component: jax.Array | np.ndarray, number: int, layout: Layout) -> None:
+    if component.ndim != layout.rank:
+        raise LayoutError(
+            f"component {number} of pack has another rank than the layout",
+            given=f"shape {component.shape} for layout {layout.sharding_specs}",
+            expected=f"{layout.rank} dims, one for each entry of the layout",
+            fix=f"a layout with {component.ndim} entries, or components with {layout.rank} dims",
+        )
+    if isinstance(component, jax.Array) and is_dtensor(component) and len(component.sharding.device_set) > 1:
+        raise LayoutError(
+            f"component {number} of pack lies on several devices",
+            given=f"an array on {shown(fetch_layout(component).mesh)}",
+            expected="an array of one device, or of numpy",
+            fix="relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one",
+        )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two components are equal, as far as the host knows."""
+    if one is other or not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return True
+    return np.array_equal(one, other, equal_nan=jnp.issubdtype(one.dtype, jnp.inexact))
+
+
+def _joined(shards: dict[Offset, Any]) -> jax.Array:
+    """Put shards together, which are known by their index along each dim."""
+    counts = [last + 1 for last in max(shards)]
+
+    def nested(offset: Offset) -> Any:
+        dim = len(offset)
+        return shards[offset] if dim == len(counts) else [nested((*offset, index)) for index in range(counts[dim])]
+
+    return jnp.block(nested(()))

@@ -1,0 +1,348 @@
+"""`function` and `value_and_grad`: steps of training written as with `tf.function` and `tf.GradientTape`."""
+
+from __future__ import annotations
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+import collections
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist._arguments import argument_error
+from keras_dist._operators import Operators
+from keras_dist._ranges import check_fits
+from keras_dist._scope import Scope, current_scope
+from keras_dist._types import PyTree
+from keras_dist.distribution import job, liveness
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.placement import place_copy
+from keras_dist.dtensor.layout import is_dtensor, layout_of
+from keras_dist.dtensor.tensors import shown
+from keras_dist.errors import LayoutError, ModelError, shorten
+from keras_dist.training.convolutions import windows_on
+from keras_dist.training.interrupt import interrupt_between_steps, shield
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_MOST_PROGRAMS = 32
+_MAX_IN_FLIGHT = 2
+"""More runs of programs at once would deadlock fake CPU devices (see `_environment`), and gain nothing."""
+_in_flight: collections.deque[jax.Array] = collections.deque()
+"""An output of each of them."""
+_MOST_TRACES = 4
+"""How often a function is traced until it finds no variables that it has not read before."""
+
+
+def function(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Compile a function that reads and assigns variables: of models, optimizers and metrics, and `DVariable`s.
+
+    `step` is traced once for each combination of shapes and dtypes of its arrays, and of values of its other arguments:
+    models and optimizers are told apart by identity; numbers and strings by value, so that one which changes is better
+    an array. Arrays are traced then, and `step` must not look at their values. The variables that it reads become
+    inputs of the program, whether they come as arguments or not, and those that it assigns its outputs. Their layouts
+    stay what they are. What Python sets, such as `layer.trainable`, counts as it was when the function was traced.
+
+    In a job of several processes, those that have devices of the mesh make the same calls. Where all do, one that calls
+    another function, raises an error or gets no further ends the others, as in `fit`.
+
+    Args:
+        step: the function. What it returns is arrays, in dicts, lists and tuples.
+
+    Returns:
+        A function with the same arguments.
+
+    Raises:
+        ModelError: it reads other variables each time that it is traced.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import dtensor
+        >>> count = dtensor.DVariable(jnp.zeros(()))
+        >>> @dtensor.function
+        ... def add(x):
+        ...     return count.assign_add(jnp.sum(x))
+        >>> float(add(jnp.ones(3))), float(add(jnp.ones(3)))
+        (3.0, 6.0)
+
+    Source: `tf.function`.
+    """
+    programs: dict[Any, _Program] = {}
+    name = getattr(step, "__qualname__", type(step).__name__)
+
+    @functools.wraps(step)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                check_fits(array, f"an argument of {name}")
+        key = treedef, *(_kind(leaf) for leaf in leaves)
+        program = programs.pop(key, None)
+        if program is None:
+            program = _Program(step, name, leaves, treedef, arrays)
+            if len(programs) >= _MOST_PROGRAMS:
+                del programs[next(iter(programs))]
+        programs[key] = program  # the last one used comes last
+        return program(arrays)
+
+    return call
+
+
+class _Program:
+    """A function of variables, for arguments of one form.
+
+    Attributes:
+        others: the arguments that are no arrays, which must live as long as their ids stand for them.
+        inputs: the variables that the function reads or assigns.
+        assigned: those that it assigns.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any], name: str, leaves: Sequence[Any], treedef: Any, arrays: Sequence[Any]
+    ) -> None:
+        self.others = [leaf for leaf in leaves if not _is_array(leaf)]
+        self._step, self._name, self._treedef = step, name, treedef
+        self._are_arrays = [_is_array(leaf) for leaf in leaves]
+        self.inputs: list[Any] = []
+        self.assigned: list[Any] = []
+        for _ in range(_MOST_TRACES):
+            known = len(self.inputs)
+            values = [variable._array() for variable in self.inputs]
+            jax.eval_shape(self._traced, values, arrays)
+            if len(self.inputs) == known:
+                break
+        else:
+            raise ModelError(
+                f"{name} reads other variables each time that it is traced",
+                given=f"{_MOST_TRACES} traces, the last with new variables: {shorten(self.inputs[known:])}",
+                expected="the same variables each time",
+                fix="make variables, models and metrics outside of the function",
+            )
+        self._place_on_mesh(arrays)
+        # first those whose memory the program writes into, in the order of its outputs, as JAX pairs the two
+        replaced = {id(variable): index for index, variable in enumerate(self.assigned) if variable._is_private}
+        self.inputs.sort(key=lambda variable: replaced.get(id(variable), len(replaced)))
+        self._replaced = len(replaced)
+        # in one order for all functions, so that no two threads wait for each other
+        self._locks = sorted({variable._lock for variable in self.inputs} | {Operators._lock}, key=id)
+        self._compiled: dict[Any, Any] = {}  # by where inputs and arrays are
+
+    def _traced(self, values: list[Any], arrays: list[Any]) -> tuple[list[Any], Any]:
+        """The values of what the function has assigned, and what it returns."""
+        given, others = iter(arrays), iter(self.others)
+        leaves = [next(given if is_array else others) for is_array in self._are_arrays]
+        args, kwargs = self._treedef.unflatten(leaves)
+        with Scope(self.inputs, values) as scope, _explained(self._name):
+            result = jax.tree.map(_value_of, self._step(*args, **kwargs), is_leaf=_is_object)
+        self.inputs += scope.found
+        self.assigned = sorted(scope.assigned, key=lambda variable: not variable._is_private)
+        assigned = zip(self.assigned, scope.values(self.assigned), strict=True)
+        return [_own(variable, value) for variable, value in assigned], result
+
+    def _place_on_mesh(self, arrays: Sequence[Any]) -> None:
+        """Copy what the function assigns to all devices of the mesh, where it is on none: it will come from there."""
+        found = (array for array in (*(variable._array() for variable in self.inputs), *arrays) if is_dtensor(array))
+        mesh = next((layout_of(array).mesh for array in found), None)
+        for variable in self.assigned if mesh is not None else ():
+            array = variable._array()
+            if not array.committed:
+                variable._store(place_copy(array, TensorLayout.replicated(array.ndim, mesh).backend_layout))
+
+    def _split(self, replaced: list[Any], kept: list[Any], arrays: list[Any]) -> tuple[list[Any], Any, jax.Array]:
+        """As `_traced`, where the variables that have new arrays come first; and what is ready when all is."""
+        return *self._traced([*replaced, *kept], arrays), jnp.zeros((), bool)
+
+    def _compile(self, arguments: tuple[list[Any], list[Any], list[Any]]) -> Any:
+        """The program for arguments that are where these are."""
+        replaced, kept, arrays = arguments
+        known = list(zip(self.inputs, [*replaced, *kept], strict=True))
+        _check_devices([*known, *((None, array) for array in arrays)], self._name)
+        placed = [layout_of(array) for _, array in known if is_dtensor(array)]
+        given = [*arrays, *(array for variable, array in known if variable._is_private and array.ndim > 2)]
+        axes = [layout_of(array).axes for array in given if is_dtensor(array)]
+        placed += [layout_of(array) for array in arrays if is_dtensor(array)]
+        instead = windows_on(placed[0].mesh, lambda shape: axes) if placed else lambda _: {}
+        return _jax.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
+
+    def __call__(self, arrays: list[Any]) -> Any:
+        if current_scope() is not None or any(map(_jax.is_traced, arrays)):  # inside of another function
+            assigned, result = self._traced([variable.value for variable in self.inputs], arrays)
+            for variable, value in zip(self.assigned, assigned, strict=True):
+                variable.assign(value)
+            return result
+        is_shared = self._is_shared(arrays)
+        if is_shared:
+            liveness.note_shared_steps(self._name, 1)
+        told = liveness.failures_told(self._name, is_shared=False)  # the loop around it has further steps
+        with told, interrupt_between_steps(is_shared=is_shared):
+            _finish_oldest()
+            return self._dispatched(arrays)
+
+    def _dispatched(self, arrays: list[Any]) -> Any:
+        """Start the program, and store what it assigns."""
+        with shield(), contextlib.ExitStack() as held:
+            for lock in self._locks:
+                held.enter_context(lock)
+            values = [variable._array() for variable in self.inputs]
+            arguments = values[: self._replaced], values[self._replaced :], arrays
+            places = tuple(getattr(array, "sharding", None) for array in (*values, *arrays))
+            if places not in self._compiled:
+                self._compiled[places] = self._compile(arguments)
+            try:
+                assigned, result, signal = self._compiled[places](*arguments)
+            except jax.errors.JaxRuntimeError as error:
+                if any(array.is_deleted() for array in arguments[0]):
+                    error.add_note(_LOST)
+                raise
+            for variable, value in zip(self.assigned, assigned, strict=True):
+                variable._store(value)
+            _in_flight.append(signal)
+        return result
+
+    def _is_shared(self, arrays: list[Any]) -> bool:
+        """Whether all processes of the job run it."""
+        given = itertools.chain(arrays, (variable._array() for variable in self.inputs))
+        placed = (array for array in given if isinstance(array, jax.Array) and array.committed)
+        return any(job.are_shared(array.sharding.device_set) for array in itertools.islice(placed, 1))
+
+
+def _finish_oldest() -> None:
+    """Wait until so few programs run that there is room for another one."""
+    with contextlib.suppress(IndexError):  # another thread was faster
+        while len(_in_flight) >= _MAX_IN_FLIGHT:
+            _in_flight.popleft().block_until_ready()
+            liveness.note_step()
+
+
+_LOST = (
+    "keras_dist: the function failed while it wrote into the memory of the variables that it assigns: their values are "
+    "lost. Restore a checkpoint, or assign to them."
+)
+
+
+def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = False) -> tuple[Any, PyTree]:
+    """Return what `fn()` returns, and the gradients of its first output with respect to variables that it reads.
+
+    It takes the place of `tf.GradientTape`: JAX differentiates functions, and records nothing.
+
+    Args:
+        fn: takes no arguments, and returns a scalar; with `has_aux` a pair of a scalar and anything else.
+        variables: what to differentiate with respect to, such as `model.trainable_variables`.
+        has_aux: whether `fn` returns a pair.
+
+    Returns:
+        What `fn` returned, and the gradients in the structure of `variables`; zeros for those that `fn` does not read.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import dtensor
+        >>> w = dtensor.DVariable(jnp.array([1.0, 2.0]))
+        >>> loss, (gradient,) = dtensor.value_and_grad(lambda: jnp.sum(w**2), [w])
+        >>> gradient.tolist()
+        [2.0, 4.0]
+
+    Source: `tf.GradientTape`, `jax.value_and_grad`.
+    """
+    handles, treedef = jax.tree.flatten(variables, is_leaf=_is_object)
+    for handle in handles:
+        if not isinstance(handle, Operators):
+            expected = "variables, such as model.trainable_variables; jax.grad is for arrays"
+            raise argument_error("variables", handle, expected)
+    known = [handle._identity for handle in handles]
+    assigned: list[Any] = []
+
+    def of_values(values: list[Any]) -> tuple[Any, tuple[Any, list[Any]]]:
+        with Scope(known, values) as scope:
+            result = jax.tree.map(_value_of, fn(), is_leaf=_is_object)
+        assigned[:] = scope.assigned
+        if has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
+            raise argument_error("fn", fn, "a function that returns a pair", wrong="with has_aux returns no pair")
+        loss, aux = result if has_aux else (result, None)
+        return loss, (aux, scope.values(assigned))
+
+    (loss, (aux, after)), gradients = jax.value_and_grad(of_values, has_aux=True)([handle.value for handle in handles])
+    for variable, value in zip(assigned, after, strict=True):
+        variable.assign(value)
+    return (loss, aux) if has_aux else loss, treedef.unflatten(gradients)
+
+
+@contextlib.contextmanager
+def _explained(step: str) -> Iterator[None]:
+    """Explain what Flax says of an object whose attribute a traced function sets."""
+    try:
+        yield
+    except _jax.TraceError as error:
+        raise ModelError(
+            f"{step} sets an attribute of an object that was made outside of it",
+            given=str(error),
+            expected="variables to be assigned: what Python sets is set once, when the function is traced",
+            fix="make it a dtensor.DVariable(value, trainable=False), and assign to that",
+        ) from error
+
+
+def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:
+    """Check that all arrays which were placed on devices are on the same ones."""
+    first: Any = None
+    for variable, array in arrays:
+        if isinstance(array, jax.Array) and array.committed:
+            first = first or (variable, array)
+            if _devices_of(array) != _devices_of(first[1]):
+                one, other = (_described(*each) for each in (first, (variable, array)))
+                raise LayoutError(
+                    f"{step} mixes arrays of different meshes",
+                    given=f"{one}; {other}",
+                    expected="arrays on the devices of one mesh, or of numpy",
+                    fix="dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout",
+                )
+
+
+def _devices_of(array: jax.Array) -> list[Any]:
+    """The devices in their order, which must be the same for all arrays of a program."""
+    sharding = array.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return list(cast(jax.sharding.Mesh, sharding.mesh).devices.flat)
+    return sorted(sharding.device_set, key=lambda device: device.id)
+
+
+def _described(variable: Any, array: jax.Array) -> str:
+    what = "an argument" if variable is None else f"variable {variable.path!r}"
+    return f"{what} of shape {array.shape} on {shown(layout_of(array).mesh)}"
+
+
+def _is_object(leaf: Any) -> bool:
+    """Whether its arrays are those of variables, though JAX would see them in it."""
+    return isinstance(leaf, Operators | nnx.Module | nnx.Variable)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _value_of(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Operators) else leaf
+
+
+def _kind(leaf: Any) -> Any:
+    """What a program depends on."""
+    if _is_array(leaf):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, int | float | complex):
+        return type(leaf), repr(leaf)  # 0.0 and -0.0 are two
+    return leaf if isinstance(leaf, str | TensorLayout | DeviceMesh | None) else id(leaf)
+
+
+def _own(variable: Any, value: jax.Array) -> jax.Array:
+    """The new value of a variable in memory of its own, with the layout of the former one, if that has one."""
+    value = jnp.copy(value)
+    return jax.lax.with_sharding_constraint(value, variable._array().sharding) if is_dtensor(variable) else value

@@ -1,0 +1,11 @@
+"""What `tf.keras.dtensor.experimental.optimizers` has: optimizers of `keras_dist.optimizers`; all take `mesh`."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
+from keras_dist.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
+
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

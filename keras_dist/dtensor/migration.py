@@ -1,0 +1,164 @@
+"""`to_layout_map`: the rules of a Keras 2 `LayoutMap` as those of today's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist import _paths
+from keras_dist._arguments import argument_error
+from keras_dist._patterns import pattern
+from keras_dist.distribution import LayoutMap, ModelParallel
+from keras_dist.distribution.render import render_text
+from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
+from keras_dist.dtensor import keras
+from keras_dist.dtensor.keras.layout_map import ByLayoutMap, dotted
+from keras_dist.errors import LayoutError
+from keras_dist.models import Model
+
+_LISTED = 3
+"""The most paths in a cell of the report."""
+
+
+def to_layout_map(
+    old_map: keras.LayoutMap, model: Model, print_fn: Callable[[str], object] | None = print
+) -> LayoutMap:
+    """Return the rules for `ModelParallel` that place a model's weights as a Keras 2 map does.
+
+    Paths have slashes then, and a rule must match the whole of one; no two may match the same. A rule is kept where it
+    can mean the same under these conditions, or with `.*` at its end; else each weight gets a rule of its own. That
+    all weights get the same axes is checked.
+
+    What is printed says for each old rule which weights it would decide for if it were kept as it is: under
+    `re.fullmatch`, as here and in Keras 3, and under `re.search`, as in the first versions of Keras 3.
+
+    Args:
+        old_map: the rules, with their mesh.
+        model: the model whose weights they are for. They are created now if that is possible.
+        print_fn: what takes the report, as text; None for no report.
+
+    Raises:
+        LayoutError: `old_map` is no such map, cannot be applied to the model, or a weight would lie elsewhere.
+        ModelError: the weights of the model do not exist yet, and its inputs are not known.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import dtensor
+        >>> mesh = dtensor.create_mesh([("batch", 2), ("model", 4)])
+        >>> old = dtensor.keras.LayoutMap(mesh=mesh)
+        >>> old["d1.k"] = dtensor.Layout.inner_sharded(mesh, "model", rank=2)
+        >>> model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(4, name="d1")])
+        >>> list(dtensor.to_layout_map(old, model, print_fn=None))
+        ['d1.k.*']
+    """
+    if not isinstance(old_map, keras.LayoutMap):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise argument_error("old_map", old_map, "a dtensor.keras.LayoutMap", error=LayoutError)
+    graph = model._with_weights().cell.graph
+    strategy = ByLayoutMap(old_map)
+    old = strategy.plan_variables(graph.specs, graph.treedef)
+    specs = [spec for spec in graph.specs if spec.role in PLANNED_BY_RULE]
+    tensors = ["input", *(_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
+    names = {**{name: (name,) for name in tensors}, **{spec.path: (spec.path, *spec.aliases) for spec in specs}}
+    decided = _decided(strategy, specs)
+    keys = _keys(decided, names)
+    rules = LayoutMap(old_map.mesh)
+    for rule, translated in keys.items():
+        for key in translated:
+            rules[key] = old_map.rule_layout(rule).axes
+    for row in ModelParallel(rules).plan_variables(graph.specs, graph.treedef).rows:
+        axes = old.row(row.path).axes
+        if row.axes != axes:  # where today's maps decide without a rule: a statistic follows its parameter
+            rules[row.path] = axes
+    new = ModelParallel(rules).plan_variables(graph.specs, graph.treedef)
+    moved = [row for row, before in zip(new.rows, old.rows, strict=True) if row.axes != before.axes]
+    if moved:
+        raise LayoutError(
+            "the rules cannot be translated",
+            given=f"{moved[0].path!r} along {old.row(moved[0].path).axes}, then along {moved[0].axes}",
+            expected="the same axes for all weights",
+            fix="write rules for the paths of model.layout_plan, and compare the two tables",
+        )
+    if print_fn is not None:
+        print_fn(_report(decided, names, keys, rules))
+    return rules
+
+
+def _decided(strategy: ByLayoutMap, specs: Iterable[VariableSpec]) -> dict[str, list[str]]:
+    """For each rule the paths that it decides for."""
+    decided: dict[str, list[str]] = {rule: [] for rule in strategy.layout_map}
+    for spec in specs:
+        rule = strategy.rule_of(spec)
+        if rule is not None:
+            decided[rule].append(spec.path)
+    return decided
+
+
+def _keys(decided: Mapping[str, Sequence[str]], names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The keys that take the place of each rule.
+
+    Args:
+        decided: for each rule the paths that it decides for.
+        names: for each path, also of what layers return, all paths that rules may match.
+    """
+    exact = {path for rule, paths in decided.items() for path in paths if dotted(path) == rule}
+    keys: dict[str, list[str]] = {}
+    for rule, paths in decided.items():
+        wanted = set(paths)
+        kept = [key for key in _candidates(rule) if _matched(key, names, "fullmatch") - exact == wanted - exact]
+        keys[rule] = kept[:1] if kept and not wanted <= exact else list(paths)
+    return keys
+
+
+def _candidates(rule: str) -> list[str]:
+    """What a rule may be called in a map for whole paths with slashes."""
+    forms = dict.fromkeys((rule, re.sub(r"\\\.|\[\.\]", "/", rule)))
+    prefixes = [f"(?:{form}).*" if "|" in form else f"{form}.*" for form in forms]
+    candidates: list[str] = []
+    for key in (*forms, *prefixes):
+        try:
+            pattern(key)
+        except re.error:
+            continue
+        candidates.append(key)
+    return candidates
+
+
+def _matched(rule: str, names: Mapping[str, Sequence[str]], how: str) -> set[str]:
+    """The paths that a rule matches by `fullmatch` or `search`."""
+    match: Callable[[str], Any] = getattr(pattern(rule), how)
+    return {path for path, known in names.items() if any(match(name) for name in known)}
+
+
+def _report(
+    decided: Mapping[str, Sequence[str]],
+    names: Mapping[str, Sequence[str]],
+    keys: Mapping[str, Sequence[str]],
+    rules: LayoutMap,
+) -> str:
+    """What became of each rule, as a table."""
+    table = Table(title="Rules of Keras 2 as rules for whole paths", title_justify="left", header_style="bold")
+    for header in ("re.match", "decides for", "kept under re.fullmatch", "kept under re.search", "now"):
+        table.add_column(header, overflow="fold")
+    for rule, paths in decided.items():
+        meanings = [_difference(set(paths), _matched(rule, names, how)) for how in ("fullmatch", "search")]
+        now = "\n".join(keys[rule]) or "left out"
+        table.add_row(*map(Text, (rule, _listed(paths) or "nothing", *meanings, now)))
+    known = {key for translated in keys.values() for key in translated}
+    for path in rules.keys() - known:
+        table.add_row("no rule", Text(path), "", "", Text(path))
+    return render_text(table)
+
+
+def _difference(paths: set[str], others: set[str]) -> str:
+    """`the same`, or what a rule would decide for beside or instead of `paths`."""
+    more, less = sorted(others - paths), sorted(paths - others)
+    texts = [f"{word} {_listed(some)}" for word, some in (("also", more), ("not", less)) if some]
+    return "; ".join(texts) or "the same"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_LISTED]) + (f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else "")

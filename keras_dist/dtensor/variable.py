@@ -1,0 +1,190 @@
+"""`DVariable`: an array with a layout that is assigned in place; `Module`: an object that holds some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist._scope import current_scope, trace_error
+from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.distribution import distribute_tensor, process_count
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import place_copy
+from keras_dist.dtensor.layout import Layout, is_dtensor, layout_of
+from keras_dist.dtensor.tensors import copy_to_mesh, get_default_mesh
+from keras_dist.errors import LayoutError
+from keras_dist.layers.variable import Parameter, Statistic, Variable
+
+
+class DVariable(Variable):
+    """An array with a layout, which is assigned in place: a `keras_dist.Variable` outside of models.
+
+    It stands for its value in arithmetic and functions of `jax.numpy`, and is an `nnx.Param`, or an `nnx.Variable`
+    where it is not trained. To a `dtensor.function` it is an input, and an output where the function assigns it.
+
+    Args:
+        initial_value: an array, as `call_with_layout` gives; or a function of no arguments that returns it.
+        trainable: whether gradients train it.
+        name: its name; by default the attribute's.
+        dtype: its element type; that of the value by default.
+        layout: where its dims lie; by default as the value does, or replicated on the default mesh, where that has no
+            mesh.
+
+    Raises:
+        LayoutError: the layout does not fit the value.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import dtensor
+        >>> mesh = dtensor.create_mesh([("batch", 8)])
+        >>> w = dtensor.DVariable(jnp.ones(16), layout=dtensor.Layout(["batch"], mesh))
+        >>> w.assign_sub(w / 2)[:2].tolist(), w.layout.sharding_specs
+        ([0.5, 0.5], ['batch'])
+
+    Differs from DTensor: `layout` may be given; `save_as_bf16` is not here.
+
+    Source: `tf.experimental.dtensor.DVariable`.
+    """
+
+    def __new__(cls, initial_value: Any = None, trainable: bool = True, *_: Any, **__: Any) -> DVariable:
+        """Make an `nnx.Param`, or a plain `nnx.Variable`."""
+        kind: Any = (_TrainedDVariable if trainable else _OtherDVariable) if cls is DVariable else cls
+        return super().__new__(kind)  # pyright: ignore[reportReturnType]
+
+    def __init__(
+        self,
+        initial_value: ArrayLike | Callable[[], ArrayLike],
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        layout: TensorLayout | None = None,
+    ) -> None:
+        value: Any = initial_value() if callable(initial_value) else initial_value
+        if layout is not None or (get_default_mesh() is not None and not is_dtensor(value)):
+            value = copy_to_mesh(value, layout)
+        super().__init__(value, dtype=dtype, trainable=trainable, autocast=False, name=name, layout=layout)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its array."""
+        return layout_of(self._array())
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The sizes of its dims."""
+        return self._array().shape
+
+    @property
+    def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The element type."""
+        return self._array().dtype
+
+    _is_private = True  # who reads its array or gives it one has another
+
+    def _array(self) -> jax.Array:
+        return _jax.raw_value.__get__(self)
+
+    def _read(self) -> jax.Array:
+        with self._lock:
+            return _copied(self._array())
+
+    def _store(self, array: jax.Array) -> None:
+        _jax.raw_value.__set__(self, array)
+
+    @property
+    def _raw_value(self) -> jax.Array:
+        # what JAX takes for its array, where the variable itself is an argument of a function such as `jnp.matmul`
+        scope = current_scope()
+        return self._read() if scope is None else scope.get(self, self._read)
+
+    @_raw_value.setter
+    def _raw_value(self, value: jax.Array) -> None:
+        self._store(_copied(value))
+
+    def numpy(self) -> np.ndarray:
+        """Return the value as an array of numpy.
+
+        Raises:
+            LayoutError: other processes of the job hold parts of it.
+        """
+        if current_scope() is not None:
+            return super().numpy()
+        array = self._array()
+        if not (_jax.is_traced(array) or array.is_fully_addressable or array.is_fully_replicated):
+            raise LayoutError(
+                f"the value of {self.path or 'a DVariable'} cannot be read here",
+                given=f"layout {self.layout.sharding_specs} over {process_count()} processes",
+                expected="a value of which each process has all",
+                fix="in all processes relayout(variable, Layout.replicated(mesh, rank)); or unpack(variable), which "
+                "gives the components that this process has",
+            )
+        return np.array(array)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layout = self.layout if is_dtensor(self) else None
+        return DVariable, (self.numpy(), self.trainable, self.name, self.dtype, layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DVariable:
+        kind, arguments = self.__reduce__()
+        return memo.setdefault(id(self), kind(*arguments))
+
+    def _write(self, value: jax.Array) -> jax.Array:
+        if _jax.is_traced(value):
+            try:
+                return super()._write(value)
+            except _jax.TraceError as error:
+                raise trace_error(self.path) from error
+        self._store(_copied(distribute_tensor(value, self.layout) if is_dtensor(self) else value))
+        return self._read()
+
+
+def _copied(value: Any) -> Any:
+    """An array in memory of its own; anything else, and traced arrays, as they are."""
+    if not isinstance(value, jax.Array) or _jax.is_traced(value):
+        return value
+    return place_copy(value, value.sharding) if value.committed else jnp.array(value, copy=True)
+
+
+class _TrainedDVariable(DVariable, Parameter):
+    pass
+
+
+class _OtherDVariable(DVariable, Statistic):
+    pass
+
+
+class Module(nnx.Module):
+    """An object that holds variables: an `nnx.Module` with the properties of `tf.Module`.
+
+    Variables and other modules may be its attributes, and in lists and dicts among these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import dtensor
+        >>> class Scale(dtensor.Module):
+        ...     def __init__(self):
+        ...         self.factor = dtensor.DVariable(jnp.ones(()))
+        >>> len(Scale().trainable_variables)
+        1
+
+    Source: `tf.Module`.
+    """
+
+    def __init_subclass__(cls, pytree: bool = False, **options: Any) -> None:
+        super().__init_subclass__(pytree=pytree, **options)  # pytrees of Flax refuse modules in plain lists
+
+    @property
+    def variables(self) -> list[nnx.Variable]:
+        """Its variables, and those of objects among its attributes."""
+        return [variable for _, variable in nnx.iter_graph(self) if isinstance(variable, nnx.Variable)]
+
+    @property
+    def trainable_variables(self) -> list[nnx.Variable]:
+        """Those that gradients train."""
+        return [variable for variable in self.variables if isinstance(variable, nnx.Param)]
