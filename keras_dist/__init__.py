@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keras_dist import mixed_precision as mixed_precision
     from keras_dist import models as models
     from keras_dist import optimizers as optimizers
+    from keras_dist import planner as planner
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
@@ -90,6 +91,7 @@ _PACKAGES = (
     "mixed_precision",
     "models",
     "optimizers",
+    "planner",
     "random",
     "regularizers",
     "saving",

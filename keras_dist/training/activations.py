@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +21,8 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers import Layer
 
+_SCOPE = "module "
+_names_scopes = contextvars.ContextVar("names_scopes", default=False)
 LONE_INPUT = "input/x"
 """The name in rules of an input that is one array."""
 
@@ -47,6 +51,28 @@ def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
         for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
             if distribution.get_tensor_layout(name) is not None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
+        if _names_scopes.get() and paths[0]:
+            node.__class__ = _scoped_class(type(node), scope_of(paths[0]))
+
+
+@contextlib.contextmanager
+def naming_scopes() -> Iterator[None]:
+    """Inside, operations of traced steps are in a scope of the submodule that they belong to, as reports need it."""
+    token = _names_scopes.set(True)
+    try:
+        yield
+    finally:
+        _names_scopes.reset(token)
+
+
+def scope_of(path: str) -> str:
+    """The scope of a submodule, one part of an operation's name. `path_of_scope` takes it back."""
+    return _SCOPE + path.replace("/", "|")
+
+
+def path_of_scope(scope: str) -> str | None:
+    """The path of the submodule whose scope it is; None for any other scope."""
+    return scope.removeprefix(_SCOPE).replace("|", "/") if scope.startswith(_SCOPE) else None
 
 
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
@@ -69,6 +95,15 @@ def check_tensor_rules(
     tensors = [*(_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
     dead = [problem for problem in lint.check_rules(rules, specs, tensors) if lint.names_tensor(problem.path)]
     lint.report([], dead, distribution.device_mesh, strict=distribution.strict)
+
+
+@functools.lru_cache(maxsize=1024)
+def _scoped_class(cls: type, scope: str) -> type:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(scope):
+            return cls.__call__(self, *args, **kwargs)
+
+    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,92 @@
+"""`PlanReport`: what is known of a train step before it runs, each figure under the name of where it comes from."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.distribution.render import layout_table, render_bytes, render_text
+from keras_dist.planner.propagation import Propagated
+
+_MOST_LINES = 20
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PlanReport:
+    """Where the state of a train step lives, and what one step moves and computes. Printing it gives tables.
+
+    Attributes:
+        state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
+        step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program may differ: it moves the
+            same bytes under data and tensor parallelism, and others under fully sharded layouts.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> with kd.DataParallel(kd.DeviceMesh("batch=8")).scope():
+        ...     model = kd.Sequential([kd.Input((16,)), kd.layers.Dense(64, name="d1")])
+        >>> model.compile("sgd", "mse")
+        >>> report = model.plan(np.zeros((32, 16)), np.zeros((32, 64)))
+        >>> report.nbytes_by_role["parameter"], report.step.nbytes_by_axes()
+        (4352, {('all_reduce', ('batch',)): 4356})
+    """
+
+    state: LayoutPlan
+    step: Propagated
+
+    @property
+    def nbytes_by_role(self) -> dict[str, int]:
+        """Bytes of the state on each device, by role. *Exact*."""
+        found: collections.Counter[str] = collections.Counter()
+        for row in self.state.rows:
+            found[row.role] += row.nbytes_per_device
+        return dict(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as dicts, lists, strings and numbers."""
+        return {
+            "exact": {**self.state.to_dict(), "nbytes_by_role": self.nbytes_by_role},
+            "propagated": dataclasses.asdict(self.step),
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=list)
+
+    def __str__(self) -> str:
+        mesh = self.state.mesh.describe()
+        sizes = Table(title=f"Each of the devices of mesh {mesh}", title_justify="left", header_style="bold")
+        for header in ("figure", "from", "of one device"):
+            sizes.add_column(header, justify="right" if header == "of one device" else "left")
+        for role, nbytes in self.nbytes_by_role.items():
+            sizes.add_row(f"bytes of role {role}", "exact", render_bytes(nbytes))
+        upper = render_bytes(self.step.activation_nbytes)
+        sizes.add_row("bytes of intermediate results", "propagated", f"at most {upper}")
+        sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
+        rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
+        return render_text(Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved()))
+
+    def _moved(self) -> Table:
+        moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")
+        for header in ("kind", "axes", "layer", "operation", "turns", "bytes"):
+            moved.add_column(header, justify="right" if header in ("turns", "bytes") else "left", overflow="fold")
+        grouped: dict[tuple[str, ...], list[int]] = {}
+        for each in self.step.collectives:
+            key = each.kind, ", ".join(each.axes), each.layer or "-", each.operation
+            turns, nbytes = grouped.get(key, [0, 0])
+            grouped[key] = [turns + each.turns, nbytes + each.nbytes_per_step]
+        largest = sorted(grouped.items(), key=lambda item: -item[1][1])
+        for key, (turns, nbytes) in largest[:_MOST_LINES]:
+            moved.add_row(*key, f"{turns}", render_bytes(nbytes))
+        if rest := largest[_MOST_LINES:]:
+            moved.add_row(f"{len(rest)} more", "", "", "", "", render_bytes(sum(nbytes for _, (_, nbytes) in rest)))
+        moved.add_section()
+        moved.add_row(
+            "total", "", "", "", "", render_bytes(sum(each.nbytes_per_step for each in self.step.collectives))
+        )
+        return moved
