@@ -11,6 +11,7 @@ from flax import nnx
 import keras_dist as kd
 from tests import layouts
 from tests.networks import LOSS
+from tests.soak import ROUNDS, some
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES = RANDOM.normal(size=(16, 6, 16)).astype("float32")
@@ -144,7 +145,8 @@ def alone_losses(factory):
     return epoch_losses(kd.DataParallel(devices=kd.list_devices()[:1]), name)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", some(ZOO) if ROUNDS else [name for name in ZOO if name != "recurrent"])
 def test_trains_as_on_one_device(name):
     factory, _, _, rules, _ = ZOO[name]
     layout_map = kd.LayoutMap(kd.DeviceMesh("data=2,model=4"))
