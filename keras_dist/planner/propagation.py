@@ -80,6 +80,9 @@ class Propagated:
 def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """Propagate the layouts of a step's arguments and results through it.
 
+    Both branches of a `jax.lax.cond` count. What XLA exchanges within an operation does not, as the borders of split
+    images and shifts along a split dim; nor do collectives that a function calls itself, as in `jax.shard_map`.
+
     Args:
         lowered: a program that is lowered for arguments with shardings, on a mesh of devices or an abstract one.
     """
