@@ -165,7 +165,8 @@ def add_rightly(mesh: DeviceMesh) -> Callable[..., jax.Array]:
         dimension_numbers: lax.ScatterDimensionNumbers,
         **params: Any,
     ) -> jax.Array:
-        uneven = [dim for dim, length in enumerate(indices.shape[:-1]) if any(length % size for size in sizes)]
+        lengths = enumerate(indices.shape[:-1])
+        uneven = [dim for dim, length in lengths if length > 1 and any(length % size for size in sizes)]
         if len(sizes) > 1 and uneven:
             window = dimension_numbers.update_window_dims
             rows = [dim for dim in range(updates.ndim) if dim not in window]  # in the order of the indices' dims
