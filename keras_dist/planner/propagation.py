@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from keras_dist import _jax
+from keras_dist._arguments import argument_error
 from keras_dist._jax import sdy
 from keras_dist.training.activations import path_of_scope
 
@@ -85,7 +86,23 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
 
     Args:
         lowered: a program that is lowered for arguments with shardings, on a mesh of devices or an abstract one.
+
+    Raises:
+        ModelError: it is not a lowered program.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+        >>> from keras_dist.planner import propagate
+        >>> rows = NamedSharding(AbstractMesh((1024,), ("data",)), PartitionSpec("data"))
+        >>> x = jax.ShapeDtypeStruct((4096, 8), jnp.float32, sharding=rows)
+        >>> propagate(jax.jit(jnp.sum).trace(x).lower(lowering_platforms=("tpu",))).nbytes_by_axes()
+        {('all_reduce', ('data',)): 4}
+
+    Source: https://openxla.org/shardy
     """
+    if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
     program = _Program(_jax.run_passes(lowered, _PASSES))
     costs = program.costs_of("main")
     return Propagated(tuple(costs.collectives), costs.flops, costs.peak)

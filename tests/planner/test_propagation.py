@@ -186,3 +186,8 @@ def test_layers_are_named_also_in_the_backward_pass(kind, up):
     over = {axis: [each.layer for each in found if each.axes == (axis,) and each.nbytes > 4] for axis in MESH}
     assert over["model"] == ["down"]
     assert set(over["data"]) == {up, "down"}
+
+
+def test_what_is_not_lowered_is_refused():
+    with pytest.raises(kd.errors.ModelError, match="`lowered` is not a lowered program"):
+        propagate(jax.jit(jnp.sum))
