@@ -74,6 +74,10 @@ class LayoutError(_ErrorOfProblems, ValueError):
     """
 
 
+class UnknownPathError(KerasDistError, KeyError):
+    """A path names no array of a plan."""
+
+
 class RuleTimeoutError(KerasDistError, ValueError, TimeoutError):
     """A regular expression takes too long to match."""
 

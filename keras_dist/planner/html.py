@@ -1,0 +1,208 @@
+"""Reports as HTML: one page that needs nothing else, and fragments for notebooks.
+
+A section is one function from the report to its heading and content, listed in `_SECTIONS`; one without content is left
+out.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from keras_dist import _html
+from keras_dist._arguments import check_path
+from keras_dist._html import escaped
+from keras_dist.distribution.drawing import device_labels, devices_svg
+from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_shape
+from keras_dist.distribution.shards import picture_of
+from keras_dist.saving.drafts import writing_to
+
+if TYPE_CHECKING:
+    from keras_dist.planner.report import PlanReport
+
+_MOST_PICTURES = 24
+"""Of shards on one page."""
+
+_LEAST_SHARE = 0.001
+"""Of all bytes: what has less is not drawn."""
+
+_BAR_PIXELS = (520, 18, 30)
+"""Length of the longest bar, height, distance from one to the next."""
+
+_COLOURS = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92}
+_INTERMEDIATE = "intermediate results"
+
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1d2329; --card: #f5f6f8; --line: #d5d9de; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e3e7ec; --card: #1d2126; --line: #3a4048; } }
+body { margin: 0; background: var(--paper); color: var(--ink); }
+main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
+main h1 { font-size: 24px; font-weight: 600; margin: 0 0 4px; }
+main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 14px; border-top: 1px solid var(--line); }
+main h3 { font-size: 14px; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
+main .tier { font-size: 12px; font-weight: 400; margin-left: 8px; padding: 1px 8px; border: 1px solid var(--line);
+  border-radius: 9px; background: var(--card); vertical-align: 2px; }
+main .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px; margin: 20px 0 0; }
+main .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 16px; }
+main .card b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
+main .shards { border: 1px solid var(--line); border-radius: 6px; padding: 14px 16px; margin: 0 0 12px; }
+main .shards p { margin: 2px 0 10px; font-size: 13px; }
+main details { margin: 0 0 10px; font-size: 13px; }
+main details ul { margin: 4px 0 0; padding-left: 20px; columns: 2; }
+@media print { main h2, main .shards { break-inside: avoid; } }
+"""
+
+
+def write_page(report: PlanReport, path: str | os.PathLike[str]) -> None:
+    """Write `page_of(report)` to a file, in a job in its first process."""
+    place = pathlib.Path(check_path("path", path, "plan.html"))
+    if is_chief():
+        with writing_to(place):
+            place.write_text(page_of(report), encoding="utf-8")
+
+
+def page_of(report: PlanReport) -> str:
+    """Return a page on its own, which loads nothing and runs nothing."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    title = f"Plan of a train step on mesh {report.state.mesh.describe()}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escaped(title)}</title><style>{_html.STYLE}{_PAGE_STYLE}</style></head>"
+        f'<body><main class="kd"><h1>Plan of a train step</h1>{_html.paragraph(_subtitle(report))}{_cards(report)}'
+        f"{_sections(report, 'h2')}</main></body></html>\n"
+    )
+
+
+def fragment_of(report: PlanReport) -> str:
+    """Return what a notebook shows."""
+    return _html.fragment(_html.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4"))
+
+
+def _sections(report: PlanReport, heading: str) -> str:
+    parts: list[str] = []
+    for section in _SECTIONS:
+        title, tier, content = section(report)
+        if content:
+            tag = f' <span class="tier">{tier}</span>' if tier else ""
+            parts.append(f"<section><{heading}>{escaped(title)}{tag}</{heading}>{content}</section>")
+    return "".join(parts)
+
+
+def _subtitle(report: PlanReport) -> str:
+    mesh = report.state.mesh
+    return f"on mesh {mesh.describe()} of {mesh.size} devices"
+
+
+def _cards(report: PlanReport) -> str:
+    cards = (
+        (render_bytes(report.state.nbytes_per_device), "state on each device", "exact"),
+        (f"\N{LESS-THAN OR EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
+        (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
+        (f"{report.step.flops:.3g}", "FLOPs of a step on each device", "propagated"),
+    )
+    return f'<div class="cards">{"".join(_card(*card) for card in cards)}</div>'
+
+
+def _card(value: str, label: str, tier: str) -> str:
+    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)} <span class="tier">{tier}</span></div>'
+
+
+def _problems(report: PlanReport) -> tuple[str, str, str]:
+    rows = [(problem.path, problem.summary, problem.fix) for problem in report.state.problems]
+    return "Problems", "exact", _html.table(("rule or variable", "what is wrong", "fix"), rows) if rows else ""
+
+
+def _mesh(report: PlanReport) -> tuple[str, str, str]:
+    mesh = report.state.mesh
+    label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
+    caption = _html.paragraph(f"{mesh.size} devices; device {label} is {name}")
+    return "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
+
+
+def _memory(report: PlanReport) -> tuple[str, str, str]:
+    bars = [(role, nbytes, "exact", _COLOURS[role], False) for role, nbytes in report.nbytes_by_role.items()]
+    bars.append((_INTERMEDIATE, report.step.activation_nbytes, "propagated, at most", 0, True))
+    return "Memory of each device by role", "", _bars(bars)
+
+
+def _bars(bars: Sequence[tuple[str, int, str, int, bool]]) -> str:
+    """Bars of bytes: label, bytes, tier, hue, and whether they are an upper bound, which is hatched."""
+    length, height, step = _BAR_PIXELS
+    most = max((nbytes for _, nbytes, *_ in bars), default=0) or 1
+    left, parts = 150, []
+    for index, (label, nbytes, tier, hue, is_bound) in enumerate(bars):
+        top, width = index * step + 4, max(1.0, length * nbytes / most)
+        colour = f"hsl({hue} 62% 50%)" if not is_bound else "currentColor"
+        parts.append(
+            f'<text x="{left - 10}" y="{top + 13}" text-anchor="end">{escaped(label)}</text>'
+            f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
+            f'fill-opacity="{0.12 if is_bound else 0.65}"'
+            + (' stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="4 3"' if is_bound else "")
+            + f'/><text x="{left + width + 10:.1f}" y="{top + 13}">{escaped(render_bytes(nbytes))} ({escaped(tier)})</text>'
+        )
+    size = (left + length + 230, len(bars) * step + 4)
+    label = "; ".join(f"{name} {render_bytes(nbytes)}" for name, nbytes, *_ in bars)
+    return (
+        f'<svg role="img" aria-label="{escaped(label)}" width="{size[0]}" height="{size[1]}" '
+        f'viewBox="0 0 {size[0]} {size[1]}" font-size="13">{"".join(parts)}</svg>'
+    )
+
+
+def _collectives(report: PlanReport) -> tuple[str, str, str]:
+    *lines, total = report.collective_lines()
+    headers = ("kind", "axes", "layer", "operation", "turns", "bytes")
+    content = _html.table(headers, lines, numbers=("turns", "bytes"), totals=[total])
+    return "Collectives of a step", "propagated", content if lines else _html.paragraph("Nothing moves.")
+
+
+def _shards(report: PlanReport) -> tuple[str, str, str]:
+    groups = _alike(row for row in report.state.rows if row.role != "slot")
+    whole = sum(row.nbytes for group in groups for row in group)
+    large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
+    rest = sum(map(len, groups)) - sum(map(len, large))
+    note = "What is of one colour is the same block." + (
+        f" {rest} smaller arrays are in the table of layouts alone." if rest else ""
+    )
+    pictures = "".join(_picture(report, group) for group in large)
+    return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
+
+
+def _alike(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows in groups of one shape, element type, role and layout, those with the most bytes first."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.shape, str(row.dtype), row.role, row.axes), []).append(row)
+    return sorted(groups.values(), key=lambda group: -sum(row.nbytes for row in group))
+
+
+def _picture(report: PlanReport, group: Sequence[Row]) -> str:
+    first, *others = group
+    picture = picture_of(first, report.state.mesh)
+    listed = "".join(f"<li>{escaped(row.path)}</li>" for row in others)
+    more = f"<details><summary>and {len(others)} more that lie alike</summary><ul>{listed}</ul></details>"
+    rules = list(dict.fromkeys(row.rule or "no rule" for row in group))
+    named = ", ".join(rules[:3]) + (f" and {len(rules) - 3} more" if len(rules) > 3 else "")
+    text = (
+        f"{render_shape(first.shape)} {first.dtype}, {render_axes(first.axes)}, rule: {named}; "
+        f"{render_bytes(first.nbytes)}, of which {render_bytes(first.nbytes_per_device)} are on each device"
+    )
+    return (
+        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{_html.paragraph(text)}'
+        f"{more if others else ''}{picture.pictures()}</figure>"
+    )
+
+
+def _layout(report: PlanReport) -> tuple[str, str, str]:
+    rows = [row for row in report.state.rows if row.role != "slot"]
+    slots = len(report.state.rows) - len(rows)
+    note = f"{slots} optimizer slots are left out: they lie as what they belong to, or as their rules say."
+    return "Layout", "exact", (_html.paragraph(note) if slots else "") + layout_html(rows)
+
+
+_SECTIONS = (_problems, _mesh, _memory, _collectives, _shards, _layout)
