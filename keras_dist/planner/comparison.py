@@ -160,7 +160,12 @@ class Comparison:
         """Slots last, since most lie as what they belong to."""
         ordered = sorted(self.layouts, key=lambda change: (change.after or change.before).role == "slot")  # type: ignore[union-attr]
         lines = [
-            (change.path, _layout(change.before, change.after), _layout(change.after, change.before), *_cells(change.nbytes))
+            (
+                change.path,
+                _layout(change.before, change.after),
+                _layout(change.after, change.before),
+                *_cells(change.nbytes),
+            )
             for change in ordered[:_MOST_LAYOUTS]
         ]
         if rest := ordered[_MOST_LAYOUTS:]:
@@ -179,7 +184,7 @@ def compare(before: PlanReport, after: PlanReport) -> Comparison:
     """Return what changes from one report to another."""
     if not isinstance(after, type(before)):
         raise argument_error("other", after, "a PlanReport, as kd.plan and model.plan return it")
-    rows = [{row.path: row for row in report.state.rows} for report in (before, after)]
+    rows = [{row.path: row for row in (*report.state.rows, *report.batch.rows)} for report in (before, after)]
     layouts = [LayoutChange(path, rows[0].get(path), rows[1].get(path)) for path in _united(*rows)]
     return Comparison(
         (before.state.mesh.describe(), after.state.mesh.describe()),

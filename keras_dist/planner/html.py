@@ -33,7 +33,7 @@ _LEAST_SHARE = 0.001
 _BAR_PIXELS = (520, 18, 30)
 """Length of the longest bar, height, distance from one to the next."""
 
-_COLOURS = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92}
+_COLOURS = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92, "batch": 42}
 _INTERMEDIATE = "intermediate results"
 
 _PAGE_STYLE = """
@@ -42,7 +42,8 @@ _PAGE_STYLE = """
 body { margin: 0; background: var(--paper); color: var(--ink); }
 main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
 main h1 { font-size: 24px; font-weight: 600; margin: 0 0 4px; }
-main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 14px; border-top: 1px solid var(--line); }
+main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 14px;
+  border-top: 1px solid var(--line); }
 main h3 { font-size: 14px; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
 main .tier { font-size: 12px; font-weight: 400; margin-left: 8px; padding: 1px 8px; border: 1px solid var(--line);
   border-radius: 9px; background: var(--card); vertical-align: 2px; }
@@ -118,6 +119,10 @@ def _problems(report: PlanReport) -> tuple[str, str, str]:
     return "Problems", "exact", _html.table(("rule or variable", "what is wrong", "fix"), rows) if rows else ""
 
 
+def _assumed(report: PlanReport) -> tuple[str, str, str]:
+    return "Assumed", "", "".join(map(_html.paragraph, report.assumed))
+
+
 def _mesh(report: PlanReport) -> tuple[str, str, str]:
     mesh = report.state.mesh
     label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
@@ -137,14 +142,14 @@ def _bars(bars: Sequence[tuple[str, int, str, int, bool]]) -> str:
     most = max((nbytes for _, nbytes, *_ in bars), default=0) or 1
     left, parts = 150, []
     for index, (label, nbytes, tier, hue, is_bound) in enumerate(bars):
-        top, width = index * step + 4, max(1.0, length * nbytes / most)
+        top, width, text = index * step + 4, max(1.0, length * nbytes / most), f"{render_bytes(nbytes)} ({tier})"
         colour = f"hsl({hue} 62% 50%)" if not is_bound else "currentColor"
         parts.append(
             f'<text x="{left - 10}" y="{top + 13}" text-anchor="end">{escaped(label)}</text>'
             f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
             f'fill-opacity="{0.12 if is_bound else 0.65}"'
             + (' stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="4 3"' if is_bound else "")
-            + f'/><text x="{left + width + 10:.1f}" y="{top + 13}">{escaped(render_bytes(nbytes))} ({escaped(tier)})</text>'
+            + f'/><text x="{left + width + 10:.1f}" y="{top + 13}">{escaped(text)}</text>'
         )
     size = (left + length + 230, len(bars) * step + 4)
     label = "; ".join(f"{name} {render_bytes(nbytes)}" for name, nbytes, *_ in bars)
@@ -162,7 +167,7 @@ def _collectives(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _shards(report: PlanReport) -> tuple[str, str, str]:
-    groups = _alike(row for row in report.state.rows if row.role != "slot")
+    groups = _alike(_rows(report))
     whole = sum(row.nbytes for group in groups for row in group)
     large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
     rest = sum(map(len, groups)) - sum(map(len, large))
@@ -171,6 +176,11 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     )
     pictures = "".join(_picture(report, group) for group in large)
     return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
+
+
+def _rows(report: PlanReport) -> list[Row]:
+    """What is not a slot, in the order of the tables."""
+    return [row for row in (*report.state.rows, *report.batch.rows) if row.role != "slot"]
 
 
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:
@@ -199,10 +209,10 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
 
 
 def _layout(report: PlanReport) -> tuple[str, str, str]:
-    rows = [row for row in report.state.rows if row.role != "slot"]
-    slots = len(report.state.rows) - len(rows)
+    rows = _rows(report)
+    slots = sum(row.role == "slot" for row in report.state.rows)
     note = f"{slots} optimizer slots are left out: they lie as what they belong to, or as their rules say."
     return "Layout", "exact", (_html.paragraph(note) if slots else "") + layout_html(rows)
 
 
-_SECTIONS = (_problems, _mesh, _memory, _collectives, _shards, _layout)
+_SECTIONS = (_problems, _assumed, _mesh, _memory, _collectives, _shards, _layout)
