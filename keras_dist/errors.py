@@ -128,6 +128,14 @@ class EquivalenceError(KerasDistError, AssertionError):
     """Two distributions do not give the same model."""
 
 
+class PlanError(KerasDistError, AssertionError):
+    """A plan is not the one that was kept in a file."""
+
+
+class PlanFileError(KerasDistError, ValueError):
+    """A file that a plan is kept in cannot be read, or is damaged."""
+
+
 class RecompileWarning(UserWarning):
     """A step was compiled once more, for batches of yet another shape; `data.pad_batch` makes few shapes of many."""
 

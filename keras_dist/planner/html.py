@@ -47,6 +47,7 @@ main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 1
 main h3 { font-size: 14px; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
 main .tier { font-size: 12px; font-weight: 400; margin-left: 8px; padding: 1px 8px; border: 1px solid var(--line);
   border-radius: 9px; background: var(--card); vertical-align: 2px; }
+main .card .tier { margin-left: 0; }
 main .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px; margin: 20px 0 0; }
 main .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 16px; }
 main .card b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -105,13 +106,22 @@ def _cards(report: PlanReport) -> str:
         (render_bytes(report.state.nbytes_per_device), "state on each device", "exact"),
         (f"\N{LESS-THAN OR EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
         (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
-        (f"{report.step.flops:.3g}", "FLOPs of a step on each device", "propagated"),
+        (_in_units(report.step.flops), "FLOPs of a step on each device", "propagated"),
     )
     return f'<div class="cards">{"".join(_card(*card) for card in cards)}</div>'
 
 
 def _card(value: str, label: str, tier: str) -> str:
-    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)} <span class="tier">{tier}</span></div>'
+    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="tier">{tier}</span></div>'
+
+
+def _in_units(number: float) -> str:
+    """A large number with the letter of its power of a thousand, as `6.36 M`."""
+    for unit in ("", " K", " M", " G", " T"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.3g} P"
 
 
 def _problems(report: PlanReport) -> tuple[str, str, str]:
@@ -196,7 +206,7 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
     picture = picture_of(first, report.state.mesh)
     listed = "".join(f"<li>{escaped(row.path)}</li>" for row in others)
     more = f"<details><summary>and {len(others)} more that lie alike</summary><ul>{listed}</ul></details>"
-    rules = list(dict.fromkeys(row.rule or "no rule" for row in group))
+    rules = list(dict.fromkeys(row.rule or "none" for row in group))
     named = ", ".join(rules[:3]) + (f" and {len(rules) - 3} more" if len(rules) > 3 else "")
     text = (
         f"{render_shape(first.shape)} {first.dtype}, {render_axes(first.axes)}, rule: {named}; "

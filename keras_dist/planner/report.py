@@ -136,7 +136,7 @@ class PlanReport:
         return moved
 
     def collective_lines(self) -> list[tuple[str, ...]]:
-        """Return kind, axes, layer, operation, turns and bytes of the collectives, the largest first; last the total."""
+        """Kind, axes, layer, operation, turns and bytes of the collectives, the largest first; last the total."""
         grouped: dict[tuple[str, ...], list[int]] = {}
         for each in self.step.collectives:
             key = each.kind, ", ".join(each.axes), each.layer or "-", each.operation

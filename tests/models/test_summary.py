@@ -48,7 +48,16 @@ def branches():
 def test_layers_their_outputs_and_their_variables():
     with layouts.on("data=2,model=4", {"d1/kernel": (None, "model")}).scope():
         lines = lines_of(branches())
-    assert lines[0] == ["layer (type)", "output shape", "params", "connected to", "layout", "bytes", "per device"]
+    assert lines[0] == [
+        "layer (type)",
+        "output shape",
+        "params",
+        "connected to",
+        "layout",
+        "rule",
+        "bytes",
+        "per device",
+    ]
     assert cell(lines, "x (InputLayer)", "output shape") == "(None, 8)"
     assert cell(lines, "x (InputLayer)", "connected to") == "-"
     assert cell(lines, "d1 (Dense)", "params") == "72"
@@ -114,8 +123,8 @@ def test_a_chain_needs_no_connections():
 def test_a_model_without_weights_yet():
     model = kd.Sequential([layers.Dense(4), layers.Dense(2)])
     assert lines_of(model)[1:] == [
-        ["dense (Dense)", "?", "0 (unbuilt)", "", "", ""],
-        ["dense_1 (Dense)", "?", "0 (unbuilt)", "", "", ""],
+        ["dense (Dense)", "?", "0 (unbuilt)", "", "", "", ""],
+        ["dense_1 (Dense)", "?", "0 (unbuilt)", "", "", "", ""],
     ]
     model.build((None, 8))
     lines = lines_of(model)
