@@ -98,13 +98,19 @@ class Grid:
         )
 
 
-def devices_svg(sizes: Mapping[str, int], names: Sequence[str], fields: Sequence[Cell] | None = None) -> str:
+def devices_svg(
+    sizes: Mapping[str, int],
+    names: Sequence[str],
+    fields: Sequence[Cell] | None = None,
+    most: int = MOST_DEVICES,
+) -> str:
     """Return a picture of a mesh: the last axis along the rows, all others folded along the columns.
 
     Args:
         sizes: of the axes.
         names: of the devices, in the order of the mesh.
         fields: what is drawn for each device; by default its number.
+        most: the most rows and columns.
     """
     axes, shape = list(sizes), list(sizes.values())
     labels = device_labels(names)
@@ -121,8 +127,8 @@ def devices_svg(sizes: Mapping[str, int], names: Sequence[str], fields: Sequence
 
     down = ", ".join(axes[:-1])
     return Grid(
-        shown(math.prod(shape[:-1]), MOST_DEVICES),
-        shown(across, MOST_DEVICES),
+        shown(math.prod(shape[:-1]), most),
+        shown(across, most),
         heading,
         str,
         (f"{down} \N{DOWNWARDS ARROW}" if down else "", f"{axes[-1]} \N{RIGHTWARDS ARROW}"),

@@ -136,8 +136,8 @@ class LayoutPlan:
             >>> rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
             >>> rules["kernel"] = (None, "model")
             >>> kd.ModelParallel(rules).plan({"kernel": np.zeros((16, 8))}).show("kernel")
-            kernel: 16 x 8 float64, (-, model), rule: kernel, on mesh {data: 2, model: 4}
-            4 blocks of 16 x 2, 256 B, each on 2 devices, which differ in data; device 0 is cpu:0
+            kernel: 16 x 8 float32, (-, model), rule: kernel, on mesh {data: 2, model: 4}
+            4 blocks of 16 x 2, 128 B, each on 2 devices, which differ in data; device 0 is cpu:0
             ┏━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┓
             ┃      ┃ 0:2  ┃ 2:4  ┃ 4:6  ┃ 6:8  ┃
             ┡━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━┩

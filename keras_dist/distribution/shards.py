@@ -105,7 +105,7 @@ class ShardPicture:
         return _html.fragment(f"<p><code>{_html.escaped(heading)}</code></p>", _html.paragraph(more), self.pictures())
 
     def pictures(self) -> str:
-        """Return the array and the mesh as SVG, side by side: what is of one colour is the same block."""
+        """Return the array and the mesh as SVG, side by side; a device has the colour of the block it holds."""
         style = "display: flex; flex-wrap: wrap; gap: 16px 40px; align-items: flex-start"
         return f'<div style="{style}">{self.array_svg()}{self.mesh_svg()}</div>'
 
@@ -136,7 +136,7 @@ class ShardPicture:
             Cell(label, f"holds {self._where(int(block))}", colour(int(block), count))
             for label, block in zip(self.labels, self.blocks, strict=True)
         ]
-        return devices_svg(self.mesh.axis_sizes, self.mesh.device_names, fields)
+        return devices_svg(self.mesh.axis_sizes, self.mesh.device_names, fields, _MOST_BLOCKS)
 
     def _facts(self) -> tuple[str, str]:
         """Two lines: what the array is, and what is cut of it."""

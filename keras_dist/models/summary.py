@@ -40,7 +40,12 @@ def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence
     """Every variable with layout and bytes per device, activations that rules name, then the totals of the kinds."""
     table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
     for each in activations:
-        table.add_row(*map(Text, (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")))
+        table.add_row(
+            *map(
+                Text,
+                (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", ""),
+            )
+        )
     groups = {
         "parameters": [row for row in plan.rows if row.role == "parameter"],
         "other variables": [row for row in plan.rows if row.role != "parameter"],

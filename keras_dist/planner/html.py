@@ -181,9 +181,8 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     whole = sum(row.nbytes for group in groups for row in group)
     large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
     rest = sum(map(len, groups)) - sum(map(len, large))
-    note = "What is of one colour is the same block." + (
-        f" {rest} smaller arrays are in the table of layouts alone." if rest else ""
-    )
+    note = "A device has the colour of the block that it holds; neighbouring blocks have near colours."
+    note += f" {rest} smaller arrays are in the table of layouts alone." if rest else ""
     pictures = "".join(_picture(report, group) for group in large)
     return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
 
