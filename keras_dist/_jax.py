@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import math
 import os
 import types
 import warnings
@@ -20,9 +21,12 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
-from jax._src import clusters, core, distributed, dtypes, xla_bridge
+from jax._src import clusters, compiler, core, dispatch, distributed, dtypes, xla_bridge
 from jax._src import mesh as mesh_lib
-from jax._src.lib.mlir import passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.interpreters import mlir as mlir_internals
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes `run_passes` gives
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
@@ -517,3 +521,50 @@ def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:
     keep = [index in wanted for index in range(len(jaxpr.outvars))]
     reduced, _ = partial_eval.dce_jaxpr(jaxpr, keep, instantiate=True)
     return closed_jaxpr.replace(jaxpr=reduced)
+
+
+def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
+    """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
+
+    Empty where it is lowered for one device.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    found: dict[str, int] = {}
+    for operation in module.operation.regions[0].blocks[0].operations:
+        if operation.operation.name == "sdy.mesh":
+            axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+            sizes = {axis.name: axis.size for axis in axes}
+            found = max(found, sizes, key=lambda each: math.prod(each.values()))
+    return found
+
+
+def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[bool]]:
+    """Return what `compile_program` takes: bytecode, and whose layouts of arguments and of results XLA chooses."""
+    of: Any = lowered
+    arguments = of._lowering.compile_args
+    ordered = len(arguments["ordered_effects"])
+    free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
+    return (mlir_internals.module_to_bytecode(of.compiler_ir("stablehlo")), *map(list, free))
+
+
+def compile_program(
+    bytecode: bytes, devices: Sequence[Any], free_arguments: Sequence[bool], free_results: Sequence[bool]
+) -> Any:
+    """Compile a program of `program_of` for devices in the order of its mesh, which need not be there.
+
+    Returns:
+        XLA's executable.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile it; its text begins with a code such as `RESOURCE_EXHAUSTED`.
+    """
+    with mlir_internals.make_ir_context():
+        module = ir.Module.parse(bytecode)
+    client = devices[0].client
+    assigned = np.array(devices, dtype=object).reshape(1, -1)
+    options = compiler.get_compile_options(1, len(devices), assigned, backend=client)
+    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(len(free_arguments), devices[0].platform)
+    build = options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = list(free_arguments)
+    build.allow_spmd_sharding_propagation_to_output = list(free_results)
+    return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(tuple(devices)), options, [])
