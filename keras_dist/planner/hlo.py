@@ -68,7 +68,7 @@ class Instruction:
         """The computations that it runs, by what they are to it; what a reduction does to two numbers is none."""
         found: dict[str, list[str]] = {}
         for role, name in _CALLED.findall(self.attributes):
-            if role != "to_apply" or self.opcode == "call":
+            if role != "to_apply" or self.opcode in ("call", "call-start"):
                 found.setdefault(role, []).append(name)
         if branches := self.attribute(_BRANCHES.pattern):
             found["branches"] = [name.strip().lstrip("%") for name in branches.split(",")]
