@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import math
 import os
 import types
 import warnings
@@ -21,13 +20,8 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
-from jax._src import clusters, compiler, core, dispatch, distributed, dtypes, xla_bridge
+from jax._src import clusters, core, distributed, dtypes, xla_bridge
 from jax._src import mesh as mesh_lib
-from jax._src.interpreters import mlir as mlir_internals
-from jax._src.interpreters import pxla
-from jax._src.lib import xla_client
-from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
-from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes `run_passes` gives
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
@@ -276,7 +270,10 @@ def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def lower_with(
-    program: Any, arguments: Sequence[Any], instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]]
+    program: Any,
+    arguments: Sequence[Any],
+    instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]],
+    platform: str | None = None,
 ) -> jax.stages.Lowered:
     """Lower a jitted program for these arguments, with some primitives computed by other functions.
 
@@ -285,6 +282,7 @@ def lower_with(
         arguments: its arguments, or their shapes.
         instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
             them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
+        platform: that of the devices, where there are none to tell it.
     """
 
     def rule(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,7 +297,13 @@ def lower_with(
     functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
     rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
-    return traced.lower(_private_parameters=parameters)
+    platforms = None if platform is None else (platform,)
+    return traced.lower(lowering_platforms=platforms, _private_parameters=parameters)
+
+
+def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
+    """Return which of the flat arguments a lowered program takes; it drops those that it does not use."""
+    return sorted(lowered._lowering.compile_args["kept_var_idx"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
@@ -311,23 +315,6 @@ def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
             yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
         for inner in core.jaxprs_in_params(equation.params):
             yield from _constraints_in(inner)
-
-
-def run_passes(lowered: jax.stages.Lowered, passes: str) -> Any:
-    """Run passes of MLIR, such as Shardy's, on a copy of a lowered program.
-
-    Args:
-        lowered: the program.
-        passes: their names and options, with commas between them.
-
-    Returns:
-        The operation of the copied module. Its values must not outlive it.
-    """
-    module: Any = lowered.compiler_ir("stablehlo")
-    with module.context:
-        copy = module.operation.clone()
-        passmanager.PassManager.parse(f"builtin.module({passes})").run(copy)
-    return copy
 
 
 def compile_together(
@@ -344,7 +331,7 @@ def compile_together(
 
 
 @contextlib.contextmanager
-def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
+def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[None]:
     """Set the mesh of JAX's context inside, in both of its ways, for `shard_map`, bare specs and modules.
 
     Inside of a trace that goes on already, the mesh that is there stays.
@@ -354,6 +341,10 @@ def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
+        if isinstance(mesh, jax.sharding.AbstractMesh):
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            yield
+            return
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
         if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -521,50 +512,3 @@ def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:
     keep = [index in wanted for index in range(len(jaxpr.outvars))]
     reduced, _ = partial_eval.dce_jaxpr(jaxpr, keep, instantiate=True)
     return closed_jaxpr.replace(jaxpr=reduced)
-
-
-def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
-    """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
-
-    Empty where it is lowered for one device.
-    """
-    module: Any = lowered.compiler_ir("stablehlo")
-    found: dict[str, int] = {}
-    for operation in module.operation.regions[0].blocks[0].operations:
-        if operation.operation.name == "sdy.mesh":
-            axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
-            sizes = {axis.name: axis.size for axis in axes}
-            found = max(found, sizes, key=lambda each: math.prod(each.values()))
-    return found
-
-
-def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[bool]]:
-    """Return what `compile_program` takes: bytecode, and whose layouts of arguments and of results XLA chooses."""
-    of: Any = lowered
-    arguments = of._lowering.compile_args
-    ordered = len(arguments["ordered_effects"])
-    free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
-    return (mlir_internals.module_to_bytecode(of.compiler_ir("stablehlo")), *map(list, free))
-
-
-def compile_program(
-    bytecode: bytes, devices: Sequence[Any], free_arguments: Sequence[bool], free_results: Sequence[bool]
-) -> Any:
-    """Compile a program of `program_of` for devices in the order of its mesh, which need not be there.
-
-    Returns:
-        XLA's executable.
-
-    Raises:
-        jax.errors.JaxRuntimeError: XLA cannot compile it; its text begins with a code such as `RESOURCE_EXHAUSTED`.
-    """
-    with mlir_internals.make_ir_context():
-        module = ir.Module.parse(bytecode)
-    client = devices[0].client
-    assigned = np.array(devices, dtype=object).reshape(1, -1)
-    options = compiler.get_compile_options(1, len(devices), assigned, backend=client)
-    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(len(free_arguments), devices[0].platform)
-    build = options.executable_build_options
-    build.allow_spmd_sharding_propagation_to_parameters = list(free_arguments)
-    build.allow_spmd_sharding_propagation_to_output = list(free_results)
-    return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(tuple(devices)), options, [])

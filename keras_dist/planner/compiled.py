@@ -19,12 +19,14 @@ from typing import Any
 
 import jax
 
-from keras_dist import _environment, _jax
+from keras_dist import _environment, _shardy
 from keras_dist._arguments import argument_error
 from keras_dist._extras import import_extra
+from keras_dist.distribution.devices import device_name
 from keras_dist.errors import CompilationError, CompilationTimeoutError
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Target, as_target, places_in_mesh
+from keras_dist.planner.tracing import StepProgram
 
 _LARGEST_ANSWER = 2**28  # bytes, of some hundred thousand collectives
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -48,7 +50,8 @@ class CompiledFigures:
         flops: of multiplications of matrices and convolutions, two for each product.
         accessed_nbytes: which it reads and writes in memory, an estimate from the compiled program.
         seconds_to_compile: the time it took, without the start of the process.
-        note: why it cannot be compiled, where it needs more memory than there is; figures that then are not known are 0.
+        note: why it is not compiled, where it needs more memory than there is. What is known then are the bytes of its
+            arguments, without padding, and those of its peak and of the limit, as XLA says them; all else is 0.
     """
 
     target: str
@@ -128,9 +131,9 @@ def compile_for(
     if not timeout_seconds > 0:
         raise argument_error("timeout_seconds", timeout_seconds, "a positive number", example=600)
     machine = as_target(target)
-    sizes = dict(mesh or _jax.mesh_of(lowered)) or {"devices": 1}
+    sizes = dict(mesh or _shardy.mesh_of(lowered)) or {"devices": 1}
     places = places_in_mesh(machine, tuple(sizes.values()), devices)
-    bytecode, free_arguments, free_results = _jax.program_of(lowered)
+    bytecode, free_arguments, free_results = _shardy.program_of(lowered)
     request = {
         "topology": _topology(machine),
         "mesh": sizes,
@@ -139,22 +142,20 @@ def compile_for(
         "free_results": free_results,
         "timeout_seconds": timeout_seconds,
     }
-    return _read(machine, _ask(machine, request, bytecode))
+    return _read(machine, _ask(machine, request, bytecode), _shardy.argument_nbytes(lowered))
 
 
-def figures(program: Any, target: str | Target, *, timeout_seconds: float = 600) -> CompiledFigures:
+def figures(program: StepProgram, target: str | Target, *, timeout_seconds: float = 600) -> CompiledFigures:
     """Compile a traced train step for a target; see `compile_for`.
 
     Args:
-        program: with a `lowered` program, and the plan `state` of its state, whose mesh is the program's.
+        program: what `trace_step` gives for a mesh of the target's devices.
         target: a machine, or its name.
         timeout_seconds: after which the compiling process is killed.
     """
     mesh = program.state.mesh
-    names = [str(name) for name in mesh.__getstate__()[1].flat]
-    return compile_for(
-        program.lowered, target, mesh=mesh.axis_sizes, devices=names, timeout_seconds=timeout_seconds
-    )
+    names = [device_name(device) for device in mesh.devices.flat]
+    return compile_for(program.lowered, target, mesh=mesh.axis_sizes, devices=names, timeout_seconds=timeout_seconds)
 
 
 def _topology(target: Target) -> dict[str, Any] | None:
@@ -224,12 +225,13 @@ def _environment_of(target: Target) -> dict[str, str]:
     return environment
 
 
-def _read(target: Target, answer: Mapping[str, Any]) -> CompiledFigures:
+def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> CompiledFigures:
     note = answer.get("error", "")
     limit = target.hbm_nbytes
     if note.startswith("RESOURCE_EXHAUSTED"):
         used, limit = _exhausted(note, limit)
-        return CompiledFigures(target.name, 0, 0, 0, 0, used, limit, (), 0, 0, answer["seconds"], _first(note))
+        known = (argument_nbytes, 0, 0, 0, max(used, argument_nbytes), limit)
+        return CompiledFigures(target.name, *known, (), 0, 0, answer["seconds"], note.strip().splitlines()[0])
     if note:
         raise _not_compiled(target, note)
     sizes = {name: answer[f"{name}_nbytes"] for name in ("argument", "output", "alias", "temp", "accessed")}
@@ -253,15 +255,12 @@ def _read(target: Target, answer: Mapping[str, Any]) -> CompiledFigures:
 
 def _exhausted(note: str, limit: int) -> tuple[int, int]:
     """The bytes that a program would need, and those there are, as XLA's error says them."""
-    found = re.search(rf"[Uu]sed {_SIZE} of {_SIZE}", note)
+    found = re.search(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)|[Uu]sed {_SIZE} of {_SIZE} hbm", note)
     if found is None:
         return limit + 1, limit
-    used, of = (int(float(size) * _UNITS[unit]) for size, unit in (found.group(1, 2), found.group(3, 4)))
+    parts = [part for part in found.groups() if part is not None]
+    used, of = (int(float(size) * _UNITS[unit]) for size, unit in zip(parts[::2], parts[1::2], strict=True))
     return max(used, of + 1), of
-
-
-def _first(note: str) -> str:
-    return note.strip().splitlines()[0]
 
 
 def _not_compiled(target: Target, reason: str) -> CompilationError:
