@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_dist.planner.propagation import Collective, Kind
+from keras_dist.planner.replica_groups import groups_of
 from keras_dist.training.activations import path_of_scope
 
-_KINDS: dict[str, Kind] = {
+KINDS: Mapping[str, Kind] = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",
     "reduce-scatter": "reduce_scatter",
@@ -25,6 +26,8 @@ _KINDS: dict[str, Kind] = {
     "collective-permute": "collective_permute",
     "collective-broadcast": "collective_permute",
 }
+"""What we call the exchanges of XLA; those that begin and end apart have `-start` after their name."""
+
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s([a-z][\w\-]*)\(")
@@ -106,9 +109,9 @@ class Program:
         """
         found: list[Collective] = []
         for computation, instruction, turns in self._run(self.entry, 1):
-            kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
+            kind = KINDS.get(instruction.opcode.removesuffix("-start"))
             if kind is not None:
-                groups = _groups(instruction, math.prod(mesh.values()))
+                groups = groups_of(instruction.opcode, instruction.attributes, math.prod(mesh.values()))
                 if groups.shape[1] > 1:
                     given = sum(self._nbytes(computation, name) for name in instruction.operands)
                     nbytes = given * groups.shape[1] if kind == "all_gather" else given
@@ -149,7 +152,7 @@ class Program:
     def _nbytes(self, computation: Computation, name: str) -> int:
         return nbytes_of(computation.instructions[name].result) if name in computation.instructions else 0
 
-    def _dims(self, computation: Computation, name: str) -> list[int]:
+    def _dims(self, computation: Computation, name: str) -> tuple[int, ...]:
         return _dims_of(computation.instructions[name].result)
 
     def _turns(self, computation: Computation, loop: Instruction) -> int:
@@ -351,10 +354,15 @@ def parse_program(text: str) -> Program:
 
 def nbytes_of(type_text: str) -> int:
     """Bytes of a type, as of `(f32[8]{0}, s32[])`; those of tuples are the sum."""
-    bits = 0
-    for name, dims in _ARRAY.findall(type_text):
-        bits += _bits(name) * math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
-    return -(-bits // 8)
+    return -(-sum(_bits(name) * math.prod(shape) for name, shape in arrays_of(type_text)) // 8)
+
+
+def arrays_of(type_text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """The element types and shapes of the arrays of a type."""
+    return [
+        (name, tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim))
+        for name, dims in _ARRAY.findall(type_text)
+    ]
 
 
 def _bits(name: str) -> int:
@@ -364,9 +372,8 @@ def _bits(name: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _dims_of(type_text: str) -> list[int]:
-    found = _ARRAY.search(type_text)
-    return [int(dim.lstrip("<=")) for dim in found[2].split(",") if dim] if found else []
+def _dims_of(type_text: str) -> tuple[int, ...]:
+    return arrays_of(type_text)[0][1]
 
 
 def _instruction(name: str, text: str) -> Instruction:
@@ -382,23 +389,6 @@ def _instruction(name: str, text: str) -> Instruction:
     return Instruction(name, opcode[1], text[: opcode.start()], tuple(_NAME.findall(literal)), literal, text[end:])
 
 
-def _groups(instruction: Instruction, devices: int) -> np.ndarray:
-    """The groups of devices that exchange, a row each; pairs of source and target are groups of two."""
-    if pairs := instruction.attribute(r"source_target_pairs=\{([{}\d, ]*)\}"):
-        found = [pair for pair in _listed(pairs) if pair[0] != pair[1]]
-        return np.array(found) if found else np.zeros((1, 1), int)
-    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.attributes):
-        shape, sizes, order = ([int(part) for part in group.split(",")] if group else None for group in iota.groups())
-        assert shape is not None and sizes is not None  # noqa: S101  # the pattern has them
-        return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(shape)
-    listed = _listed(instruction.attribute(r"replica_groups=\{([{}\d, ]*)\}"))
-    return np.array(listed) if listed else np.arange(devices)[None]
-
-
-def _listed(text: str) -> list[list[int]]:
-    return [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d, ]+)\}", text)]
-
-
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
     """The axes of the mesh along which the devices of a group differ."""
     places = np.unravel_index(groups, tuple(mesh.values())) if mesh else ()
@@ -406,10 +396,13 @@ def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _collective(kind: Kind, axes: tuple[str, ...], nbytes: int, turns: int, instruction: Instruction) -> Collective:
-    name = instruction.attribute(r'op_name="([^"]*)"')
-    paths = [path_of_scope(part) for part in re.split(r"[/()]", name)]
-    layer = next((path for path in reversed(paths) if path), "")
-    return Collective(kind, axes, nbytes, turns, layer, name.rpartition("/")[2])
+    """One exchange; of several layers or operations that it combines none is named, if XLA tells them."""
+    names = re.split(r"[:;]", instruction.attribute(r'op_name="([^"]*)"'))
+    paths = [[path_of_scope(part) for part in re.split(r"[/()]", name)] for name in names]
+    layers = {next((path for path in reversed(of) if path), "") for of in paths}
+    operations = {name.rpartition("/")[2].rstrip(")") for name in names}
+    layer, operation = ("" if len(found) > 1 else found.pop() for found in (layers, operations))
+    return Collective(kind, axes, nbytes, turns, layer, operation)
 
 
 def _puts_into(instruction: Instruction, name: str) -> bool:
