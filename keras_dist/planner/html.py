@@ -125,8 +125,8 @@ def _in_units(number: float) -> str:
 
 
 def _problems(report: PlanReport) -> tuple[str, str, str]:
-    rows = [(problem.path, problem.summary, problem.fix) for problem in report.state.problems]
-    return "Problems", "exact", _html.table(("rule or variable", "what is wrong", "fix"), rows) if rows else ""
+    rows = [(problem.summary, problem.given, problem.fix) for problem in report.problems]
+    return "Problems", "", _html.table(("what is wrong", "where", "fix"), rows) if rows else ""
 
 
 def _assumed(report: PlanReport) -> tuple[str, str, str]:
@@ -157,8 +157,8 @@ def _bars(bars: Sequence[tuple[str, int, str, int, bool]]) -> str:
         parts.append(
             f'<text x="{left - 10}" y="{top + 13}" text-anchor="end">{escaped(label)}</text>'
             f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
-            f'fill-opacity="{0.12 if is_bound else 0.65}"'
-            + (' stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="4 3"' if is_bound else "")
+            f'fill-opacity="{0.12 if is_bound else 0.65}" stroke="currentColor" stroke-opacity="0.6"'
+            + (' stroke-dasharray="4 3"' if is_bound else "")
             + f'/><text x="{left + width + 10:.1f}" y="{top + 13}">{escaped(text)}</text>'
         )
     size = (left + length + 230, len(bars) * step + 4)
@@ -185,6 +185,23 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     note += f" {rest} smaller arrays are in the table of layouts alone." if rest else ""
     pictures = "".join(_picture(report, group) for group in large)
     return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
+
+
+def _activations(report: PlanReport) -> tuple[str, str, str]:
+    """Where activations live, and what brought each axis there."""
+    lines = [
+        (
+            each.path,
+            render_shape(each.shape),
+            each.dtype,
+            render_axes(each.axes),
+            "; ".join(f"{axis}: from {', decided by '.join(chain)}" for axis, chain in each.origins),
+            render_bytes(each.nbytes_per_device),
+        )
+        for each in report.activations
+    ]
+    headers = ("path", "shape", "dtype", "layout", "why", "per device")
+    return "Activations", "propagated", _html.table(headers, lines, numbers=headers[-1:]) if lines else ""
 
 
 def _rows(report: PlanReport) -> list[Row]:
@@ -218,10 +235,10 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
 
 
 def _layout(report: PlanReport) -> tuple[str, str, str]:
-    rows = _rows(report)
-    slots = sum(row.role == "slot" for row in report.state.rows)
-    note = f"{slots} optimizer slots are left out: they lie as what they belong to, or as their rules say."
-    return "Layout", "exact", (_html.paragraph(note) if slots else "") + layout_html(rows)
+    slots = [row for row in report.state.rows if row.role == "slot"]
+    summary = f"{len(slots)} optimizer slots, of which most lie as what they belong to"
+    more = f"<details><summary>{summary}</summary>{layout_html(slots)}</details>"
+    return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
 
 
-_SECTIONS = (_problems, _assumed, _mesh, _memory, _collectives, _shards, _layout)
+_SECTIONS = (_problems, _assumed, _mesh, _memory, _collectives, _shards, _layout, _activations)
