@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -33,8 +34,11 @@ _LEAST_SHARE = 0.001
 _BAR_PIXELS = (520, 18, 30)
 """Length of the longest bar, height, distance from one to the next."""
 
-_COLOURS = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92, "batch": 42}
+_HUES = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92, "batch": 42}
 _INTERMEDIATE = "intermediate results"
+
+COLLECTIVE_HEADERS = ("kind", "axes", "layer", "operation", "turns", "bytes")
+DIFFERENCE_HEADERS = ("kind", "axes", "propagated", "compiled", "difference")
 
 _PAGE_STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1d2329; --card: #f5f6f8; --line: #d5d9de; }
@@ -98,7 +102,8 @@ def _sections(report: PlanReport, heading: str) -> str:
 
 def _subtitle(report: PlanReport) -> str:
     mesh = report.state.mesh
-    return f"on mesh {mesh.describe()} of {mesh.size} devices"
+    target = "" if report.verdict is None else f", for {report.verdict.target}"
+    return f"on mesh {mesh.describe()} of {mesh.size} devices{target}"
 
 
 def _cards(report: PlanReport) -> str:
@@ -140,29 +145,65 @@ def _mesh(report: PlanReport) -> tuple[str, str, str]:
     return "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """A quantity: its name, how long its bar is, what is written beside it, its hue, or None for what is a bound."""
+
+    label: str
+    amount: float
+    text: str
+    hue: int | None
+
+
 def _memory(report: PlanReport) -> tuple[str, str, str]:
-    bars = [(role, nbytes, "exact", _COLOURS[role], False) for role, nbytes in report.nbytes_by_role.items()]
-    bars.append((_INTERMEDIATE, report.step.activation_nbytes, "propagated, at most", 0, True))
+    bars = [_bytes_bar(role, nbytes, "exact", _HUES[role]) for role, nbytes in report.nbytes_by_role.items()]
+    bars.append(_bytes_bar(_INTERMEDIATE, report.step.activation_nbytes, "propagated, at most", None))
     return "Memory of each device by role", "", _bars(bars)
 
 
-def _bars(bars: Sequence[tuple[str, int, str, int, bool]]) -> str:
-    """Bars of bytes: label, bytes, tier, hue, and whether they are an upper bound, which is hatched."""
-    length, height, step = _BAR_PIXELS
-    most = max((nbytes for _, nbytes, *_ in bars), default=0) or 1
-    left, parts = 150, []
-    for index, (label, nbytes, tier, hue, is_bound) in enumerate(bars):
-        top, width, text = index * step + 4, max(1.0, length * nbytes / most), f"{render_bytes(nbytes)} ({tier})"
-        colour = f"hsl({hue} 62% 50%)" if not is_bound else "currentColor"
-        parts.append(
-            f'<text x="{left - 10}" y="{top + 13}" text-anchor="end">{escaped(label)}</text>'
-            f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
-            f'fill-opacity="{0.12 if is_bound else 0.65}" stroke="currentColor" stroke-opacity="0.6"'
-            + (' stroke-dasharray="4 3"' if is_bound else "")
-            + f'/><text x="{left + width + 10:.1f}" y="{top + 13}">{escaped(text)}</text>'
+def _target(report: PlanReport) -> tuple[str, str, str]:
+    """Whether it fits, beside the memory of a device, and the least time of a step."""
+    verdict = report.verdict
+    if verdict is None:
+        return "Target", "", ""
+    sizes = [
+        _bytes_bar("state and batch", verdict.least_nbytes, "exact", _HUES["parameter"]),
+        _bytes_bar("with intermediates", verdict.most_nbytes, "propagated, at most", None),
+    ]
+    if verdict.compiled is not None:
+        sizes.append(_bytes_bar("at the peak", verdict.compiled.peak_nbytes, "compiled", _HUES["slot"]))
+    if verdict.limit_nbytes:
+        sizes.append(_bytes_bar("memory of a device", verdict.limit_nbytes, "the limit", None))
+    times = "".join(
+        _html.paragraph(f"Least times of a step ({tier})")
+        + _bars(
+            [_Bar(name, seconds, f"{1e3 * seconds:.3g} ms", 22) for name, seconds in line.seconds_by_resource.items()]
         )
-    size = (left + length + 230, len(bars) * step + 4)
-    label = "; ".join(f"{name} {render_bytes(nbytes)}" for name, nbytes, *_ in bars)
+        for tier, line in verdict.rooflines.items()
+    )
+    return "Target", "", _html.paragraph(str(verdict)) + _bars(sizes) + times
+
+
+def _bytes_bar(label: str, nbytes: int, tier: str, hue: int | None) -> _Bar:
+    return _Bar(label, nbytes, f"{render_bytes(nbytes)} ({tier})", hue)
+
+
+def _bars(bars: Sequence[_Bar]) -> str:
+    """Bars one below the other; those of bounds are hollow."""
+    length, height, step = _BAR_PIXELS
+    most = max((bar.amount for bar in bars), default=0) or 1
+    left = max(190.0, *(len(bar.label) * 7.4 + 16 for bar in bars))
+    parts = [
+        f'<text x="{left - 10:g}" y="{top + 13}" text-anchor="end">{escaped(bar.label)}</text>'
+        f'<rect x="{left:g}" y="{top}" width="{max(1.0, length * bar.amount / most):.1f}" height="{height}" '
+        + ('fill="currentColor" fill-opacity="0.12"' if bar.hue is None else f'fill="hsl({bar.hue} 62% 50%)" ')
+        + (' stroke-dasharray="4 3"' if bar.hue is None else 'fill-opacity="0.65"')
+        + f' stroke="currentColor" stroke-opacity="0.6"/>'
+        f'<text x="{left + max(1.0, length * bar.amount / most) + 10:.1f}" y="{top + 13}">{escaped(bar.text)}</text>'
+        for bar, top in zip(bars, range(4, 4 + len(bars) * step, step), strict=True)
+    ]
+    size = (round(left) + length + 240, len(bars) * step + 4)
+    label = "; ".join(f"{bar.label} {bar.text}" for bar in bars)
     return (
         f'<svg role="img" aria-label="{escaped(label)}" width="{size[0]}" height="{size[1]}" '
         f'viewBox="0 0 {size[0]} {size[1]}" font-size="13">{"".join(parts)}</svg>'
@@ -171,9 +212,14 @@ def _bars(bars: Sequence[tuple[str, int, str, int, bool]]) -> str:
 
 def _collectives(report: PlanReport) -> tuple[str, str, str]:
     *lines, total = report.collective_lines()
-    headers = ("kind", "axes", "layer", "operation", "turns", "bytes")
-    content = _html.table(headers, lines, numbers=("turns", "bytes"), totals=[total])
+    content = _html.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
     return "Collectives of a step", "propagated", content if lines else _html.paragraph("Nothing moves.")
+
+
+def _differences(report: PlanReport) -> tuple[str, str, str]:
+    lines = report.difference_lines()
+    content = _html.table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
+    return "Collectives, propagated and compiled", "", content if lines else ""
 
 
 def _shards(report: PlanReport) -> tuple[str, str, str]:
@@ -182,7 +228,7 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
     rest = sum(map(len, groups)) - sum(map(len, large))
     note = "A device has the colour of the block that it holds; neighbouring blocks have near colours."
-    note += f" {rest} smaller arrays are in the table of layouts alone." if rest else ""
+    note += f" Smaller arrays ({rest}) are in the table of layouts alone." if rest else ""
     pictures = "".join(_picture(report, group) for group in large)
     return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
 
@@ -241,4 +287,4 @@ def _layout(report: PlanReport) -> tuple[str, str, str]:
     return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
 
 
-_SECTIONS = (_problems, _assumed, _mesh, _memory, _collectives, _shards, _layout, _activations)
+_SECTIONS = (_problems, _assumed, _mesh, _target, _memory, _collectives, _differences, _shards, _layout, _activations)

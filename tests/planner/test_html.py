@@ -1,5 +1,6 @@
 """Reports as pages: self-contained, escaped, and readable in a browser of 1200 pixels, light and dark."""
 
+import dataclasses
 import html.parser
 import re
 from xml.etree import ElementTree
@@ -9,9 +10,9 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.distribution.render import render_axes
+from keras_dist.distribution.render import render_axes, render_bytes
 from keras_dist.errors import ModelError
-from keras_dist.planner import PlanReport
+from keras_dist.planner import CompiledFigures, PlanReport
 from tests import browser, layouts
 
 STRANGE = "<script>alert(1)&\"'"
@@ -170,6 +171,29 @@ def test_problems_and_what_is_assumed_have_sections(page):
     assert any("d9/kernel" in text for text in cells.texts["td"])
     assert set(found.assumed) <= set(cells.texts["p"])
     assert "Problems" not in page.read_text()
+
+
+def test_a_target_has_a_section(report):
+    model = model_on(layouts.on("data=2,model=4", RULES))
+    x = np.zeros((8, 64), np.float32)
+    found = kd.plan(model, (x, x), target="cpu:8", compiles=False)
+    line, moved = found.verdict.roofline, found.step.collectives[:1]
+    compiled = CompiledFigures("cpu:8", 9000, 8000, 7000, 6000, 16000, 20000, moved, 5, 6, 1.0)
+    rooflines = {"propagated": line, "compiled": dataclasses.replace(line, memory_seconds=2 * line.memory_seconds)}
+    verdict = dataclasses.replace(found.verdict, compiled=compiled, rooflines=rooflines, limit_nbytes=20000, note="")
+    found = dataclasses.replace(found, verdict=verdict)
+    text = kd.planner.html.page_of(found)
+    parsed = Parsed(text)
+    assert str(found.verdict) in parsed.texts["p"]
+    labels = [picture.get("aria-label") for picture in pictures_in(text)]
+    assert f"state and batch {render_bytes(found.verdict.least_nbytes)} (exact)" in labels[1]
+    assert "at the peak 15.6 KiB (compiled); memory of a device 19.5 KiB (the limit)" in labels[1]
+    for picture, line in zip(pictures_in(text)[2:4], found.verdict.rooflines.values(), strict=True):
+        widths = [float(bar.get("width")) for bar in picture.findall("rect")]
+        times = list(line.seconds_by_resource.values())
+        assert widths == pytest.approx([520 * time / max(times) for time in times], abs=1)
+    assert all(set(line) <= set(parsed.texts["td"]) for line in found.difference_lines())
+    assert found.difference_lines() and "Target" not in "".join(Parsed(kd.planner.html.page_of(report)).texts["h2"])
 
 
 def _dead_rule():
