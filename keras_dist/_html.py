@@ -13,7 +13,10 @@ STYLE = """
 .kd svg { display: block; max-width: 100%; height: auto; color: inherit; }
 .kd svg text { font-family: inherit; fill: currentColor; }
 .kd p { margin: 0 0 8px; }
-.kd .kd-quiet { opacity: .8; }
+.kd h3, .kd h4 { font-size: 14px; font-weight: 600; margin: 0 0 4px; overflow-wrap: anywhere; color: inherit; }
+.kd h4 { font-size: 15px; margin: 16px 0 8px; }
+.kd .kd-tag { font-size: 12px; font-weight: 400; margin-left: 8px; padding: 1px 8px; border-radius: 9px;
+  border: 1px solid color-mix(in srgb, currentColor 25%, transparent); vertical-align: 1px; }
 .kd .kd-scroll { max-height: 480px; overflow: auto; }
 .kd table.kd-table { border-collapse: collapse; border: 0; margin: 0 0 12px; font-size: 13px; color: inherit;
   font-variant-numeric: tabular-nums; }

@@ -48,10 +48,7 @@ main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
 main h1 { font-size: 24px; font-weight: 600; margin: 0 0 4px; }
 main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 14px;
   border-top: 1px solid var(--line); }
-main h3 { font-size: 14px; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
-main .tier { font-size: 12px; font-weight: 400; margin-left: 8px; padding: 1px 8px; border: 1px solid var(--line);
-  border-radius: 9px; background: var(--card); vertical-align: 2px; }
-main .card .tier { margin-left: 0; }
+main .card .kd-tag { margin-left: 0; }
 main .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px; margin: 20px 0 0; }
 main .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 16px; }
 main .card b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -95,7 +92,7 @@ def _sections(report: PlanReport, heading: str) -> str:
     for section in _SECTIONS:
         title, tier, content = section(report)
         if content:
-            tag = f' <span class="tier">{tier}</span>' if tier else ""
+            tag = f' <span class="kd-tag">{tier}</span>' if tier else ""
             parts.append(f"<section><{heading}>{escaped(title)}{tag}</{heading}>{content}</section>")
     return "".join(parts)
 
@@ -117,7 +114,7 @@ def _cards(report: PlanReport) -> str:
 
 
 def _card(value: str, label: str, tier: str) -> str:
-    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="tier">{tier}</span></div>'
+    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="kd-tag">{tier}</span></div>'
 
 
 def _in_units(number: float) -> str:

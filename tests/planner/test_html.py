@@ -231,15 +231,27 @@ SHAPES = """
       parseFloat(getComputedStyle(text).fontSize) * box(svg).width / svg.viewBox.baseVal.width)),
     cells: [...document.querySelectorAll("td")].filter(cell => cell.scrollWidth > cell.clientWidth + 1).length,
     colours: [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor],
+    fields: [...document.querySelectorAll("svg g rect")].map(field => getComputedStyle(field))
+      .map(style => [style.fill, parseFloat(style.fillOpacity)]),
     inks: [...new Set(texts.map(([, text]) => getComputedStyle(text).fill))],
   };
 })()
 """
 
 
+def numbers_in(colour):
+    """Of `rgb(1, 2, 3)`."""
+    return np.array([float(part) for part in re.findall(r"[\d.]+", colour)[:3]])
+
+
+def contrast(one, other):
+    """Of two colours, by WCAG 2."""
+    least, most = sorted((luminance(one), luminance(other)))
+    return (most + 0.05) / (least + 0.05)
+
+
 def luminance(colour):
-    """Of WCAG 2, of `rgb(1, 2, 3)`."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    parts = colour / 255
     return np.dot(
         [0.2126, 0.7152, 0.0722], [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     )
@@ -258,9 +270,11 @@ def test_in_a_browser(page, large_page, tmp_path):
                 assert len(shapes["pictures"]) == len(pictures_in(path.read_text())) > 4
                 assert min(map(min, shapes["pictures"])) > 20 and shapes["smallest"] >= 9
                 assert shapes["outside"] == shapes["covered"] == [] and shapes["cells"] == 0
-                ink, paper = map(luminance, shapes["colours"])
+                ink, paper = map(numbers_in, shapes["colours"])
                 assert shapes["inks"] == shapes["colours"][:1]
-                assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 10 and (paper > ink) == (scheme == "light")
+                assert contrast(ink, paper) > 10 and (luminance(paper) > luminance(ink)) == (scheme == "light")
+                for fill, opacity in shapes["fields"]:
+                    assert contrast(ink, opacity * numbers_in(fill) + (1 - opacity) * paper) > 7, "of text on blocks"
                 opened.screenshot(tmp_path / f"{path.stem}-{scheme}.png")
 
 
