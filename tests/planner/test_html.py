@@ -42,7 +42,7 @@ def large() -> PlanReport:
         blocks = [
             layer
             for index in range(12)
-            for layer in (layers.Dense(8192, name=f"up_{index}"), layers.Dense(2048, name=f"down_{index}"))
+            for layer in (layers.Dense(65536, name=f"up_{index}"), layers.Dense(2048, name=f"down_{index}"))
         ]
         return kd.Sequential([kd.Input((2048,)), *blocks])
 
@@ -154,7 +154,7 @@ def test_arrays_that_lie_alike_share_a_picture(large_page):
     text = large_page.read_text()
     assert len(text) < 500_000
     labels = [picture.get("aria-label") for picture in pictures_in(text)]
-    assert labels.count("up_0/kernel: 2048 x 8192 in 1024 blocks") == 1 and not [x for x in labels if "up_1/" in x]
+    assert labels.count("up_0/kernel: 2048 x 65536 in 1024 blocks") == 1 and not [x for x in labels if "up_1/" in x]
     assert "and 11 more that lie alike" in text and "<li>up_11/kernel</li>" in text
     assert len(labels[0]) < 100 and len(pictures_in(text)[0].findall("g")) == 16 * 16 - 16
 
@@ -227,6 +227,9 @@ SHAPES = """
     covered: [...document.querySelectorAll("svg g")]
       .filter(g => g.querySelector("text") && !inside(box(g.querySelector("text")), box(g.querySelector("rect"))))
       .map(g => g.textContent),
+    crossing: svgs.flatMap(svg => [...svg.querySelectorAll("text")].map(text => [text.textContent, box(text)])
+      .filter(([, a], i, all) => all.slice(i + 1).some(([, b]) =>
+        a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom))),
     smallest: Math.min(...texts.map(([svg, text]) =>
       parseFloat(getComputedStyle(text).fontSize) * box(svg).width / svg.viewBox.baseVal.width)),
     cells: [...document.querySelectorAll("td")].filter(cell => cell.scrollWidth > cell.clientWidth + 1).length,
@@ -269,7 +272,7 @@ def test_in_a_browser(page, large_page, tmp_path):
                 assert shapes["width"] <= 1200
                 assert len(shapes["pictures"]) == len(pictures_in(path.read_text())) > 4
                 assert min(map(min, shapes["pictures"])) > 20 and shapes["smallest"] >= 9
-                assert shapes["outside"] == shapes["covered"] == [] and shapes["cells"] == 0
+                assert shapes["outside"] == shapes["covered"] == shapes["crossing"] == [] and shapes["cells"] == 0
                 ink, paper = map(numbers_in, shapes["colours"])
                 assert shapes["inks"] == shapes["colours"][:1]
                 assert contrast(ink, paper) > 10 and (luminance(paper) > luminance(ink)) == (scheme == "light")
