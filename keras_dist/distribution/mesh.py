@@ -23,7 +23,6 @@ from keras_dist.distribution.abstract import is_without_arrays, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
 
-
 _PLATFORMS = {"gpu": "cuda"}
 
 
