@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from keras_dist._arguments import argument_error
 from keras_dist._extras import import_extra
 from keras_dist.distribution.devices import device_name
 from keras_dist.errors import CompilationError, CompilationTimeoutError
+from keras_dist.planner.gpu_target_config import gpu_target_config
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
@@ -163,8 +165,11 @@ def _topology(target: Target) -> dict[str, Any] | None:
     if target.platform == "cpu":
         return None
     if target.platform == "cuda":
-        import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
-        raise NotImplementedError
+        plugin = "jax_cuda13_plugin" if importlib.util.find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
+        import_extra(plugin, "cuda", f"compiling for {target.name!r}")
+        shape = "x".join(map(str, (target.slices, *target.shape)))
+        config = gpu_target_config(target.chip)
+        return {"platform": "cuda", "topology_name": target.chip.name, "topology": shape, "target_config": config}
     import_extra("libtpu", "tpu", f"compiling for {target.name!r}")
     bounds = [2 if size % 2 == 0 and dim < 2 else 1 for dim, size in enumerate((*target.shape, 1)[:3])]
     options: dict[str, Any] = {"platform": "tpu", "topology_name": target.name.partition("*")[0]}

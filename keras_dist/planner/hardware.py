@@ -24,7 +24,7 @@ class Chip:
     Attributes:
         name: as in a target, such as `v5e`.
         platform: the one that JAX lowers for.
-        hbm_nbytes: bytes of its memory; 0 where it has that of its host.
+        hbm_nbytes: bytes of its memory, of GPUs what the driver leaves of it; 0 where it has that of its host.
         flops_per_second: of multiplications of matrices, by element type; those of float32 in JAX's default precision,
             which TPUs multiply as bfloat16 and GPUs as TF32.
         hbm_bytes_per_second: between its memory and its cores.
@@ -96,21 +96,21 @@ _ALL = (
         "both directions, 100 Gbit/s of network",
     ),
     Chip(
-        "a100", "cuda", 80 * _GIB, _flops(312e12, 624e12, 156e12), 2039e9, 300e9, 25e9,
-        source="NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s, TF32 156, 624 TOP/s, 2039 GB/s, NVLink "
-        "600 GB/s in both directions; DGX A100 data sheet: 8 cards of 200 Gbit/s",
+        "a100", "cuda", 79 * _GIB, _flops(312e12, 624e12, 156e12), 2039e9, 300e9, 25e9,
+        source="NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s, TF32 156, 624 TOP/s, 2039 GB/s, "
+        "NVLink 600 GB/s in both directions; DGX A100 data sheet: 8 cards of 200 Gbit/s",
     ),
     Chip(
-        "h100", "cuda", 80 * _GIB, _flops(989e12, 1979e12, 494e12), 3350e9, 450e9, 50e9,
-        source="NVIDIA H100 Tensor Core GPU data sheet (SXM): 989 TFLOP/s, TF32 494, 1979 TOP/s (half of what it says for "
-        f"sparse ones), 3.35 TB/s, NVLink 900 GB/s in both directions; {_SCALING}gpus: 8 cards of 400 Gbit/s a host",
+        "h100", "cuda", 79 * _GIB, _flops(989e12, 1979e12, 494e12), 3350e9, 450e9, 50e9,
+        source="NVIDIA H100 Tensor Core GPU data sheet (SXM): 989 TFLOP/s, TF32 494, 1979 TOP/s (half of what it says "
+        f"for sparse ones), 3.35 TB/s, NVLink 900 GB/s in both directions; {_SCALING}gpus: 8 cards of 400 Gbit/s",
     ),
     Chip(
-        "h200", "cuda", 140 * _GIB, _flops(989e12, 1979e12, 494e12), 4800e9, 450e9, 50e9,
+        "h200", "cuda", 141 * _GIB, _flops(989e12, 1979e12, 494e12), 4800e9, 450e9, 50e9,
         source="NVIDIA H200 Tensor Core GPU data sheet (SXM): as H100, 141 GB, 4.8 TB/s",
     ),
     Chip(
-        "b200", "cuda", 179 * _GIB, _flops(2250e12, 4500e12, 1125e12), 8000e9, 900e9, 50e9,
+        "b200", "cuda", 178 * _GIB, _flops(2250e12, 4500e12, 1125e12), 8000e9, 900e9, 50e9,
         source="NVIDIA DGX B200 data sheet: 1440 GB and 64 TB/s for 8 GPUs, NVLink 1.8 TB/s in both directions; "
         f"{_SCALING}gpus: 2.25 PFLOP/s, 4.5 POP/s, 400 GB/s of network a host",
     ),

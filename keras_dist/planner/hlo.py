@@ -126,9 +126,10 @@ class Program:
         )
 
     def nbytes_accessed(self) -> int:
-        """Bytes that a run reads and writes in memory, an estimate: each fusion reads its operands and writes its results.
+        """Bytes that a run reads and writes in memory: an estimate.
 
-        Of what a fusion takes a slice of, or puts one into, the slice counts.
+        Each fusion reads its operands and writes its results; of what it takes a slice of, or puts one into, the slice
+        counts.
         """
         return sum(
             max(turns, 1) * self._touched(computation, instruction)

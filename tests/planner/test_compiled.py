@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
 from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
+from keras_dist.planner.gpu_target_config import gpu_target_config
+from keras_dist.planner.hardware import CHIPS
+from tests.forks import Python
 
 WIDTH, HIDDEN, ROWS = 16, 64, 8
 MESH = {"data": 2, "model": 4}
@@ -130,9 +133,19 @@ def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra)
     assert caught.value.fix == f"pip install 'keras_dist[{extra}]'"
 
 
-def asked(monkeypatch, name, **options):
+def test_the_process_ends_itself_where_nobody_is_left_to_kill_it(monkeypatch, tmp_path):
+    request, _ = asked(monkeypatch, "cpu:8", shape=(4, 2), timeout_seconds=0.01)
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    code, _, errors = Python("-m", "keras_dist.planner._compile", tmp_path).outcome(60)
+    assert code == 1
+    assert "Timeout" in errors
+    assert not (tmp_path / "answer.json").exists()
+
+
+def asked(monkeypatch, name, shape=(16, 2), **options):
     """What the process that compiles for a target would be asked, and its environment."""
-    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
+    for package in ("libtpu", "jax_cuda12_plugin"):
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
     seen = []
 
     def run(command, env, **_):
@@ -141,7 +154,7 @@ def asked(monkeypatch, name, **options):
 
     with monkeypatch.context() as patch, pytest.raises(kd.errors.CompilationTimeoutError):
         patch.setattr(subprocess, "run", run)
-        compile_for(lowered(jnp.sum, (16, 2), "tpu"), name, **options)
+        compile_for(lowered(jnp.sum, shape, target(name).platform), name, **options)
     return seen[0]
 
 
@@ -158,6 +171,19 @@ def test_tpus_are_asked_for_by_topology_and_nobody_waits_for_their_metadata(monk
     assert environment["JAX_PLATFORMS"] == "cpu"
     assert environment["JAX_OPTIMIZATION_LEVEL"] == "O1"
     assert "XLA_FLAGS" not in environment
+
+
+def test_gpus_are_described_to_xla(monkeypatch):
+    topology = asked(monkeypatch, "h100:2x2x8")[0]["topology"]
+    assert (topology["platform"], topology["topology"]) == ("cuda", "2x2x8")
+    assert "core_count: 132\n" in topology["target_config"]
+    assert "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }" in topology["target_config"]
+    assert f"device_memory_size: {79 * 2**30}\n" in topology["target_config"]
+
+
+@pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if chip.platform == "cuda"])
+def test_each_gpu_has_a_description(name):
+    assert f"memory_bandwidth: {int(CHIPS[name].hbm_bytes_per_second)}\n" in gpu_target_config(CHIPS[name])
 
 
 def test_devices_stand_in_the_order_of_the_mesh_or_by_default_along_the_wires(monkeypatch):

@@ -60,10 +60,19 @@ def collectives(line, operands="%x", more=""):
     [
         ("f32[16]{0} all-reduce(OPERANDS), replica_groups=[2,4]<=[8], to_apply=%add", ("all_reduce", "model", 64)),
         ("f32[64]{0} all-gather(OPERANDS), replica_groups=[2,4]<=[8], dimensions={0}", ("all_gather", "model", 256)),
-        ("f32[8]{0} reduce-scatter(OPERANDS), replica_groups={{0,4},{1,5},{2,6},{3,7}}", ("reduce_scatter", "data", 64)),
+        (
+            "f32[8]{0} reduce-scatter(OPERANDS), replica_groups={{0,4},{1,5},{2,6},{3,7}}",
+            ("reduce_scatter", "data", 64),
+        ),
         ("f32[16]{0} all-to-all(OPERANDS), replica_groups=[2,4]<=[8]", ("all_to_all", "model", 64)),
-        ("f32[16]{0} collective-permute(OPERANDS), source_target_pairs={{0,4},{4,0}}", ("collective_permute", "data", 64)),
-        ("(f32[16]{0}, f32[64]{0}) all-gather-start(OPERANDS), replica_groups=[2,4]<=[8]", ("all_gather", "model", 256)),
+        (
+            "f32[16]{0} collective-permute(OPERANDS), source_target_pairs={{0,4},{4,0}}",
+            ("collective_permute", "data", 64),
+        ),
+        (
+            "(f32[16]{0}, f32[64]{0}) all-gather-start(OPERANDS), replica_groups=[2,4]<=[8]",
+            ("all_gather", "model", 256),
+        ),
     ],
 )
 def test_bytes_are_those_of_the_larger_side(line, expected):
@@ -180,14 +189,23 @@ def test_layers_are_those_of_the_innermost_scope_and_of_combined_ones_none():
         (each,) = parse_program(text).collectives(MESH)
         return each.layer, each.operation
 
-    assert found("jit(train)/transpose(jvp(module blocks|0))/module blocks|0|up/dot_general") == ("blocks/0/up", "dot_general")
+    assert found("jit(train)/transpose(jvp(module blocks|0))/module blocks|0|up/dot_general") == (
+        "blocks/0/up",
+        "dot_general",
+    )
     assert found("jit(train)/dot_general") == ("", "dot_general")
     assert found("jit(t)/(jvp(module up)/dot_general:jvp(module down)/reduce_sum)") == ("", "")
 
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("f32[8,4]{1,0:T(8,128)}", 128), ("(bf16[3]{0}, s32[], token[])", 10), ("pred[5]", 5), ("s4[4]", 2), ("c64[2]", 16)],
+    [
+        ("f32[8,4]{1,0:T(8,128)}", 128),
+        ("(bf16[3]{0}, s32[], token[])", 10),
+        ("pred[5]", 5),
+        ("s4[4]", 2),
+        ("c64[2]", 16),
+    ],
 )
 def test_bytes_of_types(text, nbytes):
     assert nbytes_of(text) == nbytes
@@ -206,9 +224,10 @@ def flops(line):
     "line",
     [
         "f32[4,16,32]{2,1,0} dot(%x, %y), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}",
-        "f32[4,16,32]{2,1,0} convolution(%x, %y), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf",
-        '(f32[4,16,32]{2,1,0}, s8[99]{0}) custom-call(%x, %y), custom_call_target="__cublas$gemm", backend_config={"gemm'
-        '_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]}}}',
+        "f32[4,16,32]{2,1,0} convolution(%x, %y), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, "
+        "dim_labels=0bf_0io->0bf",
+        '(f32[4,16,32]{2,1,0}, s8[99]{0}) custom-call(%x, %y), custom_call_target="__cublas$gemm", '
+        'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"]}}}',
     ],
 )
 def test_flops_of_a_batch_of_products_as_each_machine_writes_it(line):

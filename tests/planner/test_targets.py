@@ -95,7 +95,9 @@ def test_all_devices_are_in_a_mesh_in_the_order_of_their_names_or_else_by_defaul
     assert [place.id for place in others.flat] == [place.id for place in machine.arranged((2, 4)).flat]
 
 
-@pytest.mark.parametrize("call", [lambda: devices("v5e:4x4", (2, 4)), lambda: places_in_mesh(target("cpu:8"), (3,), None)])
+@pytest.mark.parametrize(
+    "call", [lambda: devices("v5e:4x4", (2, 4)), lambda: places_in_mesh(target("cpu:8"), (3,), None)]
+)
 def test_a_mesh_of_another_size_is_refused(call):
     with pytest.raises(kd.errors.MeshError, match="is not one of all devices of"):
         call()
