@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from keras_dist.planner.hlo import nbytes_of, parse_program
+from keras_dist.planner.hlo import parse_program
+from keras_dist.planner.hlo_text import nbytes_of
 from keras_dist.planner.replica_groups import groups_of
 
 MESH = {"data": 2, "model": 4}
@@ -116,6 +117,29 @@ def test_what_begins_and_ends_apart_counts_once(line):
     done = "  %done = f32[16]{0} all-reduce-done(%x)"
     assert collectives(line, more=STARTED) == [("all_reduce", ("model",), 64, 1)]
     assert collectives(f"{line}\n{done}", more=STARTED) == [("all_reduce", ("model",), 64, 1)]
+
+
+SCATTERED = """
+%all-reduce-scatter (input: f32[16]) -> f32[2] {
+  %input = f32[16]{0} parameter(0)
+  %all-reduce = f32[16]{0} all-reduce(%input), replica_groups=[1,8]<=[8], to_apply=%add
+  %partition-id = u32[] partition-id()
+  %slice = f32[2]{0} dynamic-slice(%all-reduce, %partition-id), dynamic_slice_sizes={2}
+  ROOT %bitcast = f32[2]{0} bitcast(%slice)
+}
+"""
+
+
+def test_an_all_reduce_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter_of_that_fusion_s_layer():
+    line = (
+        'f32[2]{0} fusion(OPERANDS), kind=kCustom, calls=%all-reduce-scatter, metadata={op_name="jit(t)/module up/dot"}'
+    )
+    assert collectives(line, more=SCATTERED) == [("reduce_scatter", ("data", "model"), 64, 1)]
+    kept_whole = SCATTERED.replace("bitcast(%slice)", "bitcast(%all-reduce)")
+    assert collectives(line, more=kept_whole) == [("all_reduce", ("data", "model"), 64, 1)]
+    text = f"{SCATTERED}ENTRY %main (x: f32[16]) -> f32[2] {{\n  %x = f32[16]{{0}} parameter(0)\n"
+    (found,) = parse_program(f"{text}  ROOT %out = {line.replace('OPERANDS', '%x')}\n}}").collectives(MESH)
+    assert (found.layer, found.operation) == ("up", "dot")
 
 
 def loop(condition, body="  %next = s32[] add(%counter, %one)", first="constant(0)", known=""):
