@@ -97,6 +97,8 @@ def compile_for(
 ) -> CompiledFigures:
     """Compile a lowered program for a target, on a machine that has none of its devices.
 
+    XLA's settings in the environment of this process do not count: they are those of its own devices.
+
     Args:
         lowered: a program lowered for the platform of the target, on a mesh with as many devices:
             `jax.jit(step).trace(x).lower(lowering_platforms=(target.platform,))`. The mesh may be abstract.

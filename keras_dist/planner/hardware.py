@@ -35,7 +35,6 @@ class Chip:
         torus_dims: of how many dims the net of its links is; 0 for a switch.
         wraps_at: a dim of a slice whose size is a multiple of it is a ring, others are lines; 0 where none is.
         devices: how many devices of JAX it is.
-        chips_per_host: where a target does not say it.
         source: where the figures stand.
     """
 
@@ -49,7 +48,6 @@ class Chip:
     torus_dims: int = 0
     wraps_at: int = 0
     devices: int = 1
-    chips_per_host: int = 8
     source: str = ""
 
 
@@ -63,35 +61,35 @@ _ALL = (
         source="assumed: one core of a server, 16 float32 operations a turn at 3 GHz. Fake devices share their cores",
     ),
     Chip(
-        "v2", "tpu", 16 * _GIB, _flops(46e12), 700e9, 62e9, 6.25e9, 2, 16, 2, 4,
+        "v2", "tpu", 16 * _GIB, _flops(46e12), 700e9, 62e9, 6.25e9, 2, 16, 2,
         source=f"{_SUPERCOMPUTER}: 46 TFLOP/s, 700 GB/s, links of 496 Gbit/s; network as v3",
     ),
     Chip(
-        "v3", "tpu", 32 * _GIB, _flops(123e12), 900e9, 82e9, 6.25e9, 2, 32, 2, 4,
+        "v3", "tpu", 32 * _GIB, _flops(123e12), 900e9, 82e9, 6.25e9, 2, 32, 2,
         source=f"{_CLOUD}v3: 123 TFLOP/s, 32 GiB, 900 GB/s; {_SUPERCOMPUTER}: links of 656 Gbit/s; {_SCALING}tpus: "
         "25 GB/s of network a host",
     ),
     Chip(
-        "v4", "tpu", 32 * _GIB, _flops(275e12, 275e12), 1200e9, 45e9, 6.25e9, 3, 4, 1, 4,
+        "v4", "tpu", 32 * _GIB, _flops(275e12, 275e12), 1200e9, 45e9, 6.25e9, 3, 4, 1,
         source=f"{_CLOUD}v4: 275 TFLOP/s, 32 GiB, 1200 GB/s; {_SCALING}tpus: 45 GB/s a link, 25 GB/s of network a host",
     ),
     Chip(
-        "v5e", "tpu", 16 * _GIB, _flops(197e12, 393e12), 819e9, 50e9, 3.125e9, 2, 16, 1, 4,
+        "v5e", "tpu", 16 * _GIB, _flops(197e12, 393e12), 819e9, 50e9, 3.125e9, 2, 16, 1,
         source=f"{_CLOUD}v5e: 197 TFLOP/s, 393 TOP/s, 16 GB, 819 GB/s, 400 GB/s over 4 links in both directions, "
         "6.4 Tbit/s of network for 256 chips",
     ),
     Chip(
-        "v5p", "tpu", 95 * _GIB, _flops(459e12, 918e12), 2765e9, 100e9, 6.25e9, 3, 4, 1, 4,
+        "v5p", "tpu", 95 * _GIB, _flops(459e12, 918e12), 2765e9, 100e9, 6.25e9, 3, 4, 1,
         source=f"{_CLOUD}v5p-training: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s over 6 links in both directions, "
         f"50 Gbit/s of network; {_SCALING}tpus: 918 TOP/s",
     ),
     Chip(
-        "v6e", "tpu", 32 * _GIB, _flops(918e12, 1836e12), 1638e9, 100e9, 12.5e9, 2, 16, 1, 4,
+        "v6e", "tpu", 32 * _GIB, _flops(918e12, 1836e12), 1638e9, 100e9, 12.5e9, 2, 16, 1,
         source=f"{_CLOUD}v6e and {_CLOUD}tpu7x: 918 TFLOP/s, 1836 TOP/s, 32 GB, 1638 GB/s, 800 GB/s over 4 links in "
         "both directions, 100 Gbit/s of network",
     ),
     Chip(
-        "tpu7x", "tpu", 192 * _GIB, _flops(2307e12), 7380e9, 100e9, 12.5e9, 3, 4, 2, 4,
+        "tpu7x", "tpu", 192 * _GIB, _flops(2307e12), 7380e9, 100e9, 12.5e9, 3, 4, 2,
         source=f"{_CLOUD}tpu7x: 2307 TFLOP/s (4614 of 8-bit floats), 192 GiB, 7380 GB/s, 1200 GB/s over 6 links in "
         "both directions, 100 Gbit/s of network",
     ),

@@ -39,6 +39,12 @@ def test_rings_and_lines(name, shape, axes, bandwidth):
     assert seconds(name, shape, axes, "all_reduce") == pytest.approx(2 * share)
 
 
+def test_a_part_of_a_ring_is_a_line():
+    machine = target("v5e:16x16")
+    group = [place for place in machine.places if place.coords[1] == 0 and place.coords[0] < 4]
+    assert collective_seconds(machine, "all_gather", V, group) == pytest.approx(3 / 4 * V / LINK["v5e"])
+
+
 def test_across_slices_the_network_carries_what_is_left_after_a_reduce_scatter():
     inside = 15 / 16 * V / (2 * LINK["v5e"])
     between = 1 / 2 * (V / 16) / 3.125e9
