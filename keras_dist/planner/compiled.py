@@ -142,6 +142,7 @@ def compile_for(
         "topology": _topology(machine),
         "mesh": sizes,
         "devices": [place.id for place in places.flat],
+        "slices": [place.slice_index for place in places.flat],
         "free_arguments": free_arguments,
         "free_results": free_results,
         "timeout_seconds": timeout_seconds,
@@ -253,7 +254,10 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         temp_nbytes=sizes["temp"],
         peak_nbytes=peak,
         limit_nbytes=limit,
-        collectives=tuple(Collective(**{**each, "axes": tuple(each["axes"])}) for each in answer["collectives"]),
+        collectives=tuple(
+            Collective(**{**each, "axes": tuple(each["axes"]), "places": tuple(each["places"])})
+            for each in answer["collectives"]
+        ),
         flops=answer["flops"],
         accessed_nbytes=sizes["accessed"],
         seconds_to_compile=answer["seconds"],

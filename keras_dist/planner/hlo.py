@@ -26,6 +26,14 @@ KINDS: Mapping[str, Kind] = {
 }
 """What we call the exchanges of XLA; those that begin and end apart have `-start` after their name."""
 
+_OVER_SLICES: Mapping[str, Kind] = {
+    "ALL_REDUCE": "all_reduce",
+    "ALL_GATHER": "all_gather",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "ALL_TO_ALL": "all_to_all",
+}
+"""What slices of TPUs exchange is sent by the run-time, under these names; under others, it goes to one other slice."""
+
 _FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call")
 )
@@ -44,7 +52,7 @@ class Program:
     computations: Mapping[str, Computation]
     entry: str
 
-    def collectives(self, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    def collectives(self, mesh: Mapping[str, int], slices: Sequence[int] = ()) -> tuple[Collective, ...]:
         """The exchanges of a run, in program order; both branches of a condition count, as in `propagate`.
 
         Those that devices have with themselves alone do not. Bytes are those of the larger of what a device gives and
@@ -53,18 +61,19 @@ class Program:
 
         Args:
             mesh: the sizes of the axes of the mesh whose devices run the program, in the order of the mesh.
+            slices: which slice of a target each device is in, in the order of the mesh.
         """
         found: list[Collective] = []
         for computation, instruction, turns, name in self._run(self.entry, 1):
-            kind = KINDS.get(instruction.opcode.removesuffix("-start"))
-            if kind is not None:
-                if kind == "all_reduce" and _keeps_slices(computation, instruction):
-                    kind = "reduce_scatter"
-                groups = groups_of(instruction.opcode, instruction.attributes, math.prod(mesh.values()))
-                if groups.shape[1] > 1:
-                    given = sum(self._nbytes(computation, operand) for operand in instruction.operands)
-                    nbytes = given * groups.shape[1] if kind == "all_gather" else given
-                    found.append(Collective(kind, _axes(groups, mesh), nbytes, turns, *_layer_and_operation(name)))
+            kind, groups = _exchange(computation, instruction, mesh, slices)
+            if kind is not None and groups.shape[1] > 1:
+                given = sum(self._nbytes(computation, operand) for operand in instruction.operands)
+                nbytes = given * groups.shape[1] if kind == "all_gather" else given
+                axes = _axes(groups, mesh)
+                is_all = kind == "collective_permute" or groups.shape[1] == math.prod(mesh[axis] for axis in axes)
+                places = () if is_all else tuple(groups[0].tolist())
+                layer, operation = _layer_and_operation(name)
+                found.append(Collective(kind, axes, nbytes, turns, layer, operation, places=places))
         return tuple(found)
 
     def flops(self) -> int:
@@ -201,6 +210,22 @@ def parse_program(text: str) -> Program:
         [('all_reduce', ('model',), 32)]
     """
     return Program(*parse_computations(text))
+
+
+def _exchange(
+    computation: Computation, instruction: Instruction, mesh: Mapping[str, int], slices: Sequence[int]
+) -> tuple[Kind | None, np.ndarray]:
+    """Which exchange an instruction is, if it is one, and of which groups of devices, a row each."""
+    kind = KINDS.get(instruction.opcode.removesuffix("-start"))
+    if kind == "all_reduce" and _keeps_slices(computation, instruction):
+        kind = "reduce_scatter"
+    if kind is not None:
+        return kind, groups_of(instruction.opcode, instruction.attributes, math.prod(mesh.values()))
+    sent = instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"') if instruction.opcode == "send" else ""
+    if not sent:
+        return None, np.zeros((1, 1), int)
+    first_of_each = np.unique(np.asarray(slices, int), return_index=True)[1]
+    return _OVER_SLICES.get(sent, "collective_permute"), first_of_each[None]
 
 
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -101,7 +101,8 @@ def roofline(
     places = places_in_mesh(machine, tuple(mesh.values()), devices)
     seconds: dict[Axes, float] = {}
     for each in collectives:
-        once = collective_seconds(machine, each.kind, each.nbytes, group_of(places, tuple(mesh), each.axes))
+        group = [places.flat[place] for place in each.places] or group_of(places, tuple(mesh), each.axes)
+        once = collective_seconds(machine, each.kind, each.nbytes, group)
         seconds[each.axes] = seconds.get(each.axes, 0.0) + once * max(each.turns, 1)
     return Roofline(
         compute_seconds=flops * chip.devices / chip.flops_per_second[dtype],

@@ -189,6 +189,7 @@ def test_each_gpu_has_a_description(name):
 def test_devices_stand_in_the_order_of_the_mesh_or_by_default_along_the_wires(monkeypatch):
     by_default = [place.id for place in target("v5e:4x4*2").arranged((16, 2)).flat]
     assert asked(monkeypatch, "v5e:4x4*2")[0]["devices"] == by_default
+    assert asked(monkeypatch, "v5e:4x4*2")[0]["slices"] == [0] * 16 + [1] * 16
     assert asked(monkeypatch, "v5e:4x4*2", devices=["cpu:0"])[0]["devices"] == by_default
     names = devices("v5e:4x4*2")[::-1]
     assert asked(monkeypatch, "v5e:4x4*2", devices=names)[0]["devices"] == [int(name[4:]) for name in names]

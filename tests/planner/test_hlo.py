@@ -142,6 +142,43 @@ def test_an_all_reduce_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter_of_th
     assert (found.layer, found.operation) == ("up", "dot")
 
 
+def test_groups_along_a_part_of_an_axis_say_which_devices_they_are():
+    text = """ENTRY %main (x: f32[16]) -> f32[16] {
+  %x = f32[16]{0} parameter(0)
+  ROOT %y = f32[16]{0} all-reduce(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}
+}"""
+    (part,) = parse_program(text).collectives({"data": 4, "model": 2})
+    assert (part.axes, part.places) == (("data",), (0, 2))
+    (whole,) = parse_program(text).collectives({"a": 2, "b": 2, "c": 2})
+    assert (whole.axes, whole.places) == (("b",), ())
+
+
+SENT = """ENTRY %main (x: f32[16]) -> f32[16] {{
+  %x = f32[16]{{0}} parameter(0)
+  %token = token[] after-all()
+  %recv = (f32[16]{{0}}, u32[], token[]) recv(%token), frontend_attributes={{_xla_megascale_transfer_type="{kind}"}}
+  %send = (f32[16]{{0}}, u32[], token[]) send(%x, %token), frontend_attributes={{_xla_megascale_transfer_type="{kind}"}}
+  %send-done = token[] send-done(%send)
+  ROOT %y = f32[16]{{0}} copy(%x)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ALL_REDUCE", ("all_reduce", 64, (0, 4))),
+        ("ALL_GATHER", ("all_gather", 128, (0, 4))),
+        ("ONE_TO_ONE", ("collective_permute", 64, ())),
+    ],
+)
+def test_what_slices_exchange_is_sent_by_the_run_time(kind, expected):
+    mesh, slices = {"data": 4, "model": 2}, [0, 0, 0, 0, 1, 1, 1, 1]
+    (found,) = parse_program(SENT.format(kind=kind)).collectives(mesh, slices)
+    assert (found.kind, found.nbytes, found.places) == expected
+    assert found.axes == ("data",)
+    assert parse_program(SENT.format(kind=kind)).collectives(mesh, [0] * 8) == ()
+
+
 def loop(condition, body="  %next = s32[] add(%counter, %one)", first="constant(0)", known=""):
     """A loop around an all-reduce, whose state is `(counter, x, limit)`."""
     return f"""

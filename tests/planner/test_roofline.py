@@ -135,6 +135,18 @@ def test_the_order_of_the_devices_decides_over_which_wires_an_axis_goes():
     assert across.step_seconds == pytest.approx(7 / 8 * V / 50e9)
 
 
+def test_exchanges_of_a_part_of_an_axis_take_the_time_of_that_part():
+    def step_seconds(**places):
+        gathered = [Collective("all_gather", ("data",), V, 1, "", "", **places)]
+        mesh = {"data": 4, "model": 8}
+        return roofline("v5e:4x4*2", mesh, flops=0, accessed_nbytes=0, collectives=gathered).step_seconds
+
+    inside, between = step_seconds(places=(0, 8)), step_seconds(places=(0, 16))
+    assert inside == pytest.approx(1 / 2 * V / LINK["v5e"])
+    assert between == pytest.approx(1 / 2 * V / 3.125e9)
+    assert step_seconds() == pytest.approx(inside + 1 / 2 * (V / 2) / 3.125e9)
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(kd.errors.ModelError, match="`dtype` is not one of bfloat16, float32, int8"):
         line(dtype="float64")
