@@ -23,7 +23,6 @@ import jax
 from keras_dist import _environment, _shardy
 from keras_dist._arguments import argument_error
 from keras_dist._extras import import_extra
-from keras_dist.distribution.devices import device_name
 from keras_dist.errors import CompilationError, CompilationTimeoutError
 from keras_dist.planner.gpu_target_config import gpu_target_config
 from keras_dist.planner.propagation import Collective, Kind
@@ -159,8 +158,13 @@ def figures(program: StepProgram, target: str | Target, *, timeout_seconds: floa
         timeout_seconds: after which the compiling process is killed.
     """
     mesh = program.state.mesh
-    names = [device_name(device) for device in mesh.devices.flat]
-    return compile_for(program.lowered, target, mesh=mesh.axis_sizes, devices=names, timeout_seconds=timeout_seconds)
+    return compile_for(
+        program.lowered,
+        target,
+        mesh=mesh.axis_sizes,
+        devices=mesh.device_names,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def _topology(target: Target) -> dict[str, Any] | None:
