@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -172,8 +171,7 @@ def _topology(target: Target) -> dict[str, Any] | None:
     if target.platform == "cpu":
         return None
     if target.platform == "cuda":
-        plugin = "jax_cuda13_plugin" if importlib.util.find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
-        import_extra(plugin, "cuda", f"compiling for {target.name!r}")
+        import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
         shape = "x".join(map(str, (target.slices, *target.shape)))
         config = gpu_target_config(target.chip)
         return {"platform": "cuda", "topology_name": target.chip.name, "topology": shape, "target_config": config}
