@@ -84,7 +84,10 @@ def plan(
     print_roofline(machine, mesh, found)
     lines = [m.result(f"{name}: seconds", [seconds], [found.seconds_to_compile], "s")]
     if found.collectives:
-        moved = [sum(each.nbytes_by_axes().values()) / 2**20 for each in (expected, found)]
+        moved = [
+            sum(each.nbytes_per_step for each in tier.collectives if not each.is_joined) / 2**20
+            for tier in (expected, found)
+        ]
         lines += [
             m.result(f"{name}: moved", [moved[0]], [moved[1]], "MiB"),
             m.result(f"{name}: FLOPs", [expected.flops / 1e9], [found.flops / 1e9], "GFLOP"),
@@ -110,8 +113,8 @@ def print_roofline(machine: str, mesh: Mapping[str, int], found: CompiledFigures
     line = roofline(
         machine, mesh, flops=found.flops, accessed_nbytes=found.accessed_nbytes, collectives=found.collectives
     )
-    print(f"  at least {1e3 * line.step_seconds:.2f} ms a step, and {1e3 * line.serial_step_seconds:.2f} if nothing")
-    print(f"  overlaps; the bottleneck is {line.bottleneck}")
+    lower, upper = 1e3 * line.step_seconds, 1e3 * line.serial_step_seconds
+    print(f"  at least {lower:.2f} ms a step, {upper:.2f} if nothing overlaps; the bottleneck is {line.bottleneck}")
 
 
 def lowered(decoder: Decoder, mesh: Mapping[str, int], platform: str) -> jax.stages.Lowered:
