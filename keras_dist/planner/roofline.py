@@ -67,8 +67,8 @@ def roofline(
     """Return the least time of a step on a target.
 
     With `F` FLOPs and `B` bytes of a device, `F / peak` and `B / bandwidth` of its chip, shared by the devices of the
-    chip; each exchange takes what `collective_seconds` says, times its turns. Of propagated sums of reductions XLA makes
-    one reduction for TPUs and GPUs, and one counts.
+    chip; each exchange takes what `collective_seconds` says, times its turns. Of reductions that
+    are only added one counts for TPUs and GPUs, as XLA makes one of them.
 
     Args:
         target: a machine, or its name.
