@@ -20,10 +20,11 @@ from keras_dist import _jax
 from keras_dist._arguments import check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
+from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.render import render_bytes, render_shape, render_text
-from keras_dist.errors import CheckpointError, shorten
+from keras_dist.errors import CheckpointError, MeshError, shorten
 from keras_dist.saving.buckets import absolute, files_below, folder_path, refreshed
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
@@ -162,6 +163,7 @@ class Diagnosis:
         drafts: folders of saves that are still running or were killed; they are never read.
         aside: damaged folders that were moved aside.
         writer: who holds the lock; None if nobody.
+        restoring: for each state that has a plan, what restoring it on the mesh that `examine` was given would do.
     """
 
     path: pathlib.Path
@@ -169,9 +171,22 @@ class Diagnosis:
     drafts: tuple[str, ...]
     aside: tuple[str, ...]
     writer: Holder | None
+    restoring: Mapping[str, Restoring] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return render_diagnosis(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values that JSON can hold."""
+        found = dataclasses.asdict(self)
+        found |= {"path": str(self.path), "is_good": self.is_good}
+        for state, told in zip(self.states, found["states"], strict=True):
+            told |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
+        return found
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def is_good(self) -> bool:
@@ -179,14 +194,16 @@ class Diagnosis:
         return bool(self.states) and all(state.is_good for state in self.states)
 
 
-def examine(path: str | os.PathLike[str]) -> Diagnosis:
+def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None = None) -> Diagnosis:
     """Compare the files of checkpoints with their manifests. No array is read, no device is started.
 
     Args:
         path: a directory of checkpoints, or the folder of one. Nothing in it is changed.
+        mesh: sizes of axes, also as `"data=2,model=4"`: `restoring` then tells what restoring on it would do.
 
     Raises:
         CheckpointError: there is no such directory.
+        MeshError: `mesh` is none, or a size is -1.
 
     Example:
         >>> import tempfile
@@ -199,6 +216,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
+    sizes = None if mesh is None else _sizes(mesh)
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
     if not path.is_dir():
         raise CheckpointError(
@@ -221,7 +239,21 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         tuple(one.name for one in around if is_draft(one)),
         tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
         holder_of(directory),
+        {} if sizes is None else {state.name: state.restored_on(sizes) for state in states if state.mesh},
     )
+
+
+def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
+    """The sizes of mesh axes; all must be given, for no device is counted."""
+    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else dict(mesh)
+    if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
+        raise MeshError(
+            f"examine: axis {wrong[0]!r} of `mesh` has no size",
+            given=f"mesh={shorten(mesh)}",
+            expected="an integer >= 1 for each axis: no device is counted",
+            fix="write the size that the axis is to have",
+        )
+    return sizes
 
 
 def render_diagnosis(found: Diagnosis) -> str:
@@ -240,6 +272,7 @@ def render_diagnosis(found: Diagnosis) -> str:
         lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
     lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
     lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
+    lines += [render_restoring(name, restored) for name, restored in found.restoring.items()]
     return "\n".join(lines)
 
 

@@ -1,0 +1,31 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from keras_dist.config import RunConfig
+
+Config = Annotated[pathlib.Path, typer.Argument(metavar="RUN.TOML", help="the config of a run: TOML, YAML or JSON")]
+Mesh = Annotated[
+    str | None,
+    typer.Option("--mesh", metavar="data=4,model=2", help="the shape of the mesh, in the place of that in the config"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
+
+
+def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
+    """Return the config of a run with what the options change in it."""
+    from keras_dist import config
+
+    overrides = [*(settings or ()), *([f"mesh.shape={mesh}"] if mesh is not None else ())]
+    return config.load(path, overrides=overrides)

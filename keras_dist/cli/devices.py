@@ -1,0 +1,23 @@
+"""`keras-dist devices`: the devices of this machine, and the meshes that they can form."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from keras_dist.cli.arguments import AsJson
+
+
+def devices(
+    fake: Annotated[int | None, typer.Option(min=1, metavar="N", help="of so many fake CPU devices")] = None,
+    json: AsJson = False,
+) -> int:
+    """List the devices of this machine, the meshes that they can form, and the settings of fake ones."""
+    from keras_dist import distribution
+
+    if fake is not None:
+        distribution.use_cpu_devices(fake)
+    found = distribution.report_devices()
+    print(found.to_json() if json else found)
+    return 0
