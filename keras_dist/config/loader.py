@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from keras_dist.errors import ConfigError, MeshError, shorten
 MESH_VARIABLE = "KERAS_DIST_MESH"
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> RunConfig:
+def load(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> RunConfig:
     r"""Return the settings in a TOML, YAML or JSON file.
 
     Args:
         path: the file; its suffix tells the format.
+        overrides: what `--set` says: `"mesh.shape.data=4"`, a key path and a TOML value; else text.
         environ: the environment, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` in it replaces
             `mesh.shape`, which the file then need not give. An empty value replaces nothing.
 
