@@ -25,7 +25,7 @@ def read_table(file: Path) -> dict[Any, Any]:
             expected="a file .toml, .yaml (or .yml) or .json",
             fix="rename the file to the format that it is in",
         )
-    text = _read_text(file)
+    text = read_text(file)
     try:
         table = _PARSERS[file.suffix.lower()](text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -40,7 +40,12 @@ def read_table(file: Path) -> dict[Any, Any]:
     return cast("dict[Any, Any]", table)
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not in UTF-8.
+    """
     if os.path.isdir(file):
         raise ConfigError(f"{file}: is a directory", given=repr(str(file)), expected="a file", fix="name a file in it")
     try:
