@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -30,7 +31,9 @@ Exit codes:
   2    wrong usage or config, or nothing there to look at
   3    another error: of the model's code, of the data, of the system
   75   the training has saved its state after a signal: start it again
-  130  ended by Ctrl-C; launch: the code of the process that died
+  130  ended by Ctrl-C
+  launch has 0, 2, 75, 128 and the number of the signal that ended it, or the
+  code of the process that died
 
 A command without --debug says errors in a few lines; with it, it shows the traceback.
 """
@@ -50,6 +53,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # loads nothing, and keeps the lines of what is written above
     pretty_exceptions_enable=False,
 )
+
+
+def main() -> None:
+    """Run the command that the arguments of this process name; the exit code says how it went."""
+    app(prog_name="keras-dist")
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,14 +82,16 @@ def _add(act: Callable[..., int], **options: Any) -> None:
     def command(*, debug: bool, **given: Any) -> None:
         try:
             raise typer.Exit(act(**given))
-        except (KerasDistError, Exception) as error:
-            if debug or isinstance(error, typer.Exit | typer.Abort | typer.BadParameter):
-                raise
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            if isinstance(error, KerasDistError):
-                raise typer.Exit(USAGE) from error
-            sys.stderr.write("(--debug shows the traceback)\n")
-            raise typer.Exit(FAILURE) from error
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise
+        except Exception as error:
+            is_ours = isinstance(error, KerasDistError)
+            if debug:
+                traceback.print_exc()
+            else:
+                hint = "" if is_ours else "\n(--debug shows the traceback)"
+                sys.stderr.write(f"{type(error).__name__}: {error}{hint}\n")
+            raise typer.Exit(USAGE if is_ours else FAILURE) from error
 
     signature = inspect.signature(act, eval_str=True)
     command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), _DEBUG])  # type: ignore[attr-defined]

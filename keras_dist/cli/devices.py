@@ -13,7 +13,10 @@ def devices(
     fake: Annotated[int | None, typer.Option(min=1, metavar="N", help="of so many fake CPU devices")] = None,
     json: AsJson = False,
 ) -> int:
-    """List the devices of this machine, the meshes that they can form, and the settings of fake ones."""
+    """List devices, and the meshes of all of them.
+
+    It also tells which settings make fake ones.
+    """
     from keras_dist import distribution
 
     if fake is not None:

@@ -20,7 +20,7 @@ def doctor(
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Say what is in a directory of checkpoints, and whether it is good.
+    """Examine a directory of checkpoints.
 
     The exit code is 0 if there is a state and none is damaged, 1 if one is damaged, 2 if there is nothing. What was
     damaged and has been put aside is listed and does not count. No device is started, nothing is changed.

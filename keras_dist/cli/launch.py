@@ -48,15 +48,13 @@ def launch(
     nodes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="how many; by default what the scheduler says, or 1")
     ] = None,
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="which of them this is, from 0")
-    ] = None,
+    node_rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="which of them this is, from 0")] = None,
     coordinator: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="an address of the first node, and a port that is free there"),
     ] = None,
 ) -> int:
-    """Run a script in several processes, and heal the job.
+    """Run a script in several processes.
 
     keras-dist launch --processes 4 -- train.py --epochs 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from keras_dist.cli.arguments import AsJson, Mesh, Settings, load
 def migrate(
     source: Annotated[
         pathlib.Path,
-        typer.Argument(metavar="MAP", help="a table of rules in TOML, YAML or JSON, or a Python file, which is not run"),
+        typer.Argument(metavar="MAP", help="a table of rules (TOML, YAML, JSON), or a Python file, which is not run"),
     ],
     matching: Annotated[
         Literal["fullmatch", "search", "match"] | None,
@@ -32,19 +32,20 @@ def migrate(
     settings: Settings = None,
     json: AsJson = False,
 ) -> int:
-    """Turn a layout map of Keras or DTensor into the table [distribution.layout] of a config.
+    """Turn a layout map into rules of a config.
 
-    The table goes to stdout, and what became of each rule to stderr. The exit code is 1 if a rule could not be read, or
-    matches nothing of the model.
+    Those of Keras or DTensor become the table [distribution.layout]. It goes to stdout, and what became of each rule to
+    stderr. The exit code is 1 if a rule could not be read, or matches nothing of the model.
     """
     from keras_dist.config import migrate_layout_map
 
-    names = None
+    known: dict[str, Any] = {}
     if config is not None:
-        from keras_dist import assembly
+        from keras_dist import assembly, planner
 
-        names = assembly.path_names(load(config, mesh, settings))
-    found = migrate_layout_map(source, matching, *(names or ()))
+        report = planner.check(**vars(assembly.plan_inputs(load(config, mesh, settings))))
+        known = {"weights": report.weights, "tensors": report.tensors}
+    found = migrate_layout_map(source, matching, **known)
     if json:
         print(found.to_json())
     else:

@@ -3,8 +3,97 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load
+
+if TYPE_CHECKING:
+    from keras_dist.config import RunConfig
+    from keras_dist.planner import PlanReport
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="v5p:4x4x4", help="the devices that the run is meant for, which need not be here: cpu:8, h100:1x2x8"
+    ),
+]
+
+
+def plan(
+    config: Config,
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+    html: Annotated[
+        pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Say what a step needs, and whether it fits.
+
+    Where arrays live, what moves between devices and what is computed, before anything is allocated. The exit
+    code is 1 if the run does not fit into the memory of its devices.
+    """
+    report = _planned(load(config, mesh, settings), target)
+    if html is not None:
+        report.to_html(html)
+    print(report.to_json() if json else report)
+    return 1 if report.fits is False else 0
+
+
+def explain(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="of a weight or of what a layer returns: d1/output")],
+    config: Config = pathlib.Path("run.toml"),
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+) -> int:
+    """Say why an array lives where it does."""
+    print(_planned(load(config, mesh, settings), target).explain(path))
+    return 0
+
+
+def auto(
+    config: Config,
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+    objective: Annotated[
+        Literal["step_time", "memory"], typer.Option(help="what the layout is to make small")
+    ] = "step_time",
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="of each device; by default what the target has")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Find a layout, and print it as TOML."""
+    raise NotImplementedError
+
+
+def check(
+    config: Config, mesh: Mesh = None, settings: Settings = None, target: Target = None, json: AsJson = False
+) -> int:
+    """Find mistakes in a config and its layout rules.
+
+    Nothing is allocated. The exit code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
+    """
+    from keras_dist import planner
+
+    report = planner.check(**_inputs(load(config, mesh, settings), target))
+    print(report.to_json() if json else report)
+    return 1 if report.problems else 0
+
+
+def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
+    """The arguments of `kd.plan` for a run."""
+    from keras_dist import assembly, planner
+
+    return vars(assembly.plan_inputs(run, None if target is None else planner.devices(target)))
+
+
+def _planned(run: RunConfig, target: str | None) -> PlanReport:
+    from keras_dist import planner
+
+    return planner.plan(**_inputs(run, target), target=target)

@@ -6,7 +6,7 @@ from keras_dist.cli.arguments import Config, Mesh, Settings, load
 
 
 def train(config: Config, mesh: Mesh = None, settings: Settings = None) -> int:
-    """Train the model of a config as it says."""
+    """Train as a config says."""
     run = load(config, mesh, settings)
     from keras_dist import assembly
 

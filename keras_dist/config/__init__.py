@@ -13,6 +13,7 @@ from keras_dist.config.mesh_shape import parse_mesh_shape
 
 if TYPE_CHECKING:
     from keras_dist.config.loader import load
+    from keras_dist.config.migration import MigratedRule, Migration, migrate_layout_map, migrate_rules
     from keras_dist.config.schema import (
         Axes,
         DataParallelConfig,
@@ -31,17 +32,24 @@ __all__ = [
     "FullyShardedConfig",
     "Layout",
     "MeshConfig",
+    "MigratedRule",
+    "Migration",
     "ModelParallelConfig",
     "RunConfig",
     "load",
+    "migrate_layout_map",
+    "migrate_rules",
     "parse_mesh_shape",
 ]
+_MODULES = {"load": "loader"} | dict.fromkeys(
+    ("MigratedRule", "Migration", "migrate_layout_map", "migrate_rules"), "migration"
+)
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         return missing_from(__name__)(name)
-    value = getattr(importlib.import_module(f"{__name__}.{'loader' if name == 'load' else 'schema'}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'schema')}"), name)
     globals()[name] = value
     return value
 

@@ -115,14 +115,16 @@ class _Program:
         self._known: dict[str, object] = {}
         self._maps: set[str] = set()
         dicts: list[ast.Dict] = []
-        for node in sorted(ast.walk(tree), key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], node.value)
-            elif isinstance(node, ast.Dict):
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Dict)]
+        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+            if isinstance(node, ast.Dict):
                 dicts.append(node)
+            else:
+                self._assign(node.targets[0], node.value)
         for node in dicts if not self.rules and not self.problems else ():
+            pairs = zip(node.keys, node.values, strict=True)
             try:
-                self.rules |= {self._key(key): _axes(self._value(value)) for key, value in zip(node.keys, node.values)}
+                self.rules |= {self._key(key): _axes(self._value(value)) for key, value in pairs}
             except ValueError:
                 continue  # another dict
 
@@ -178,9 +180,7 @@ class _Program:
                 pass
         raise ValueError("not known")
 
-    def _layout(
-        self, name: str, args: Sequence[ast.expr], given: Mapping[str, ast.expr], depth: int
-    ) -> list[object]:
+    def _layout(self, name: str, args: Sequence[ast.expr], given: Mapping[str, ast.expr], depth: int) -> list[object]:
         """Return the axes that a call gives."""
 
         def argument(position: int, *names: str) -> object:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist._patterns import pattern
-from keras_dist.config.layout_maps import Axes
+from keras_dist.config.layout_maps import Axes, read_layout_map
 from keras_dist.errors import did_you_mean
 
 Matching = Literal["fullmatch", "search", "match"]
-"""How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as in
-Keras 3 before; `match` the beginning of a path with dots, of which the first rule decides, as in Keras 2 and DTensor."""
+"""How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as
+in Keras 3 before; `match` the beginning of a path with dots, where the first rule decides, as in Keras 2 and DTensor."""
 
 _PATH = re.compile(r"[\w.]+")
 _SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=\w)\.(?=[\w\\(])")
@@ -83,6 +85,37 @@ class Migration:
             told = "" if paths is None else f"; decides for {_listed(paths) or 'nothing'}"
             lines.append(f"  {rule.old!r} -> {', '.join(map(repr, rule.new)) or 'left out'}{told}")
         return "\n".join([*lines, *(f"problem: {problem}" for problem in self.problems)])
+
+
+def migrate_layout_map(
+    source: str | os.PathLike[str],
+    matching: Matching | None = None,
+    weights: Mapping[str, Sequence[str]] | None = None,
+    tensors: Sequence[str] = (),
+) -> Migration:
+    """Return what `migrate_rules` makes of the rules in a file.
+
+    Args:
+        source: a table of rules in TOML, YAML or JSON, or a Python file, which is parsed and not run: of it counts what
+            is assigned to keys, as in `layout_map["d1/kernel"] = (None, "model")`, or else what is in dicts.
+        matching: see `migrate_rules`.
+        weights: see `migrate_rules`.
+        tensors: see `migrate_rules`.
+
+    Raises:
+        ConfigError: the file cannot be read, or there is no rule in it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "train.py")
+        >>> _ = file.write_text("layout_map['feature.kernel'] = dtensor.Layout([dtensor.UNSHARDED, 'model'], mesh)")
+        >>> print(migrate_layout_map(file).to_toml())
+        [distribution.layout]
+        "feature/kernel.*" = ["-", "model"] # was "feature.kernel"
+    """
+    rules, unread = read_layout_map(pathlib.Path(source))
+    found = migrate_rules(rules, matching, weights, tensors)
+    return dataclasses.replace(found, problems=(*unread, *found.problems))
 
 
 def migrate_rules(
@@ -196,7 +229,7 @@ def _decided(
         if keys:
             exact.add(path)
         if len(found) > 1 and matching != "match":
-            problems.append(f"{path!r} is matched by {', '.join(map(repr, found))}: Keras refuses that; the first counts")
+            problems.append(f"{path!r} is matched by {', '.join(map(repr, found))}, of which the first is taken")
         if found:
             decided[found[0]].append(path)
     return decided, exact, problems

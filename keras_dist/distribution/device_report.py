@@ -7,7 +7,6 @@ import json
 import os
 from typing import Any
 
-from keras_dist import _environment
 from keras_dist._arguments import check_int
 from keras_dist.distribution.devices import find_device, list_devices
 from keras_dist.errors import DeviceError
@@ -17,10 +16,10 @@ _LISTED = 8
 
 _MORE = """\
 for more fake CPU devices, one of these before anything is computed:
-  kd.use_cpu_devices(8)                                  in the program; it also sizes XLA's thread pool
-  XLA_FLAGS=--xla_force_host_platform_device_count=8     in the environment; importing keras_dist sizes the pool
-  JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu                the same
-  PJRT_NPROC=16                                          the pool alone: two threads for each device, or XLA waits for ever"""
+  kd.use_cpu_devices(8)                               in a program; sizes XLA's thread pool, too
+  XLA_FLAGS=--xla_force_host_platform_device_count=8  in the environment; importing keras_dist sizes the pool
+  JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu             the same
+PJRT_NPROC=16 is the pool: with less than two threads for each fake device, XLA may wait for ever"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +54,8 @@ class DeviceReport:
 
     def __str__(self) -> str:
         count = len(self.devices)
-        more = f", ... {self.devices[-1]}" if count > _LISTED else ""
-        lines = [f"{count} device{'s' * (count > 1)} ({', '.join(self.kinds)}): {', '.join(self.devices[:_LISTED])}{more}"]
+        shown = ", ".join(self.devices[:_LISTED]) + (f", ... {self.devices[-1]}" if count > _LISTED else "")
+        lines = [f"{count} device{'s' * (count > 1)} ({', '.join(self.kinds)}): {shown}"]
         lines += ["", "meshes of all of them, for [mesh] shape, --mesh or kd.DeviceMesh:"]
         lines += [f"  {text:<24} {_meaning(shape)}" for shape in self.mesh_shapes if (text := _text(shape))]
         found = [f"{name}={value}" for name, value in self.environment.items()]
@@ -110,9 +109,9 @@ def _meaning(shape: dict[str, int]) -> str:
     data, model = shape["data"], shape["model"]
     if model == 1:
         return "every device has the whole model, or with strategy fully_sharded a part of each variable"
-    rows = "all rows of a batch" if data == 1 else f"a {_ordinal(data)} of the rows of a batch"
-    return f"each device has {rows}, and a {_ordinal(model)} of what rules shard along model"
+    rows = "all rows of a batch" if data == 1 else f"{_part(data)} of the rows of a batch"
+    return f"each device has {rows}, and {_part(model)} of what rules shard along model"
 
 
-def _ordinal(parts: int) -> str:
-    return {2: "half", 3: "third", 4: "quarter"}.get(parts, f"{parts}th part")
+def _part(parts: int) -> str:
+    return {2: "half", 3: "a third", 4: "a quarter"}.get(parts, f"1/{parts}")
