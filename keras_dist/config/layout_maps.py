@@ -48,9 +48,9 @@ def read_layout_map(file: Path) -> tuple[dict[str, Axes], list[str]]:
 
 
 def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
-    table: Mapping[Any, Any] = read_table(file)
-    while len(inner := [value for value in table.values() if isinstance(value, dict)]) == 1 == len(table):
-        table = cast("Mapping[Any, Any]", inner[0])
+    table = read_table(file)
+    while len(table) == 1 and isinstance(inner := next(iter(table.values())), dict):
+        table = cast("dict[Any, Any]", inner)
     rules: dict[str, Axes] = {}
     problems: list[str] = []
     for rule, value in table.items():
@@ -171,8 +171,8 @@ class _Program:
                 return self._known[name]
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 entries, times = self._value(left, depth + 1), self._value(right, depth + 1)
-                if isinstance(entries, list) and isinstance(times, int) and 0 <= times * len(entries) <= _MOST_DIMS:
-                    return cast("list[object]", entries) * times
+                if isinstance(entries, list) and isinstance(times, int) and 0 <= times <= _MOST_DIMS:
+                    return cast("list[object]", entries)[:_MOST_DIMS] * times
             case ast.Call(func=function, args=args, keywords=keywords):
                 given = {word.arg: word.value for word in keywords if word.arg}
                 return self._layout(_last_name(function), args, given, depth + 1)

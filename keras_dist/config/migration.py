@@ -16,10 +16,10 @@ from keras_dist.errors import did_you_mean
 
 Matching = Literal["fullmatch", "search", "match"]
 """How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as
-in Keras 3 before; `match` the beginning of a path with dots, where the first rule decides, as in Keras 2 and DTensor."""
+in Keras 3 before; `match` the beginning of a path with dots, where the first one decides, as in Keras 2 and DTensor."""
 
 _PATH = re.compile(r"[\w.]+")
-_SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=\w)\.(?=[\w\\(])")
+_SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=[\w+)\]}])\.(?=[\w\\(])")
 _ANY_AT_END = re.compile(r"(?<!\\)(?:\\\\)*\.\*$")
 _END = re.compile(r"(?<!\\)(?:\\\\)*\$$")
 _SHOWN = 3
@@ -162,10 +162,7 @@ def migrate_rules(
         problems += ambiguous
         keys = equivalent_rules(decided, names, exact)
         found = [MigratedRule(rule, axes, tuple(keys[rule]), tuple(decided[rule])) for rule, axes in known.items()]
-        paths = [_as_written(path, matching) for path in names]
-        problems += [
-            f"rule {rule!r} matches nothing{did_you_mean(rule, paths)}" for rule, some in decided.items() if not some
-        ]
+        problems += [_without_effect(rule, matching, names) for rule, paths in decided.items() if not paths]
     return Migration(matching, tuple(found), tuple(problems))
 
 
@@ -233,6 +230,13 @@ def _decided(
         if found:
             decided[found[0]].append(path)
     return decided, exact, problems
+
+
+def _without_effect(rule: str, matching: Matching, names: Mapping[str, Sequence[str]]) -> str:
+    written = [_as_written(name, matching) for known in names.values() for name in known]
+    if any(getattr(pattern(rule), matching)(name) for name in written):
+        return f"rule {rule!r} decides for nothing: others come first"
+    return f"rule {rule!r} matches nothing{did_you_mean(rule, written)}"
 
 
 def _as_written(path: str, matching: Matching) -> str:

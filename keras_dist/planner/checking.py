@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import warnings
@@ -13,6 +12,7 @@ from keras_dist.data.batch import unpack
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import lint
 from keras_dist.distribution.abstract import without_arrays
+from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import LayoutError, LayoutWarning
@@ -94,14 +94,13 @@ def check(
                 raise
             found += error.problems
         source = ShapeSource(*unpack(batch, "batch"))
-        lenient = copy.copy(distribution)
-        lenient.strict = False
-        with without_arrays(), lenient.scope():
-            forward, _ = forward_of(model_or_factory, source.x, lenient)
-    specs, rules = forward.graph.specs, forward.distribution.layout_map
+        replicated = DataParallel(distribution.device_mesh)  # which no rule can stop
+        with without_arrays(), replicated.scope():
+            forward, _ = forward_of(model_or_factory, source.x, replicated)
+    specs, rules = forward.graph.specs, distribution.layout_map
     tensors = tensor_names(forward.graph.module_paths, source.x)
     if rules is not None:
         found += lint.check_rules(rules, specs, tensors)
     weights = {spec.path: (spec.path, *spec.aliases) for spec in specs if spec.role in PLANNED_BY_RULE}
-    mesh = forward.distribution.device_mesh.describe()
+    mesh = distribution.device_mesh.describe()
     return CheckReport(mesh, tuple(rules or ()), tuple(dict.fromkeys(found)), weights, tuple(tensors))

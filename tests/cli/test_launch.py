@@ -344,7 +344,7 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         (["--processes", "0", "x.py"], "'--processes': Input should be greater than or equal to 1"),
         (["--max-restarts", "-1", "x.py"], "'--max-restarts': Input should be greater than or equal to 0"),
         (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
-        (["--report", "/", "x.py"], "'--report': File '/' is a directory"),
+        (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
         (["/nowhere/x.py"], "SCRIPT: expected a Python file, got '/nowhere/x.py'"),
         (["--report", "/nowhere/jobs.json", "x.py"], "'--report': there is no folder '/nowhere'"),
         ([], "Missing argument 'SCRIPT'"),
