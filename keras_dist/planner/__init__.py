@@ -1,6 +1,8 @@
 """What a train step needs before it runs: where its state lives, what moves between devices, and what it computes."""
 
+from keras_dist.planner.planning import plan
 from keras_dist.planner.propagation import Collective, Propagated, propagate
 from keras_dist.planner.report import PlanReport
+from keras_dist.planner.tracing import StepProgram, trace_step
 
-__all__ = ["Collective", "PlanReport", "Propagated", "propagate"]
+__all__ = ["Collective", "PlanReport", "Propagated", "StepProgram", "plan", "propagate", "trace_step"]

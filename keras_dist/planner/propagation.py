@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from keras_dist import _jax
+from keras_dist import _shardy
 from keras_dist._arguments import argument_error
-from keras_dist._jax import sdy
+from keras_dist._shardy import sdy
 from keras_dist.training.activations import path_of_scope
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -103,7 +103,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """
     if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    program = _Program(_jax.run_passes(lowered, _PASSES))
+    program = _Program(_shardy.run_passes(lowered, _PASSES))
     costs = program.costs_of("main")
     return Propagated(tuple(costs.collectives), costs.flops, costs.peak)
 

@@ -25,6 +25,8 @@ class PlanReport:
         state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
         step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program may differ: it moves the
             same bytes under data and tensor parallelism, and others under fully sharded layouts.
+        batch: *exact*: where each array of the batch lives.
+        assumed: what was not given and is assumed of the step.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -38,19 +40,26 @@ class PlanReport:
 
     state: LayoutPlan
     step: Propagated
+    batch: LayoutPlan
+    assumed: tuple[str, ...] = ()
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
-        """Bytes of the state on each device, by role. *Exact*."""
+        """Bytes of state and batch on each device, by role. *Exact*."""
         found: collections.Counter[str] = collections.Counter()
-        for row in self.state.rows:
+        for row in (*self.state.rows, *self.batch.rows):
             found[row.role] += row.nbytes_per_device
         return dict(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as dicts, lists, strings and numbers."""
         return {
-            "exact": {**self.state.to_dict(), "nbytes_by_role": self.nbytes_by_role},
+            "exact": {
+                **self.state.to_dict(),
+                "batch": self.batch.to_dict()["rows"],
+                "nbytes_by_role": self.nbytes_by_role,
+            },
+            "assumed": list(self.assumed),
             "propagated": dataclasses.asdict(self.step),
         }
 
@@ -69,7 +78,9 @@ class PlanReport:
         sizes.add_row("bytes of intermediate results", "propagated", f"at most {upper}")
         sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
         rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
-        return render_text(Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved()))
+        rows += self.batch.rows
+        assumed = [f"assumed: {text}" for text in self.assumed]
+        return render_text(Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *assumed))
 
     def _moved(self) -> Table:
         moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")
