@@ -27,5 +27,4 @@ def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -
     """Return the config of a run with what the options change in it."""
     from keras_dist import config
 
-    overrides = [*(settings or ()), *([f"mesh.shape={mesh}"] if mesh is not None else ())]
-    return config.load(path, overrides=overrides)
+    return config.load(path, [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())])

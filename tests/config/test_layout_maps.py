@@ -19,10 +19,13 @@ def read(tmp_path, text, suffix=".py"):
     [
         (".json", '{"d1/kernel": [null, "model"], "d2/.*": [["data", "model"]]}'),
         (".toml", '[distribution.layout]\n"d1/kernel" = ["-", "model"]\n"d2/.*" = [["data", "model"]]'),
-        (".yaml", 'layout_map:\n  d1/kernel: [unsharded, model]\n  d2/.*: [[data, model]]'),
+        (".yaml", "layout_map:\n  d1/kernel: [unsharded, model]\n  d2/.*: [[data, model]]"),
         (".py", '{"d1/kernel": (None, "model"), "d2/.*": (("data", "model"),)}'),
         (".py", 'mesh = {"data": 2}\nRULES = {"d1/kernel": (None, "model"), "d2/.*": [("data", "model")]}'),
-        (".py", 'layout_map["d1/kernel"] = None, "model"\nself.layout_map["d2/.*"] = TensorLayout([("data", "model")])'),
+        (
+            ".py",
+            'layout_map["d1/kernel"] = None, "model"\nself.layout_map["d2/.*"] = TensorLayout([("data", "model")])',
+        ),
     ],
 )
 def test_tables_and_programs_say_the_same(tmp_path, suffix, text):

@@ -20,8 +20,19 @@ def decided(rule, how, paths=PATHS):
 
 @pytest.mark.parametrize(
     "rule",
-    ["dense", "dense.*kernel", "^dense", "kernel$", "^dense/kernel$", r"dense_\d", "dense/kernel|bias", "(a|dense)/k"]
-    + [r"^a\.b|bias$", ".*kernel", "dense.*", r"a\.", r"\.*", r"b\$|kernel", "[|]", "[]|]", "(?:^|/)dense/"],
+    [
+        *(
+            "dense",
+            "dense.*kernel",
+            "^dense",
+            "kernel$",
+            "^dense/kernel$",
+            r"dense_\d",
+            "dense/kernel|bias",
+            ".*kernel",
+        ),
+        *("(a|dense)/k", r"^a\.b|bias$", "dense.*", r"a\.", r"\.*", r"b\$|kernel", "[|]", "[]|]", "(?:^|/)dense/"),
+    ],
 )
 def test_without_a_model_the_text_is_widened(rule):
     assert decided(translated(rule, "search"), "fullmatch") == decided(rule, "search")
@@ -69,7 +80,9 @@ def test_the_first_of_dtensors_rules_decides():
 
 
 def test_what_matches_nothing_or_twice_is_a_problem():
-    found = migrate_rules({"dens_1/kernel": ("a",), "kernel": ("a",), "dense/k": ("b",), "(": ("c",)}, "search", WEIGHTS)
+    found = migrate_rules(
+        {"dens_1/kernel": ("a",), "kernel": ("a",), "dense/k": ("b",), "(": ("c",)}, "search", WEIGHTS
+    )
     assert found.problems == (
         "rule '(' is not a regular expression: missing ), unterminated subpattern at position 0",
         "'dense/kernel' is matched by 'kernel', 'dense/k', of which the first is taken",
@@ -91,7 +104,9 @@ def test_the_table_is_that_of_a_config(tmp_path):
 
 
 @hypothesis.given(
-    st.lists(st.text("ab/", min_size=1, max_size=6).filter(lambda path: path == path.strip("/")), min_size=1, max_size=8),
+    st.lists(
+        st.text("ab/", min_size=1, max_size=6).filter(lambda path: path == path.strip("/")), min_size=1, max_size=8
+    ),
     st.lists(st.text("ab/.*^$|", min_size=1, max_size=5), min_size=1, max_size=3),
 )
 def test_a_model_never_gets_another_layout(paths, rules):
