@@ -31,7 +31,18 @@ def decided(rule, how, paths=PATHS):
             "dense/kernel|bias",
             ".*kernel",
         ),
-        *("(a|dense)/k", r"^a\.b|bias$", "dense.*", r"a\.", r"\.*", r"b\$|kernel", "[|]", "[]|]", "(?:^|/)dense/"),
+        *(
+            ".*kernel",
+            "(a|dense)/k",
+            r"^a\.b|bias$",
+            "dense.*",
+            r"a\.",
+            r"\.*",
+            r"b\$|kernel",
+            "[|]",
+            "[]|]",
+            "(?:^|/)dense/",
+        ),
     ],
 )
 def test_without_a_model_the_text_is_widened(rule):
