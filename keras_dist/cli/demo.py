@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import pathlib
 import sys
 
-from keras_dist.cli.arguments import Mesh
+from keras_dist.cli.arguments import Mesh, Settings, load
 
+CONFIG = pathlib.Path(__file__).with_name("demo.toml")
+DEVICES = 8
 REQUIRED_ACCURACY = 0.95
 
 
-def demo(mesh: Mesh = None) -> int:
+def demo(mesh: Mesh = None, settings: Settings = None) -> int:
     """Train on real handwritten digits.
 
     On a 2x4 mesh of eight fake CPU devices, or on another one. The exit code is 1 if the test accuracy is below 95
     percent.
     """
+    config = load(CONFIG, mesh, settings)
     from keras_dist.cli import digits
 
-    if mesh is not None:
-        os.environ["KERAS_DIST_MESH"] = mesh
-    if digits.train() < REQUIRED_ACCURACY:
+    if digits.train(config, DEVICES) < REQUIRED_ACCURACY:
         print(f"expected a test accuracy of at least {REQUIRED_ACCURACY}", file=sys.stderr)
         return 1
     return 0

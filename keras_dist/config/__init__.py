@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from keras_dist.config.schema import RunConfig as RunConfig
     from keras_dist.config.schema import TrainingConfig as TrainingConfig
 
-_NAMES_OF = {
-    "layouts": "AutoConfig Axes DataParallelConfig DistributionConfig FullyShardedConfig HybridConfig Layout MeshConfig "
-    "ModelParallelConfig PresetConfig",
-    "loader": "load",
-    "migration": "MigratedRule Migration migrate_layout_map migrate_rules",
-    "schema": "CheckpointConfig ClusterConfig Component RunConfig TrainingConfig",
+_LAYOUTS = "AutoConfig Axes DataParallelConfig DistributionConfig FullyShardedConfig HybridConfig Layout MeshConfig"
+_MODULE_OF = {
+    **dict.fromkeys([*_LAYOUTS.split(), "ModelParallelConfig", "PresetConfig"], "layouts"),
+    **dict.fromkeys(["CheckpointConfig", "ClusterConfig", "Component", "RunConfig", "TrainingConfig"], "schema"),
+    **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map", "migrate_rules"], "migration"),
+    "load": "loader",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = ["parse_mesh_shape", *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 

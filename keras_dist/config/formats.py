@@ -22,7 +22,7 @@ from keras_dist.errors import ConfigError, did_you_mean, nearest
 
 LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**18, 32, 2**16
 
-_QUOTED = re.compile(r'''"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+''')
+_QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP = f"nested too deeply: at most {LIMIT_DEPTH} tables and lists in each other are read"
 

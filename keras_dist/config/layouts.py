@@ -153,9 +153,7 @@ def _form(value: object) -> str:
 
 
 _Name = Annotated[str, AfterValidator(_in_mesh)]
-_Names = Annotated[
-    tuple[_Name, ...], Field(min_length=1), BeforeValidator(_as_tuple), AfterValidator(_each_once)
-]
+_Names = Annotated[tuple[_Name, ...], Field(min_length=1), BeforeValidator(_as_tuple), AfterValidator(_each_once)]
 _Entry = Annotated[
     Annotated[None, Tag("none")] | Annotated[_Name, Tag("name")] | Annotated[_Names, Tag("names")],
     Discriminator(_form),
@@ -220,7 +218,7 @@ class DistributionConfig(Table):
         return DistributionConfig.by_name.get(name, cls) if isinstance(name, str) else cls
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def key_names(cls) -> list[str]:
         """Return the options of all strategies; those of this one come first."""
         kinds = (cls, *DistributionConfig.by_name.values())
         return list(dict.fromkeys(name for kind in kinds for name in kind.model_fields))
@@ -229,7 +227,7 @@ class DistributionConfig(Table):
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
         """Return the problem with an option that the strategy does not take; None if the strategy is unknown."""
         option, table = str(loc[-1]), as_table(beside) or {}
-        if option not in cls.keys():
+        if option not in cls.key_names():
             return super().unknown(loc, beside)
         if cls is DistributionConfig:
             return None
@@ -269,7 +267,7 @@ class DistributionConfig(Table):
         kind = cls.described_by(options)
         if options is None or cls is not DistributionConfig or kind is cls:
             return handler(value)
-        foreign = set(cls.keys()) - set(kind.model_fields)  # null and false ask for nothing
+        foreign = set(cls.key_names()) - set(kind.model_fields)  # null and false ask for nothing
         asked = {name: one for name, one in options.items() if name not in foreign or not (one is None or one is False)}
         named = {**asked, "strategy": _strategy_in(options)}
         return cast("Self", kind.model_validate(named, context=info.context))

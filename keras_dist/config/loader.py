@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from keras_dist.config.formats import LIMIT_DEPTH, parse_toml, read_table
+from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.config.problems import MISSING, Loc, Problem, config_error, key_path, pydantic_problems, show
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, shorten
 
-MESH_VARIABLE = "KERAS_DIST_MESH"
 _LIMIT_FILES = 32
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
@@ -173,7 +172,8 @@ class _Settings:
     def _filled(self, value: Any, loc: Loc, source: str, around: tuple[Any, ...]) -> Any:
         """`value` as a tree of its own, with the variables of the environment in it."""
         if isinstance(value, str):
-            return self._with_variables(value, loc, source)
+            whole, filled = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
+            return _read_value(filled) if whole is not None and whole[1] else filled
         if not isinstance(value, dict | list):
             return value
         if len(around) > LIMIT_DEPTH or any(value is one for one in around):
@@ -183,9 +183,14 @@ class _Settings:
         around = (*around, value)
         if isinstance(value, list):
             return [self._filled(item, (*loc, n), source, around) for n, item in enumerate(value)]
-        return {key: self._filled(item, (*loc, str(key)), source, around) for key, item in value.items()}
+        return {
+            self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key: self._filled(
+                item, (*loc, str(key)), source, around
+            )
+            for key, item in value.items()
+        }
 
-    def _with_variables(self, text: str, loc: Loc, source: str) -> Any:
+    def _with_variables(self, text: str, loc: Loc, source: str) -> str:
         def value_of(found: re.Match[str]) -> str:
             name, default = found.groups()
             if found[0] == "$$":
@@ -197,9 +202,7 @@ class _Settings:
             self.problems.append(Problem(loc, what, show(text), '"${NAME}" or "${NAME:-default}"', fix, source))
             return found[0]
 
-        filled = _VARIABLE.sub(value_of, text)
-        whole = _VARIABLE.fullmatch(text)
-        return _read_value(filled) if whole is not None and whole[1] else filled
+        return _VARIABLE.sub(value_of, text)
 
 
 def _read_value(text: str) -> Any:

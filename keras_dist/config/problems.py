@@ -36,7 +36,7 @@ class Table(BaseModel):
         return cls
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def key_names(cls) -> list[str]:
         """Return the keys that it may have."""
         return list(cls.model_fields)
 
@@ -44,9 +44,11 @@ class Table(BaseModel):
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
         """Return the problem with a key that it does not have; None if what is given beside it is the problem."""
         name = str(loc[-1])
-        near = nearest(name, cls.keys())
-        what = f"unknown key{did_you_mean(name, cls.keys())}"
-        return Problem(loc, what, show(name), "one of the keys " + ", ".join(cls.keys()), f"write {near}" if near else "")
+        near = nearest(name, cls.key_names())
+        what = f"unknown key{did_you_mean(name, cls.key_names())}"
+        return Problem(
+            loc, what, show(name), "one of the keys " + ", ".join(cls.key_names()), f"write {near}" if near else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -199,4 +201,4 @@ def _table_in(field: FieldInfo | None) -> type[Table] | None:
 
 def _keys_in(field: FieldInfo) -> list[str]:
     inner = _table_in(field)
-    return [] if inner is None else inner.keys()
+    return [] if inner is None else inner.key_names()

@@ -44,7 +44,7 @@ class Component(Table):
     name: str = Field(
         min_length=1, description='a registered name, or an import path "module:Thing"', examples=["adam"]
     )
-    config: dict[str, JsonValue] = {}
+    config: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class CheckpointConfig(Table):
 
 
 class ClusterConfig(Table):
-    """`[cluster]`: the arguments of `kd.distribution.initialize`, which joins the job when the table is there; see there.
+    """`[cluster]`: what `kd.initialize` is told, with which the process joins its job; see there.
 
     Args:
         job_addresses: addresses of the processes, or of the first.
@@ -206,7 +206,7 @@ class RunConfig(Table):
                 "shape": {
                   "data": 8
         """
-        return self.model_dump_json(indent=2) + "\n"
+        return self.model_dump_json(indent=2).replace("${", "$${") + "\n"
 
     @model_validator(mode="wrap")
     @classmethod
