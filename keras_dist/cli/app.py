@@ -57,6 +57,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command that the arguments of this process name; the exit code says how it went."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")  # as `python -m` does: configs name modules of the current folder
     app(prog_name="keras-dist")
 
 

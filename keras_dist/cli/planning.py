@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -60,16 +61,33 @@ def auto(
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
-    objective: Annotated[
-        Literal["step_time", "memory"], typer.Option(help="what the layout is to make small")
-    ] = "step_time",
+    any_mesh: Annotated[
+        bool, typer.Option("--any-mesh", help="try all meshes data x model of as many devices, and not that of the config")
+    ] = False,
+    objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
     memory_limit: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="of each device; by default what the target has")
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Find a layout, and print it as TOML."""
-    raise NotImplementedError
+    """Find a layout, and print it as TOML.
+
+    Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept, and what was tried to stderr.
+    """
+    from keras_dist import planner
+
+    inputs = _inputs(load(config, mesh, settings), target)
+    given = inputs.pop("distribution").device_mesh
+    where = list(given.devices.flat) if any_mesh else given
+    options = {} if target is None else {"target": target}
+    search = planner.AutoParallel(where, objective=objective, memory_limit=memory_limit, **options)
+    found = search.search(**inputs)
+    if json:
+        print(found.to_json())
+    else:
+        print(found, file=sys.stderr)
+        print(found.to_toml(), end="")
+    return 0
 
 
 def check(
@@ -90,10 +108,10 @@ def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
     """The arguments of `kd.plan` for a run."""
     from keras_dist import assembly, planner
 
-    return vars(assembly.plan_inputs(run, None if target is None else planner.devices(target)))
+    return dict(vars(assembly.plan_inputs(run, None if target is None else planner.devices(target))))
 
 
 def _planned(run: RunConfig, target: str | None) -> PlanReport:
     from keras_dist import planner
 
-    return planner.plan(**_inputs(run, target), target=target)
+    return planner.plan(**_inputs(run, target), **({} if target is None else {"target": target}))
