@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +23,19 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
+
+
+def show(report: Any, as_json: bool) -> None:
+    """Print a report as text or as JSON."""
+    print(json.dumps(report.to_dict(), indent=2, default=list) if as_json else report)
+
+
+def show_toml(found: Any, as_json: bool) -> None:
+    """Print a part of a config to stdout, and how it was found to stderr; or both as JSON."""
+    if as_json:
+        return show(found, as_json)
+    print(found, file=sys.stderr)
+    print(found.to_toml().rstrip())
 
 
 def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:

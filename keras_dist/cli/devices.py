@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keras_dist.cli.arguments import AsJson
+from keras_dist.cli.arguments import AsJson, show
 
 
 def devices(
@@ -21,6 +21,5 @@ def devices(
 
     if fake is not None:
         distribution.use_cpu_devices(fake)
-    found = distribution.report_devices()
-    print(found.to_json() if json else found)
+    show(distribution.report_devices(), json)
     return 0

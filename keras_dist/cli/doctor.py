@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keras_dist.cli.arguments import AsJson
+from keras_dist.cli.arguments import AsJson, show
 
 
 def doctor(
@@ -28,5 +28,5 @@ def doctor(
     from keras_dist.checkpoint import examine
 
     found = examine(path, mesh)
-    print(found.to_json() if json else found)
+    show(found, json)
     return 2 if not found.states else 0 if found.is_good else 1

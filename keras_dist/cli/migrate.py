@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Mesh, Settings, load
+from keras_dist.cli.arguments import AsJson, Mesh, Settings, load, show_toml
 
 
 def migrate(
@@ -46,9 +45,5 @@ def migrate(
         report = planner.check(**vars(assembly.plan_inputs(load(config, mesh, settings))))
         known = {"weights": report.weights, "tensors": report.tensors}
     found = migrate_layout_map(source, matching, **known)
-    if json:
-        print(found.to_json())
-    else:
-        print(found, file=sys.stderr)
-        print(found.to_toml())
+    show_toml(found, json)
     return 1 if found.problems else 0

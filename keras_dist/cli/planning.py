@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load
+from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
-    from keras_dist.planner import PlanReport
 
 Target = Annotated[
     str | None,
@@ -37,10 +35,13 @@ def plan(
     Where arrays live, what moves between devices and what is computed, before anything is allocated. The exit
     code is 1 if the run does not fit into the memory of its devices.
     """
-    report = _planned(load(config, mesh, settings), target)
+    from keras_dist import planner
+
+    inputs = _inputs(load(config, mesh, settings), target)
+    report = planner.plan(**inputs, **({} if target is None else {"target": target}))
     if html is not None:
         report.to_html(html)
-    print(report.to_json() if json else report)
+    show(report, json)
     return 1 if report.fits is False else 0
 
 
@@ -50,9 +51,12 @@ def explain(
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
+    json: AsJson = False,
 ) -> int:
     """Say why an array lives where it does."""
-    print(_planned(load(config, mesh, settings), target).explain(path))
+    from keras_dist import planner
+
+    show(planner.plan(**_inputs(load(config, mesh, settings), target)).explain(path), json)
     return 0
 
 
@@ -62,7 +66,8 @@ def auto(
     settings: Settings = None,
     target: Target = None,
     any_mesh: Annotated[
-        bool, typer.Option("--any-mesh", help="try all meshes data x model of as many devices, and not that of the config")
+        bool,
+        typer.Option("--any-mesh", help="try all meshes data x model of as many devices, too"),
     ] = False,
     objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
     memory_limit: Annotated[
@@ -81,12 +86,7 @@ def auto(
     where = list(given.devices.flat) if any_mesh else given
     options = {} if target is None else {"target": target}
     search = planner.AutoParallel(where, objective=objective, memory_limit=memory_limit, **options)
-    found = search.search(**inputs)
-    if json:
-        print(found.to_json())
-    else:
-        print(found, file=sys.stderr)
-        print(found.to_toml(), end="")
+    show_toml(search.search(**inputs), json)
     return 0
 
 
@@ -100,7 +100,7 @@ def check(
     from keras_dist import planner
 
     report = planner.check(**_inputs(load(config, mesh, settings), target))
-    print(report.to_json() if json else report)
+    show(report, json)
     return 1 if report.problems else 0
 
 
@@ -109,9 +109,3 @@ def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
     from keras_dist import assembly, planner
 
     return dict(vars(assembly.plan_inputs(run, None if target is None else planner.devices(target))))
-
-
-def _planned(run: RunConfig, target: str | None) -> PlanReport:
-    from keras_dist import planner
-
-    return planner.plan(**_inputs(run, target), **({} if target is None else {"target": target}))

@@ -74,10 +74,6 @@ class Migration:
         """Return all of it as plain values."""
         return {**dataclasses.asdict(self), "layout": self.layout}
 
-    def to_json(self) -> str:
-        """Return `to_dict()` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
-
     def __str__(self) -> str:
         lines = [f"{len(self.rules)} rules, taken for rules of re.{self.matching}:"]
         for rule in self.rules:

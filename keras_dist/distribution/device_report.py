@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from typing import Any
 
@@ -47,10 +46,6 @@ class DeviceReport:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         return {**dataclasses.asdict(self), "fake_devices": self.fake_devices}
-
-    def to_json(self) -> str:
-        """Return `to_dict()` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
         count = len(self.devices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 from typing import Any
 
@@ -41,10 +40,6 @@ class CheckReport:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        """Return `to_dict()` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
         what = f"{len(self.rules)} layout rules, {len(self.weights)} weights, mesh {self.mesh}"

@@ -51,7 +51,7 @@ def test_each_command_has_help_and_debug(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"Usage: keras-dist {command} [OPTIONS]")
     assert "--debug" in text
-    assert ("--json" in text) == (command in ("plan", "auto", "check", "devices", "doctor", "migrate"))
+    assert ("--json" in text) == (command in ("plan", "auto", "explain", "check", "devices", "doctor", "migrate"))
 
 
 def test_the_module_and_the_script_are_the_same_program():

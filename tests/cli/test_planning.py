@@ -12,6 +12,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import planner
+from keras_dist.distribution.devices import device_name
 from tests import commands, forks
 
 CONFIG = """
@@ -103,7 +104,10 @@ def test_check_finds_what_is_wrong_with_rules(config, capsys):
 
 def test_explain_says_which_rule_decides(config, capsys):
     assert commands.run("explain", "d1/kernel", config) == 0
-    assert "d1/kernel" in capsys.readouterr().out
+    assert re.search("d1/kernel .*parameter.*\n.*rule 'd1/kernel'", capsys.readouterr().out)
+    assert commands.run("explain", "d1/kernel", config, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["axes"] == [None, "model"]
+    assert commands.run("explain", "d1/kernal", config) == 2
 
 
 def test_rules_are_tried_on_the_model_of_a_config(config, capsys, tmp_path):
@@ -117,7 +121,7 @@ def test_rules_are_tried_on_the_model_of_a_config(config, capsys, tmp_path):
 @pytest.mark.parametrize(("fits", "code"), [(True, 0), (None, 0), (False, 1)])
 def test_a_plan_that_does_not_fit_ends_with_1(config, capsys, monkeypatch, tmp_path, fits, code):
     pages = []
-    report = types.SimpleNamespace(fits=fits, to_json=lambda: '{"fits": 1}', to_html=pages.append)
+    report = types.SimpleNamespace(fits=fits, to_dict=lambda: {"fits": 1}, to_html=pages.append)
     asked = []
     monkeypatch.setattr(planner, "plan", lambda *given, **named: asked.append(named) or report)
     assert commands.run("plan", config, "--html", tmp_path / "plan.html", "--json") == code
@@ -133,3 +137,40 @@ def test_modules_of_the_current_folder_are_found(config):
     command, env = [sys.executable, script, "check", "run.toml"], os.environ | {"PYTHONPATH": str(forks.ROOT)}
     run = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout[:11]) == (0, "no problems"), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "objective", "limit"),
+    [
+        ([], {"data": 2, "model": 4}, "step_time", None),
+        (
+            ["--any-mesh", "--objective", "memory", "--memory-limit", "1000"],
+            [f"cpu:{index}" for index in range(8)],
+            "memory",
+            1000,
+        ),
+    ],
+)
+def test_auto_prints_the_tables_that_it_finds(config, capsys, monkeypatch, options, where, objective, limit):
+    class AutoParallel:
+        def __init__(self, mesh_or_devices, objective, memory_limit):
+            is_mesh = isinstance(mesh_or_devices, kd.DeviceMesh)
+            given = mesh_or_devices.axis_sizes if is_mesh else [device_name(device) for device in mesh_or_devices]
+            asked.append((given, objective, memory_limit))
+
+        def search(self, model_or_factory, batch, optimizer, loss):
+            assert batch[0].shape == (16, 8) and isinstance(model_or_factory(), kd.Model)
+            return Found()
+
+    class Found:
+        def __str__(self):
+            return "why"
+
+        def to_toml(self):
+            return "[mesh]\n"
+
+    asked = []
+    monkeypatch.setattr(planner, "AutoParallel", AutoParallel, raising=False)
+    assert commands.run("auto", config, *options) == 0
+    assert capsys.readouterr() == ("[mesh]\n", "why\n")
+    assert asked == [(where, objective, limit)]

@@ -43,7 +43,7 @@ def test_all_problems_are_found_at_once(strict):
         ("indivisible", "d2/bias"),
     ]
     assert "dim 0 = 6 divisible by axis 'model' = 4" in str(report)
-    assert len(json.loads(report.to_json())["problems"]) == 4
+    assert len(json.loads(json.dumps(report.to_dict()))["problems"]) == 4
 
 
 def test_rules_for_activations_are_tried_on_the_step():
