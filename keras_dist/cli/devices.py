@@ -17,9 +17,10 @@ def devices(
 
     It also tells which settings make fake ones.
     """
-    from keras_dist import distribution
+    from keras_dist.distribution.device_report import report_devices
+    from keras_dist.distribution.devices import use_cpu_devices
 
     if fake is not None:
-        distribution.use_cpu_devices(fake)
-    show(distribution.report_devices(), json)
+        use_cpu_devices(fake)
+    show(report_devices(), json)
     return 0

@@ -3,7 +3,6 @@
 from keras_dist._docstrings import complete_docstrings
 from keras_dist.distribution.communication import CommunicationOptions
 from keras_dist.distribution.data_parallel import DataParallel
-from keras_dist.distribution.device_report import DeviceReport, report_devices, suggest_mesh_shapes
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.job import Cluster, cluster, is_chief, process_count, process_index
@@ -21,7 +20,6 @@ __all__ = [
     "CommunicationOptions",
     "DataParallel",
     "DeviceMesh",
-    "DeviceReport",
     "Distribution",
     "FullySharded",
     "LayoutMap",
@@ -38,9 +36,7 @@ __all__ = [
     "process_count",
     "process_index",
     "register_strategy",
-    "report_devices",
     "set_distribution",
-    "suggest_mesh_shapes",
     "use_cpu_devices",
 ]
 complete_docstrings(
@@ -48,15 +44,12 @@ complete_docstrings(
     ours=(
         "Cluster",
         "CommunicationOptions",
-        "DeviceReport",
         "LayoutPlan",
         "cluster",
         "is_chief",
         "process_count",
         "process_index",
         "register_strategy",
-        "report_devices",
-        "suggest_mesh_shapes",
         "use_cpu_devices",
     ),
 )

@@ -66,8 +66,7 @@ def report_devices() -> DeviceReport:
         DeviceError: JAX finds none of the kind that the environment asks for.
 
     Example:
-        >>> import keras_dist as kd
-        >>> kd.distribution.report_devices().fake_devices
+        >>> report_devices().fake_devices
         8
     """
     names = list_devices()
