@@ -25,6 +25,9 @@ def plan(
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
+    compile_it: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target, too")
+    ] = True,
     html: Annotated[
         pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
     ] = None,
@@ -38,11 +41,11 @@ def plan(
     from keras_dist import planner
 
     inputs = _inputs(load(config, mesh, settings), target)
-    report = planner.plan(**inputs, **({} if target is None else {"target": target}))
+    report = planner.plan(**inputs, target=target, compiles=compile_it)
     if html is not None:
         report.to_html(html)
     show(report, json)
-    return 1 if report.fits is False else 0
+    return report.exit_code
 
 
 def explain(

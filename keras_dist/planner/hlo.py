@@ -135,9 +135,7 @@ class Program:
             for computation, instruction, turns in self._run(self.entry, 1, into_fusions=False)
         )
 
-    def _run(
-        self, name: str, turns: int, into_fusions: bool = True
-    ) -> Iterator[tuple[Computation, Instruction, int]]:
+    def _run(self, name: str, turns: int, into_fusions: bool = True) -> Iterator[tuple[Computation, Instruction, int]]:
         """The instructions that a computation runs, each with how often; 0 where that is not known."""
         computation = self.computations[name]
         for instruction in computation.instructions.values():
@@ -187,9 +185,7 @@ class Program:
                 return frame, None
         return frame, instruction
 
-    def _value(
-        self, frame: _Frame, name: str, outer: Computation, loop: Instruction
-    ) -> int | tuple[int, int] | None:
+    def _value(self, frame: _Frame, name: str, outer: Computation, loop: Instruction) -> int | tuple[int, int] | None:
         """A constant; or which element of the loop's state it is, and with which number that begins; else None."""
         found = frame.find(name)
         while found is not None and found[1].opcode in ("copy", "bitcast", "convert"):
@@ -293,7 +289,9 @@ class Program:
         total = 0
         for parameter in (each for each in inner.instructions.values() if each.opcode == "parameter"):
             used = uses.get(parameter.name, [])
-            if used and all(each.opcode in ("dynamic-slice", "gather") and each.operands[0] == parameter.name for each in used):
+            if used and all(
+                each.opcode in ("dynamic-slice", "gather") and each.operands[0] == parameter.name for each in used
+            ):
                 total += sum(nbytes_of(each.result) for each in used)
             elif not (used and all(_puts_into(each, parameter.name) for each in used)):
                 total += whole[int(parameter.literal)]

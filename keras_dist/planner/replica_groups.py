@@ -11,9 +11,7 @@ import numpy as np
 _PAIRS = re.compile(r"source_target_pairs=\{([{}\d, ]*)\}")
 _LISTS = re.compile(r"replica_groups=\{([{}\d, ]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(
-    r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<ids>[^{]*)\))? \{(?P<axes>[^}]*)\}"
-)
+_MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<ids>[^{]*)\))? \{(?P<axes>[^}]*)\}")
 
 
 def groups_of(opcode: str, attributes: str, devices: int) -> np.ndarray:

@@ -20,7 +20,15 @@ _FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d+(?:x\d+)*)(?:\*(?P<slices>\d+))?
 _EXAMPLES = "'cpu:8', 'v5e:4x4', 'v5p:8x8x8', 'v5e:4x4*2' (two slices), 'h100:1x16x8' (slices x hosts x GPUs)"
 _MOST_DEVICES = 2**17
 _SLICE_IDS = 100_000
-_KINDS = {"v2": "TPU v2", "v3": "TPU v3", "v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+_KINDS = {
+    "v2": "TPU v2",
+    "v3": "TPU v3",
+    "v4": "TPU v4",
+    "v5e": "TPU v5 lite",
+    "v5p": "TPU v5",
+    "v6e": "TPU v6 lite",
+    "tpu7x": "TPU7x",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,8 +37,8 @@ ROWS = """
 import keras_dist as kd
 import numpy as np
 
-def model():
-    d1, d2 = kd.layers.Dense(16, "relu", name="d1"), kd.layers.Dense(1, name="d2")
+def model(width=16):
+    d1, d2 = kd.layers.Dense(width, "relu", name="d1"), kd.layers.Dense(1, name="d2")
     return kd.Sequential([kd.Input((8,)), d1, d2])
 
 def rows():
@@ -118,16 +118,29 @@ def test_rules_are_tried_on_the_model_of_a_config(config, capsys, tmp_path):
     assert "rule 'e1' matches nothing" in told
 
 
-@pytest.mark.parametrize(("fits", "code"), [(True, 0), (None, 0), (False, 1)])
-def test_a_plan_that_does_not_fit_ends_with_1(config, capsys, monkeypatch, tmp_path, fits, code):
-    pages = []
-    report = types.SimpleNamespace(fits=fits, to_dict=lambda: {"fits": 1}, to_html=pages.append)
-    asked = []
-    monkeypatch.setattr(planner, "plan", lambda *given, **named: asked.append(named) or report)
-    assert commands.run("plan", config, "--html", tmp_path / "plan.html", "--json") == code
-    assert json.loads(capsys.readouterr().out) == {"fits": 1}
+def test_plan_says_what_a_step_needs(config, capsys):
+    assert commands.run("plan", config) == 0
+    assert re.search(r"d1/kernel .*\(-, model\)", capsys.readouterr().out)
+    target = ["--target", "v5e:2x4", "--no-compile"]
+    assert commands.run("plan", config, *target, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact"]["mesh"]["shape"] == [2, 4] and found["exact"]["nbytes_by_role"]["parameter"] > 0
+
+
+def test_a_plan_that_does_not_fit_ends_with_1(config, capsys):
+    wide = ["--set", 'model={name = "rows:model", width = 2_000_000_000}', "--mesh", "data=4,model=2"]
+    assert commands.run("plan", config, "--target", "v5e:2x4", "--no-compile", *wide) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert commands.run("plan", config, "--target", "v5e:2x3", "--no-compile") == 2
+
+
+def test_plan_writes_a_page(config, capsys, monkeypatch, tmp_path):
+    pages, asked = [], []
+    report = types.SimpleNamespace(exit_code=0, to_html=pages.append)
+    monkeypatch.setattr(planner, "plan", lambda **given: asked.append(given) or report)
+    assert commands.run("plan", config, "--html", tmp_path / "plan.html") == 0
     assert pages == [tmp_path / "plan.html"]
-    assert asked[0]["distribution"].device_mesh.axis_sizes == {"data": 2, "model": 4}
+    assert (asked[0]["target"], asked[0]["compiles"]) == (None, True)
 
 
 def test_modules_of_the_current_folder_are_found(config):
