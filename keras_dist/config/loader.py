@@ -17,7 +17,7 @@ from keras_dist.config.problems import MISSING, Loc, Problem, config_error, key_
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, shorten
 
-_LIMIT_FILES = 32
+_LIMIT_FILES = 16
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 

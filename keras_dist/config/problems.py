@@ -43,12 +43,12 @@ class Table(BaseModel):
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
         """Return the problem with a key that it does not have; None if what is given beside it is the problem."""
-        name = str(loc[-1])
-        near = nearest(name, cls.key_names())
-        what = f"unknown key{did_you_mean(name, cls.key_names())}"
-        return Problem(
-            loc, what, show(name), "one of the keys " + ", ".join(cls.key_names()), f"write {near}" if near else ""
-        )
+        return _unknown(cls, loc)
+
+    @classmethod
+    def form(cls) -> str:
+        """Return what may be given in its place."""
+        return f"a table with the keys {', '.join(cls.key_names())}"
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,25 @@ def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]
     if kind in ("extra_forbidden", "invalid_key"):
         homes = [name for name, other in model.model_fields.items() if str(loc[-1]) in _keys_in(other)]
         if homes and homes[0] != loc[0]:
-            return replace(Table.unknown(loc, beside), what="unknown key", fix=f"move it into {homes[0]}")
+            return replace(_unknown(owner, loc), what="unknown key", fix=f"move it into {homes[0]}")
         return owner.unknown(loc, beside)
     if kind == "refused":
         return Problem(loc, context["what"], show(given), context["allowed"], context["fix"])
-    allowed = (field and field.description) or details["msg"].removeprefix("Input should be ")
+    inner = _table_in(field)
+    told = details["msg"].removeprefix("Input should be ")
+    allowed = (field and field.description) or (inner.form() if inner else told)
     fix = f"for example {show(field.examples[0])}" if field and field.examples else f"give {allowed}"
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)
     wrong = "has the wrong type" if kind.endswith("_type") else "has a value that is not allowed"
     return Problem(loc, wrong, show(given, with_type=kind.endswith("_type")), allowed, fix)
+
+
+def _unknown(owner: type[Table], loc: Loc) -> Problem:
+    name, names = str(loc[-1]), owner.key_names()
+    near = nearest(name, names)
+    what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""
+    return Problem(loc, what, show(name), f"one of the keys {', '.join(names)}", fix)
 
 
 def _loc(details: ErrorDetails, table: object) -> Loc:
