@@ -16,7 +16,21 @@ from typing import Any
 
 import jax
 
-from keras_dist import callbacks, config, datasets, losses, mixed_precision, models, optimizers, random
+from keras_dist import (
+    callbacks,
+    config,
+    constraints,
+    datasets,
+    initializers,
+    layers,
+    losses,
+    metrics,
+    mixed_precision,
+    models,
+    optimizers,
+    random,
+    regularizers,
+)
 from keras_dist._signatures import takes
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import Component, MeshConfig, RunConfig, parse_mesh_shape
@@ -28,7 +42,8 @@ from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, KerasDistError, MeshError, did_you_mean, shorten
 from keras_dist.metrics.identifiers import as_metric
 from keras_dist.models import Model
-from keras_dist.saving import deserialize_keras_object, get_registered_object
+from keras_dist.optimizers import schedules
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
 from keras_dist.saving.buckets import folder_path
 from keras_dist.saving.drafts import writing_to
 
@@ -159,8 +174,8 @@ def build(run: RunConfig) -> Run:
         (['dense'], [1437, 1437])
     """
     if run.cluster is not None:
-        told = run.cluster.model_dump()
-        initialize(**told, communication_options=CommunicationOptions(told.pop("communication")))
+        told = run.cluster.model_dump(exclude={"communication"})
+        initialize(**told, communication_options=CommunicationOptions(run.cluster.communication))
     training = run.training
     random.set_random_seed(training.seed)
     distribution, (examples, held_out) = distribution_of(run), _data(run)
@@ -298,14 +313,14 @@ def _factory(run: RunConfig) -> tuple[Callable[..., Any], bool]:
         known = {name: getattr(models, name) for name in models.__all__}
 
         def deserialized() -> Any:
-            with _told_of(key):
+            with _told_of(key), custom_object_scope(_objects()):
                 return deserialize_keras_object(described, module_objects=known)
 
         return deserialized, False
-    takes_rngs = "rngs" in inspect.signature(found.__init__ if isinstance(found, type) else found).parameters
-    if takes_rngs and not (isinstance(found, type) and issubclass(found, Model)):
-        _check_arguments(found, {**arguments, "rngs": None}, component, key)
-        return functools.partial(found, **deserialize_keras_object(arguments)), True
+    is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
+    if callable(found) and not is_model and takes(found, **arguments, rngs=None):
+        with custom_object_scope(_objects()):
+            return functools.partial(found, **deserialize_keras_object(arguments)), True
     return lambda: _called(found, component, key), False
 
 
@@ -367,7 +382,8 @@ def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory:
     with _told_of(key):
         if not _is_path(component):
             described = {"class_name": component.name, "config": component.arguments}
-            return get(described if component.arguments else component.name)
+            with custom_object_scope(_objects()):
+                return get(described if component.arguments else component.name)
         found = _imported(component.name, key)
         makes = is_factory or component.arguments or isinstance(found, type)
         return get(_called(found, component, key) if makes and callable(found) else found)
@@ -418,15 +434,21 @@ def _imported(path: str, key: str) -> Any:
 
 
 def _called(found: Any, component: Component, key: str) -> Any:
-    _check_arguments(found, component.arguments, component, key)
-    return found(**deserialize_keras_object(component.arguments))
-
-
-def _check_arguments(found: Any, arguments: dict[str, Any], component: Component, key: str) -> None:
-    if not callable(found) or not takes(found, **arguments):
+    made_by = found.__init__ if isinstance(found, type) else found
+    if not callable(found) or not takes(found, **component.arguments):
         raise ConfigError(
             f"{key}: {component.name} does not take these arguments",
             given=", ".join(f"{name}={shorten(value)}" for name, value in component.arguments.items()) or "none",
-            expected=f"{component.name}{inspect.signature(found)}" if callable(found) else "a class or a function",
+            expected=f"{component.name}{inspect.signature(made_by)}" if callable(found) else "a class or a function",
             fix="correct the names of the arguments",
         )
+    with custom_object_scope(_objects()):
+        arguments = deserialize_keras_object(component.arguments)
+    return found(**arguments)
+
+
+@functools.cache
+def _objects() -> dict[str, Any]:
+    """The classes that objects within arguments may be of, by name."""
+    packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
+    return {name: found for one in packages for name, found in vars(one).items() if isinstance(found, type)}
