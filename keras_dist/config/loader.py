@@ -63,13 +63,6 @@ def load(
             expected="a string, or a pathlib.Path",
             fix='for example path="run.toml"',
         )
-    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            "`overrides` is no list of texts",
-            given=f"overrides={shorten(overrides)}",
-            expected="a list of texts, each a key path and a value",
-            fix='for example overrides=["mesh.shape.data=4"]',
-        )
     file, settings = os.fspath(path), _Settings(os.environ if environ is None else environ)
     settings.put_file(Path(file))
     mesh = settings.environ.get(MESH_VARIABLE, "").strip()

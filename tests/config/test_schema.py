@@ -7,8 +7,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from keras_dist.config import DistributionConfig, MeshConfig, RunConfig
-from keras_dist.config import DataParallelConfig
+from keras_dist.config import DataParallelConfig, DistributionConfig, MeshConfig, RunConfig
 from keras_dist.errors import ConfigError
 
 Load = Callable[..., RunConfig]
