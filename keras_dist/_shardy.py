@@ -88,3 +88,24 @@ def lay_out(
         main.attributes["res_attrs"] = ir.ArrayAttr.get([attribute(axes) for axes in results])
         passmanager.PassManager.parse(f"builtin.module({passes})").run(copy)
     return copy
+
+
+def ranks_of_main(module: Any) -> tuple[list[int], list[int]]:
+    """The numbers of dims of the arguments of a module's `main`, and of its results."""
+    operations = [each.operation for each in module.regions[0].blocks[0].operations]
+    main = next(each for each in operations if str(each.attributes["sym_name"]) == '"main"')
+    block = main.regions[0].blocks[0]
+    returned = list(block.operations)[-1].operation.operands
+    return [value.type.rank for value in block.arguments], [value.type.rank for value in returned]
+
+
+def drop_constraints(module: Any) -> None:
+    """Take the constraints of layouts out of a module: each value is then what was constrained."""
+    blocks = [block for region in module.regions for block in region.blocks]
+    for block in blocks:  # which grows
+        for each in list(block.operations):
+            operation = each.operation
+            blocks += [inner for region in operation.regions for inner in region.blocks]
+            if operation.name == "sdy.sharding_constraint":
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()

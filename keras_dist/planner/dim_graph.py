@@ -10,17 +10,19 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from keras_dist import _shardy
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
-Event = Literal["produced", "consumed", "looked up", "indexed", "batched", "contracted", "channel", "spatial", "reduced"]
-"""What happens to a dim: a weight makes it, contracts it, or has it beside a dim that tokens index; tokens index it;
-products of activations keep it apart, or contract it; a convolution has it as features, or moves along it; a maximum
-is taken over it."""
+Event = Literal[
+    "produced", "consumed", "looked up", "indexed", "stacked", "batched", "contracted", "channel", "spatial", "reduced"
+]
+"""What happens to a dim: a weight makes it, contracts it, or has it beside a dim that tokens index; tokens index it; a
+product with a weight keeps it apart; so does one of activations, or contracts it; a convolution has it as features, or
+moves along it; a maximum is taken over it."""
 
 PASSES = "sdy-flatten-call-graph,func.func(sdy-populate-op-sharding-rules)"
 """What makes of a lowered step a module that `DimGraph` reads: each call gets a function of its own."""
@@ -88,6 +90,13 @@ class DimGraph:
         for node, event in self._events:
             found[self._classes.find(node)].append(event)
         return dict(found)
+
+    def order(self) -> dict[_Node, int]:
+        """For each class when the step comes to it, as a number."""
+        found: dict[_Node, int] = {}
+        for number, node in enumerate(self._classes):
+            found.setdefault(self._classes.find(node), number)
+        return found
 
     def _join(self, nodes: Iterable[_Node], is_tight: bool = True) -> None:
         first, *others = nodes or [None]
@@ -226,6 +235,7 @@ class DimGraph:
         for value, batching, contracting in sides:
             if self._is_first_use(value):
                 free = [dim for dim in range(value.type.rank) if dim not in (*batching, *contracting)]
+                self._events += [((value, dim), "stacked") for dim in batching]
                 self._events += [((value, dim), "consumed") for dim in contracting]
                 self._events += [((value, dim), "produced") for dim in free]
 
@@ -233,7 +243,9 @@ class DimGraph:
         if not self._is_first_use(operation.operands[1]):
             return
         text = str(operation.attributes["dimension_numbers"])
-        for value, layout, marks in zip(operation.operands, re.findall(r"\[([^\]]*)\]", text), ("f", "io"), strict=False):
+        for value, layout, marks in zip(
+            operation.operands, re.findall(r"\[([^\]]*)\]", text), ("f", "io"), strict=False
+        ):
             for dim, mark in enumerate(layout.split(", ")):
                 if mark in marks:
                     self._events.append(((value, dim), "channel"))
@@ -264,6 +276,10 @@ class _UnionFind:
     def __init__(self) -> None:
         self._parents: dict[_Node, _Node] = {}
 
+    def __iter__(self) -> Iterator[_Node]:
+        """The nodes, in the order in which they came."""
+        return iter(list(self._parents))
+
     def find(self, node: _Node) -> _Node:
         parents = self._parents
         while parents.setdefault(node, node) != node:
@@ -280,7 +296,9 @@ def _returned(block: Any) -> list[Any]:
 
 
 def _is_integer(value: Any) -> bool:
-    return str(value.type.element_type).removeprefix("u").startswith("i") if hasattr(value.type, "element_type") else False
+    return (
+        str(value.type.element_type).removeprefix("u").startswith("i") if hasattr(value.type, "element_type") else False
+    )
 
 
 def _numbers(attribute: Any, pattern: str) -> list[int]:

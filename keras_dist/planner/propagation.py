@@ -23,10 +23,11 @@ from keras_dist.training.activations import path_of_scope
 # the operations of MLIR have no types
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
 
-_PASSES = (
+PASSES = (
     "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true}),"
     "func.func(sdy-reshard-to-collectives)"
 )
+"""What makes of a lowered step a module that `propagated` reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +104,12 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """
     if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    program = _Program(_shardy.run_passes(lowered, _PASSES))
-    costs = program.costs_of("main")
+    return propagated(_shardy.run_passes(lowered, PASSES))
+
+
+def propagated(module: Any) -> Propagated:
+    """What is known of a step, from its module after `PASSES`."""
+    costs = _Program(module).costs_of("main")
     return Propagated(tuple(costs.collectives), costs.flops, costs.peak)
 
 
