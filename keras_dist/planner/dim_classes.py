@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -16,7 +16,7 @@ from keras_dist import _shardy
 from keras_dist._types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
-from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_bytes, render_text
@@ -25,6 +25,9 @@ from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
 from keras_dist.planner.propagation import Collective, Propagated
 from keras_dist.planner.tracing import StepProgram, trace_step
+
+INPUTS = "input/"
+"""What names of arrays begin with for which there are rules; of the others in a batch the rows alone are sharded."""
 
 _MOST_PATHS = 4
 
@@ -57,10 +60,18 @@ class DimClasses:
 
     Attributes:
         program: the train step that they were found in.
+        logical_names: the names that the model itself gives to dims.
     """
 
-    def __init__(self, program: StepProgram, found: Sequence[DimClass], dims: Mapping[str, Sequence[Dim]]) -> None:
+    def __init__(
+        self,
+        program: StepProgram,
+        found: Sequence[DimClass],
+        dims: Mapping[str, Sequence[Dim]],
+        logical_names: Iterable[str] = (),
+    ) -> None:
         self.program = program
+        self.logical_names = tuple(dict.fromkeys(logical_names))
         self._classes = {each.name: each for each in found}
         self._dims = dims
         self._costs: dict[tuple[str, int], Propagated] = {}
@@ -109,12 +120,13 @@ class DimClasses:
             no optimizer slots what stays whole.
         """
         own = {path for each in self for path, _ in each.members}
+        rowwise = {row.path for row in self.program.batch.rows if not row.path.startswith(INPUTS)}
         layouts: dict[str, tuple[Axis, ...]] = {}
         left: list[Unsharded] = []
         for path, dims in self._dims.items():
             used: set[str] = set()
             axes: list[Axis] = []
-            for dim, (name, parts) in enumerate(dims):
+            for dim, (name, parts) in enumerate(dims[:1] if path in rowwise else dims):
                 asked = axis_tuple(rules.get(name)) if name is not None else ()
                 shards = math.prod(sizes[axis] for axis in asked)
                 reason = ""
@@ -128,7 +140,7 @@ class DimClasses:
                 axes.append(None if not asked else asked[0] if len(asked) == 1 else asked)
                 used |= set(asked)
             if used:
-                layouts[path] = tuple(axes)
+                layouts[path] = (*axes, *[None] * (len(dims) - len(axes)))
         return layouts, left
 
     def cost_of(self, name: str, shards: int | None = None) -> Propagated:
@@ -193,6 +205,9 @@ class Unsharded:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.name} in dim {self.dim} of {self.path!r}: {self.reason}"
+
 
 def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> DimClasses:
     """Find which dims of weights and inputs must be sharded alike, in the traced train step. Allocates nothing.
@@ -218,12 +233,37 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
 
     Source: https://openxla.org/shardy/sharding_representation
     """
-    one_device = DataParallel(devices=list_devices()[:1])
-    return classes_of(trace_step(model_or_factory, batch, one_device, optimizer, loss))
+    one_device = OneDevice()
+    return classes_of(trace_step(model_or_factory, batch, one_device, optimizer, loss), one_device.own_names)
 
 
-def classes_of(program: StepProgram) -> DimClasses:
-    """Find the classes of dims in a step that is traced already; see `dim_classes`."""
+class OneDevice(DataParallel):
+    """The distribution under which a step is traced whose layouts are not known yet.
+
+    Attributes:
+        own_names: for each variable to whose dims the model itself gives names these.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(devices=list_devices()[:1])
+        self.own_names: dict[str, tuple[Any, ...]] = {}
+
+    def get_variable_layout(self, variable: Any) -> TensorLayout:
+        """Return a layout that shards nothing, and note the names of the dims."""
+        own = getattr(variable, "own", None)
+        if own is not None and own.layout is None:
+            self.own_names[variable.path] = own.entries
+        return TensorLayout.replicated(len(variable.shape), self.device_mesh)
+
+
+def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | None = None) -> DimClasses:
+    """Find the classes of dims in a step that is traced already; see `dim_classes`.
+
+    Args:
+        program: the step.
+        own_names: for paths of weights the names that the model itself gives to their dims.
+    """
+    names = own_names or {}
     batch = {row.path: row for row in program.batch.rows}
     state = {row.path: row for row in program.state.rows}
     module = _shardy.run_passes(program.lowered, PASSES)
@@ -238,7 +278,8 @@ def classes_of(program: StepProgram) -> DimClasses:
     for root in sorted(members, key=order.__getitem__):
         own = [member for member in members[root] if member.row.role in _OWN]
         if own:
-            kind = _kind(events.get(root, []), own)
+            given = {names[path][dim] for path, dim, *_ in own if dim < len(names.get(path, ()))} - {None}
+            kind = str(given.pop()) if len(given) == 1 else _kind(events.get(root, []), own)
             size = math.gcd(*(member.parts for member in own))
             signature = kind, size, frozenset(events.get(root, []))
             paths = {member.row.path for member in own}
@@ -248,7 +289,7 @@ def classes_of(program: StepProgram) -> DimClasses:
                 groups.append(group := _Group(signature))
             group.members += members[root]
             group.paths |= paths
-    return _named(program, groups)
+    return _named(program, groups, [name for entries in names.values() for name in entries if isinstance(name, str)])
 
 
 _OWN = ("parameter", "statistic", "batch")
@@ -298,7 +339,7 @@ def _kind(events: Sequence[Event], members: Sequence[_Member]) -> str:
     return ""
 
 
-def _named(program: StepProgram, groups: Sequence[_Group]) -> DimClasses:
+def _named(program: StepProgram, groups: Sequence[_Group], logical_names: Sequence[str]) -> DimClasses:
     counts: collections.Counter[str] = collections.Counter()
     ranks = {row.path: len(row.shape) for row in (*program.state.rows, *program.batch.rows)}
     dims: dict[str, list[Dim]] = {path: [(None, 1)] * rank for path, rank in ranks.items()}
@@ -313,7 +354,7 @@ def _named(program: StepProgram, groups: Sequence[_Group]) -> DimClasses:
         weights = {member.row.path: member.row.nbytes for member in own if member.row.role != "batch"}
         members = tuple((member.path, member.dim) for member in own)
         found.append(DimClass(name, size, members, tuple(member.parts for member in own), sum(weights.values())))
-    return DimClasses(program, found, dims)
+    return DimClasses(program, found, dims, logical_names)
 
 
 def render_collectives(step: Propagated) -> str:
