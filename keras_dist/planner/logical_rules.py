@@ -51,7 +51,9 @@ class LogicalRules:
         if not isinstance(rules, Mapping) or not all(isinstance(name, str) for name in rules):  # pyright: ignore[reportUnnecessaryIsInstance]
             expected = "for each name of a class of dims a mesh axis, a tuple of axes, or None"
             example = {"mlp": "model", "batch": "data"}
-            raise argument_error("rules", rules, expected, wrong="is no such dict", example=example, error=DistributionError)
+            raise argument_error(
+                "rules", rules, expected, wrong="is no such dict", example=example, error=DistributionError
+            )
         self.rules: dict[str, Axis] = {
             name: tuple(axes) if isinstance(axes, list) else axes for name, axes in rules.items()
         }
@@ -125,7 +127,9 @@ def folded(layouts: Mapping[str, Sequence[Axis]], paths: Iterable[str]) -> dict[
     """
     alike: dict[str, list[str]] = {}
     for path in paths:
-        alike.setdefault("/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in path.split("/")), []).append(path)
+        alike.setdefault(
+            "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in path.split("/")), []
+        ).append(path)
     rules: dict[str, Sequence[Axis]] = {}
     for rule, members in alike.items():
         found = {tuple(layouts[path]) if path in layouts else None for path in members}
