@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from keras_dist import _shardy
 from keras_dist.distribution.layout import Axis
-from keras_dist.planner.propagation import PASSES, Propagated, propagated
+from keras_dist.planner.propagation import Propagated, propagate_module
 from keras_dist.planner.tracing import StepProgram
 
 Axes = Sequence[Axis]
@@ -22,7 +22,7 @@ class Screen:
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program  # keeps the context of the module
-        self._module = _shardy.run_passes(program.lowered, "symbol-dce")
+        self._module = _shardy.copy_of(program.lowered)
         _shardy.drop_constraints(self._module)
         state = [row.path for row in program.state.rows]
         arguments, results = _shardy.ranks_of_main(self._module)
@@ -40,4 +40,4 @@ class Screen:
         arguments, results = (
             [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
         )
-        return propagated(_shardy.lay_out(self._module, sizes, arguments, results, PASSES))
+        return propagate_module(_shardy.lay_out(self._module, sizes, arguments, results))

@@ -266,7 +266,8 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
     names = own_names or {}
     batch = {row.path: row for row in program.batch.rows}
     state = {row.path: row for row in program.state.rows}
-    module = _shardy.run_passes(program.lowered, PASSES)
+    module = _shardy.copy_of(program.lowered)
+    _shardy.run_passes(module, PASSES)
     graph = DimGraph(module, [path in batch for path in program.arguments])
     order, events = graph.order(), graph.events()
     members: dict[Any, list[_Member]] = collections.defaultdict(list)
