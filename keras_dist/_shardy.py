@@ -126,13 +126,11 @@ def lay_out(
     return copy
 
 
-def ranks_of_main(module: Any) -> tuple[list[int], list[int]]:
-    """The numbers of dims of the arguments of a module's `main`, and of its results."""
+def main_of(module: Any) -> Any:
+    """The block of a module's `main`."""
     operations = [each.operation for each in module.regions[0].blocks[0].operations]
     main = next(each for each in operations if str(each.attributes["sym_name"]) == '"main"')
-    block = main.regions[0].blocks[0]
-    returned = list(block.operations)[-1].operation.operands
-    return [value.type.rank for value in block.arguments], [value.type.rank for value in returned]
+    return main.regions[0].blocks[0]
 
 
 def drop_constraints(module: Any) -> None:
