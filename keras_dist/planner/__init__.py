@@ -1,8 +1,28 @@
 """What a train step needs before it runs: where its state lives, what moves between devices, and what it computes."""
 
+from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
+from keras_dist.planner.found import Found
+from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.planning import plan
 from keras_dist.planner.propagation import Collective, Propagated, propagate
 from keras_dist.planner.report import PlanReport
+from keras_dist.planner.search import Candidate
 from keras_dist.planner.tracing import StepProgram, trace_step
 
-__all__ = ["Collective", "PlanReport", "Propagated", "StepProgram", "plan", "propagate", "trace_step"]
+__all__ = [
+    "AutoParallel",
+    "Candidate",
+    "Collective",
+    "DimClass",
+    "DimClasses",
+    "Found",
+    "LogicalRules",
+    "PlanReport",
+    "Propagated",
+    "StepProgram",
+    "dim_classes",
+    "plan",
+    "propagate",
+    "trace_step",
+]

@@ -6,8 +6,10 @@ from typing import Any
 
 from keras_dist._types import PyTree
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.planner.origins import activations
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.report import PlanReport
+from keras_dist.planner.reshards import hidden_reshards
 from keras_dist.planner.tracing import trace_step
 
 
@@ -51,4 +53,6 @@ def plan(
         True
     """
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss)
-    return PlanReport(program.state, propagate(program.lowered), program.batch, program.assumed)
+    step = propagate(program.lowered)
+    problems = (*program.state.problems, *hidden_reshards(step))
+    return PlanReport(program.state, program.batch, step, activations(program), problems, program.assumed)

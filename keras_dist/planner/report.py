@@ -9,9 +9,13 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes, render_text
+from keras_dist.planner.explanation import Explanation, explain
+from keras_dist.planner.origins import Activation
 from keras_dist.planner.propagation import Propagated
 
 _MOST_LINES = 20
@@ -23,9 +27,11 @@ class PlanReport:
 
     Attributes:
         state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
+        batch: *exact*: where each array of the batch lives.
         step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program may differ: it moves the
             same bytes under data and tensor parallelism, and others under fully sharded layouts.
-        batch: *exact*: where each array of the batch lives.
+        activations: *propagated*: where what the submodules return lives, and why.
+        problems: rules without effect, and hidden reshards: what no rule says and the step moves all the same.
         assumed: what was not given and is assumed of the step.
 
     Example:
@@ -39,8 +45,10 @@ class PlanReport:
     """
 
     state: LayoutPlan
-    step: Propagated
     batch: LayoutPlan
+    step: Propagated
+    activations: tuple[Activation, ...] = ()
+    problems: tuple[Problem, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
@@ -51,6 +59,14 @@ class PlanReport:
             found[row.role] += row.nbytes_per_device
         return dict(found)
 
+    def explain(self, path: str) -> Explanation:
+        """Explain the layout of a variable, slot or input, or of an activation, `<layer>/output`.
+
+        Raises:
+            LayoutError: the step has no such array.
+        """
+        return explain(path, self.state, self.batch, self.activations)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as dicts, lists, strings and numbers."""
         return {
@@ -60,7 +76,11 @@ class PlanReport:
                 "nbytes_by_role": self.nbytes_by_role,
             },
             "assumed": list(self.assumed),
-            "propagated": dataclasses.asdict(self.step),
+            "propagated": {
+                **dataclasses.asdict(self.step),
+                "activations": [dataclasses.asdict(each) for each in self.activations],
+            },
+            "problems": [dataclasses.asdict(each) for each in self.problems],
         }
 
     def to_json(self) -> str:
@@ -79,8 +99,11 @@ class PlanReport:
         sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
         rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
         rows += self.batch.rows
-        assumed = [f"assumed: {text}" for text in self.assumed]
-        return render_text(Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *assumed))
+        notes = [f"warning: {each.summary} ({each.given}): {each.fix}" for each in self.problems]
+        notes += [f"assumed: {text}" for text in self.assumed]
+        return render_text(
+            Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *map(Text, notes))
+        )
 
     def _moved(self) -> Table:
         moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")
