@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from keras_dist import models as models
     from keras_dist import optimizers as optimizers
     from keras_dist import planner as planner
+    from keras_dist import presets as presets
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from keras_dist.models import Model as Model
     from keras_dist.models import Sequential as Sequential
     from keras_dist.optimizers import Optimizer as Optimizer
+    from keras_dist.planner import AutoParallel as AutoParallel
+    from keras_dist.planner import LogicalRules as LogicalRules
     from keras_dist.planner import plan as plan
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.regularizers import Regularizer as Regularizer
@@ -95,6 +98,7 @@ _PACKAGES = (
     "models",
     "optimizers",
     "planner",
+    "presets",
     "random",
     "regularizers",
     "saving",
@@ -103,6 +107,7 @@ _PACKAGES = (
     "visualization",
 )
 _PACKAGE_OF = {
+    "AutoParallel": "planner",
     "DTypePolicy": "mixed_precision",
     "DataParallel": "distribution",
     "DeviceMesh": "distribution",
@@ -116,6 +121,7 @@ _PACKAGE_OF = {
     "InputSpec": "layers",
     "KerasTensor": "layers",
     "Layer": "layers",
+    "LogicalRules": "planner",
     "Loss": "losses",
     "Metric": "metrics",
     "Model": "models",

@@ -20,7 +20,7 @@ import yaml
 from keras_dist.config.problems import show
 from keras_dist.errors import ConfigError, did_you_mean, nearest
 
-LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**18, 32, 2**16
+LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**17, 32, 2**15
 
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}

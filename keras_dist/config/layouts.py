@@ -319,14 +319,12 @@ class AutoConfig(DistributionConfig):
 
     Args:
         objective: what is made small.
-        target: the machine that it plans for, such as `"v5e:2x4"`; None for the devices of the mesh.
-        memory_limit_bytes: what a device may hold; None for what the target has.
+        memory_limit: bytes that a device has; None for as many as it takes.
     """
 
     strategy: Literal["auto"] = "auto"
     objective: Literal["step_time", "memory"] = "step_time"
-    target: str | None = None
-    memory_limit_bytes: int | None = Field(default=None, ge=1)
+    memory_limit: int | None = Field(default=None, ge=1)
 
 
 class PresetConfig(DistributionConfig):

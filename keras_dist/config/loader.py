@@ -17,7 +17,7 @@ from keras_dist.config.problems import MISSING, Loc, Problem, config_error, key_
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, shorten
 
-_LIMIT_FILES = 32
+_LIMIT_FILES = 16
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 
@@ -62,13 +62,6 @@ def load(
             given=f"path={shorten(path)} of type {type(path).__name__}",
             expected="a string, or a pathlib.Path",
             fix='for example path="run.toml"',
-        )
-    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            "`overrides` is no list of texts",
-            given=f"overrides={shorten(overrides)}",
-            expected="a list of texts, each a key path and a value",
-            fix='for example overrides=["mesh.shape.data=4"]',
         )
     file, settings = os.fspath(path), _Settings(os.environ if environ is None else environ)
     settings.put_file(Path(file))

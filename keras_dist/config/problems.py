@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import reprlib
@@ -22,7 +21,9 @@ Loc = tuple[str | int, ...]
 MISSING = "is missing"
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_TYPES = {bool: "boolean", str: "string", int: "integer", float: "float", list: "list", tuple: "list", dict: "table"}
+_SHOWN = 80
+_TYPES: dict[type, str] = {bool: "a boolean", str: "a string", int: "an integer", float: "a float"}
+_TYPES |= {list: "a list", tuple: "a list", dict: "a table"}
 
 
 class Table(BaseModel):
@@ -43,12 +44,15 @@ class Table(BaseModel):
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
         """Return the problem with a key that it does not have; None if what is given beside it is the problem."""
-        name = str(loc[-1])
-        near = nearest(name, cls.key_names())
-        what = f"unknown key{did_you_mean(name, cls.key_names())}"
-        return Problem(
-            loc, what, show(name), "one of the keys " + ", ".join(cls.key_names()), f"write {near}" if near else ""
-        )
+        name, names = str(loc[-1]), cls.key_names()
+        near = nearest(name, names)
+        what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""
+        return Problem(loc, what, show(name), f"one of the keys {', '.join(names)}", fix)
+
+    @classmethod
+    def form(cls) -> str:
+        """Return what may be given in its place."""
+        return f"a table with the keys {', '.join(cls.key_names())}"
 
 
 @dataclass(frozen=True)
@@ -102,39 +106,14 @@ def key_path(loc: Sequence[str | int]) -> str:
     return text
 
 
-class _Show(reprlib.Repr):
-    """Values as config files write them, shortened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 80
-        self.maxdict, self.maxlevel = 8, 3
-
-    def repr_str(self, x: str, level: int) -> str:
-        text = json.dumps(x[: self.maxstring], ensure_ascii=False)
-        return text if len(x) <= self.maxstring else text[:-1] + '..."'
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        if level <= 0:
-            return "{...}"
-        items = itertools.islice(x.items(), self.maxdict)
-        texts = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in items]
-        return "{" + ", ".join(texts + ["..."] * (len(x) > self.maxdict)) + "}"
-
-    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
-        return self.repr_list(list(x), level)
-
-    def repr_bool(self, x: bool, level: int) -> str:
-        return str(x).lower()
-
-    def repr_NoneType(self, x: None, level: int) -> str:
-        return "null"
-
-
 def show(value: object, *, with_type: bool = False) -> str:
     """`value` as a config file would write it, shortened; with its type: `"4" (a string)`."""
-    word = _TYPES.get(type(value)) if with_type else None
-    return _Show().repr(value) + (f" ({'an' if word == 'integer' else 'a'} {word})" if word else "")
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that are no text, or what contains itself
+        text = reprlib.repr(value)
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"{text} ({_TYPES[type(value)]})" if with_type and type(value) in _TYPES else text
 
 
 def pydantic_problems(error: ValidationError, model: type[Table], table: Mapping[Any, Any]) -> list[Problem]:
@@ -152,12 +131,15 @@ def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]
     owner, field, beside = _field_at(model, loc, table)
     if kind in ("extra_forbidden", "invalid_key"):
         homes = [name for name, other in model.model_fields.items() if str(loc[-1]) in _keys_in(other)]
-        if homes and homes[0] != loc[0]:
-            return replace(Table.unknown(loc, beside), what="unknown key", fix=f"move it into {homes[0]}")
-        return owner.unknown(loc, beside)
+        problem = owner.unknown(loc, beside)
+        if problem is None or not homes or homes[0] == loc[0]:
+            return problem
+        return replace(problem, what="unknown key", fix=f"move it into {homes[0]}")
     if kind == "refused":
         return Problem(loc, context["what"], show(given), context["allowed"], context["fix"])
-    allowed = (field and field.description) or details["msg"].removeprefix("Input should be ")
+    inner = _table_in(field)
+    told = details["msg"].removeprefix("Input should be ")
+    allowed = (field and field.description) or (inner.form() if inner else told)
     fix = f"for example {show(field.examples[0])}" if field and field.examples else f"give {allowed}"
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)

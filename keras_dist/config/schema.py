@@ -41,15 +41,18 @@ class Component(Table):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
-    name: str = Field(
-        min_length=1, description='a registered name, or an import path "module:Thing"', examples=["adam"]
-    )
+    name: str = Field(min_length=1, description='a registered name, or an import path "module:Thing"')
     config: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What the class or function is called with."""
         return {**(self.model_extra or {}), **self.config}
+
+    @classmethod
+    def form(cls) -> str:
+        """Return what may be given in its place."""
+        return 'a registered name or an import path "module:Thing", or a table with one as name, and arguments'
 
     @model_validator(mode="before")
     @classmethod
@@ -72,6 +75,9 @@ _Components = Annotated[
     BeforeValidator(_named),
     Field(description='a list of names, or of tables {name = "...", ...}; or a table of tables by name'),
 ]
+
+
+_Positive = Annotated[int, Field(ge=1)]
 
 
 class TrainingConfig(Table):
@@ -105,7 +111,7 @@ class TrainingConfig(Table):
     validation_freq: int = Field(1, ge=1)
     shuffle: bool = True
     steps_per_epoch: int | None = Field(None, ge=1)
-    steps_per_execution: int | Literal["auto"] = "auto"
+    steps_per_execution: _Positive | Literal["auto"] = Field("auto", description='an integer >= 1, or "auto"')
     remat: str | None = None
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
@@ -123,7 +129,7 @@ class CheckpointConfig(Table):
     """
 
     directory: str = Field(min_length=1, description="a directory for this run only", examples=["checkpoints"])
-    save_freq: int | Literal["epoch"] = "epoch"
+    save_freq: _Positive | Literal["epoch"] = Field("epoch", description='a number of batches, or "epoch"')
     keep: int | None = Field(2, ge=1)
     delete: bool = False
     asynchronous: bool = True
@@ -178,14 +184,9 @@ class RunConfig(Table):
         ('data_parallel', 'adam', 1)
     """
 
-    mesh: MeshConfig = Field(
-        description="a table with the key shape",
-        examples=[{"shape": {"data": 2, "model": 4}}],
-    )
+    mesh: MeshConfig = Field(examples=[{"shape": {"data": 2, "model": 4}}])
     distribution: SerializeAsAny[DistributionConfig] = Field(
-        default_factory=DataParallelConfig,
-        description="a table with the keys strategy, batch_axis, and those of the strategy",
-        examples=[{"strategy": "data_parallel"}],
+        default_factory=DataParallelConfig, examples=[{"strategy": "data_parallel"}]
     )
     cluster: ClusterConfig | None = None
     model: Component | None = None

@@ -11,10 +11,16 @@ from keras_dist.planner.targets import Target, devices, target
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [
+    "AutoParallel",
+    "Candidate",
     "CheckReport",
     "Chip",
     "Collective",
     "CompiledFigures",
+    "DimClass",
+    "DimClasses",
+    "Found",
+    "LogicalRules",
     "PlanReport",
     "Propagated",
     "Roofline",
@@ -23,6 +29,7 @@ __all__ = [
     "check",
     "compile_for",
     "devices",
+    "dim_classes",
     "figures",
     "plan",
     "propagate",

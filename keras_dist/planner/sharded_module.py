@@ -28,6 +28,7 @@ class ShardedModule:
 
     def __init__(self, operation: Any) -> None:
         self._operation = operation
+        self._nbytes: dict[Any, int] = {}  # by type and sharding, of which there are few
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
         for inner in operation.regions[0].blocks[0].operations:
@@ -39,17 +40,23 @@ class ShardedModule:
 
     def local_shape(self, value: Any) -> list[int]:
         """The shape of one device's shard."""
-        shape = list(value.type.shape) if hasattr(value.type, "shape") else []
-        sharding = self.sharding(value)
+        return self._shard(value.type, self.sharding(value))
+
+    def _shard(self, kind: Any, sharding: Any) -> list[int]:
+        shape = list(kind.shape) if hasattr(kind, "shape") else []
         if sharding is None:
             return shape
         return [-(-size // self._shards(dim)) for size, dim in zip(shape, sharding.dimension_shardings, strict=True)]
 
     def nbytes(self, value: Any) -> int:
         """Bytes of one device's shard."""
-        if not hasattr(value.type, "element_type"):
-            return 0
-        return math.prod(self.local_shape(value)) * _element_bytes(str(value.type.element_type))
+        kind, sharding = value.type, self.sharding(value)
+        key = kind, sharding
+        if key not in self._nbytes:
+            has_elements = hasattr(kind, "element_type")
+            size = _element_bytes(str(kind.element_type)) if has_elements else 0
+            self._nbytes[key] = math.prod(self._shard(kind, sharding)) * size
+        return self._nbytes[key]
 
     def axes(self, value: Any) -> tuple[Axis, ...]:
         """For each dim of a value the axes of the mesh over which it is split."""

@@ -1,0 +1,284 @@
+"""`Run`: what a config describes, built, and trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_dist import random
+from keras_dist.assembly.components import (
+    Examples,
+    callback_of,
+    data_of,
+    factory_of,
+    loss_of,
+    metrics_of,
+    optimizer_of,
+    under_policy,
+)
+from keras_dist.assembly.placing import distribution_for
+from keras_dist.callbacks import BackupAndRestore, Callback, History
+from keras_dist.config import RunConfig
+from keras_dist.distribution import CommunicationOptions, initialize, job
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.errors import ConfigError
+from keras_dist.models import Model
+from keras_dist.saving.buckets import folder_path
+from keras_dist.saving.drafts import writing_to
+
+RESOLVED_CONFIG = "run.json"
+"""The name of the resolved config beside checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A compiled model on its distribution, with its data; `build` makes it.
+
+    Attributes:
+        config: what it was made from.
+        distribution: where variables and data live.
+        model: the compiled model.
+        examples: what is trained on: the arguments `(x, y)` of `fit`, or `(x, y, sample_weight)`, or `(dataset,)`.
+        held_out: what is tested on, in the same form; None if there is nothing.
+    """
+
+    config: RunConfig
+    distribution: Distribution
+    model: Model
+    examples: Examples
+    held_out: Examples | None
+
+    def train(self) -> History:
+        """Train as the config says; with `[checkpoint]`, go on where an earlier run in the same directory was ended.
+
+        The resolved config is saved beside the states, as `run.json`: `config.load` reads it, and the same run can be
+        repeated with another `checkpoint.directory`.
+        """
+        told, chosen = self.config.training, [callback_of(one, n) for n, one in enumerate(self.config.callbacks)]
+        if self.config.checkpoint is not None:
+            options = self.config.checkpoint.model_dump(exclude={"directory", "delete"})
+            place, delete = self.config.checkpoint.directory, self.config.checkpoint.delete
+            chosen += [BackupAndRestore(place, delete_checkpoint=delete, **options), _SavedConfig(self.config)]
+        examples = dict(zip(("x", "y", "sample_weight"), self.examples, strict=False))
+        validated = self.held_out if told.validation and not told.validation_split else None
+        with self.distribution.scope():
+            return self.model.fit(
+                **examples,
+                batch_size=told.batch_size,
+                epochs=told.epochs,
+                verbose=told.verbose,
+                callbacks=chosen,
+                validation_split=told.validation_split,
+                validation_data=validated if validated is None or len(validated) > 1 else validated[0],
+                shuffle=told.shuffle,
+                steps_per_epoch=told.steps_per_epoch,
+                validation_freq=told.validation_freq,
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss and metrics by name over the examples that are held out.
+
+        Raises:
+            ConfigError: the data hold none out.
+        """
+        if self.held_out is None:
+            raise ConfigError(
+                "data: there are no examples to test on",
+                given="data without a second part",
+                expected="(x, y), (x_test, y_test)",
+                fix="return both from the function that [data] names",
+            )
+        examples = dict(zip(("x", "y", "sample_weight"), self.held_out, strict=False))
+        with self.distribution.scope():
+            batch_size = self.config.training.batch_size
+            return self.model.evaluate(**examples, batch_size=batch_size, verbose=0, return_dict=True)
+
+
+class _SavedConfig(Callback):
+    """Saves the resolved config beside the states, once `BackupAndRestore` has the directory for itself."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__()
+        self._run: RunConfig | None = run
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Write the file, before the first epoch."""
+        if self._run is not None and self._run.checkpoint is not None and job.process_index() == 0:
+            place = folder_path(self._run.checkpoint.directory) / RESOLVED_CONFIG
+            with writing_to(place):
+                place.write_text(self._run.to_json())
+        self._run = None
+
+
+def build(run: RunConfig) -> Run:
+    """Return the run that a config describes: a compiled model with its data, nothing trained.
+
+    With `[cluster]`, this process joins its job first.
+
+    Raises:
+        ConfigError: something that the run needs is missing, a component does not exist or does not take its
+            arguments, or the mesh does not fit the devices; names the key.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> settings = {
+        ...     "mesh": {"shape": {"data": -1}},
+        ...     "model": {"name": "Sequential", "layers": [{"class_name": "Dense", "config": {"units": 10}}]},
+        ...     "data": "digits",
+        ...     "training": {"loss": "mse"},
+        ... }
+        >>> run = kd.assembly.build(kd.config.RunConfig.model_validate(settings))
+        >>> [layer.name for layer in run.model.layers], [len(part) for part in run.examples]
+        (['dense'], [1437, 1437])
+    """
+    if run.cluster is not None:
+        told = run.cluster.model_dump(exclude={"communication"})
+        initialize(**told, communication_options=CommunicationOptions(run.cluster.communication))
+    training = run.training
+    random.set_random_seed(training.seed)
+    examples, held_out = data_of(run)
+    distribution = distribution_for(run, examples)
+    with distribution.scope(), under_policy(training.dtype_policy):
+        factory, is_module = factory_of(run)
+        model = Model.from_nnx(factory) if is_module else factory()
+        if not isinstance(model, Model):
+            model = Model.from_nnx(model)
+        model.compile(
+            optimizer_of(run),
+            loss=loss_of(run),
+            metrics=metrics_of(run),
+            steps_per_execution=training.steps_per_execution,
+            remat=training.remat,
+        )
+    return Run(run, distribution, model, examples, held_out)
+
+
+def train(self) -> History:
+        """Train as the config says; with `[checkpoint]`, go on where an earlier run in the same directory was ended.
+
+        The resolved config is saved beside the states, as `run.json`: `config.load` reads it, and the same run can be
+        repeated with another `checkpoint.directory`.
+        """
+        told, chosen = self.config.training, [callback_of(one, n) for n, one in enumerate(self.config.callbacks)]
+        if self.config.checkpoint is not None:
+            options = self.config.checkpoint.model_dump(exclude={"directory", "delete"})
+            place, delete = self.config.checkpoint.directory, self.config.checkpoint.delete
+            chosen += [BackupAndRestore(place, delete_checkpoint=delete, **options), _SavedConfig(self.config)]
+        examples = dict(zip(("x", "y", "sample_weight"), self.examples, strict=False))
+        validated = self.held_out if told.validation and not told.validation_split else None
+        with self.distribution.scope():
+            return self.model.fit(
+                **examples,
+                batch_size=told.batch_size,
+                epochs=told.epochs,
+                verbose=told.verbose,
+                callbacks=chosen,
+                validation_split=told.validation_split,
+                validation_data=validated if validated is None or len(validated) > 1 else validated[0],
+                shuffle=told.shuffle,
+                steps_per_epoch=told.steps_per_epoch,
+                validation_freq=told.validation_freq,
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss and metrics by name over the examples that are held out.
+
+        Raises:
+            ConfigError: the data hold none out.
+        """
+        if self.held_out is None:
+            raise ConfigError(
+                "data: there are no examples to test on",
+                given="data without a second part",
+                expected="(x, y), (x_test, y_test)",
+                fix="return both from the function that [data] names",
+            )
+        examples = dict(zip(("x", "y", "sample_weight"), self.held_out, strict=False))
+        with self.distribution.scope():
+            batch_size = self.config.training.batch_size
+            return self.model.evaluate(**examples, batch_size=batch_size, verbose=0, return_dict=True)
+
+
+class _SavedConfig(Callback):
+    """Saves the resolved config beside the states, once `BackupAndRestore` has the directory for itself."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__()
+        self._run: RunConfig | None = run
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Write the file, before the first epoch."""
+        if self._run is not None and self._run.checkpoint is not None and job.process_index() == 0:
+            place = folder_path(self._run.checkpoint.directory) / RESOLVED_CONFIG
+            with writing_to(place):
+                place.write_text(self._run.to_json())
+        self._run = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlanInputs:
+    """The arguments of `kd.plan` for a run: `kd.plan(**vars(plan_inputs(config)))`.
+
+    Attributes:
+        model_or_factory: what makes the model or the module.
+        batch: the shapes of a batch.
+        distribution: where variables and data live.
+        optimizer: the optimizer.
+        loss: the loss; None where the model adds its own.
+    """
+
+    model_or_factory: Callable[..., Any]
+    batch: tuple[Any, ...]
+    distribution: Distribution
+    optimizer: Any
+    loss: Any
+
+
+def build(run: RunConfig) -> Run:
+    """Return the run that a config describes: a compiled model with its data, nothing trained.
+
+    With `[cluster]`, this process joins its job first.
+
+    Raises:
+        ConfigError: something that the run needs is missing, a component does not exist or does not take its
+            arguments, or the mesh does not fit the devices; names the key.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> settings = {
+        ...     "mesh": {"shape": {"data": -1}},
+        ...     "model": {"name": "Sequential", "layers": [{"class_name": "Dense", "config": {"units": 10}}]},
+        ...     "data": "digits",
+        ...     "training": {"loss": "mse"},
+        ... }
+        >>> run = kd.assembly.build(kd.config.RunConfig.model_validate(settings))
+        >>> [layer.name for layer in run.model.layers], [len(part) for part in run.examples]
+        (['dense'], [1437, 1437])
+    """
+    if run.cluster is not None:
+        told = run.cluster.model_dump(exclude={"communication"})
+        initialize(**told, communication_options=CommunicationOptions(run.cluster.communication))
+    training = run.training
+    random.set_random_seed(training.seed)
+    examples, held_out = data_of(run)
+    distribution = distribution_for(run, examples)
+    with distribution.scope(), under_policy(training.dtype_policy):
+        factory, is_module = factory_of(run)
+        model = Model.from_nnx(factory) if is_module else factory()
+        if not isinstance(model, Model):
+            model = Model.from_nnx(model)
+        model.compile(
+            optimizer_of(run),
+            loss=loss_of(run),
+            metrics=metrics_of(run),
+            steps_per_execution=training.steps_per_execution,
+            remat=training.remat,
+        )
+    return Run(run, distribution, model, examples, held_out)
+
+
+def train(run: RunConfig) -> History:
+    """Train what a config describes, and return the `History`; see `build` and `Run.train`."""
+    return build(run).train()
+
+

@@ -1,0 +1,210 @@
+"""`AutoParallel`: the strategy that finds its layout in the traced train step of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from keras_dist._arguments import argument_error, check_int, check_option
+from keras_dist._types import Device, PyTree
+from keras_dist.distribution.devices import list_devices
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.strategy import Distribution, register_strategy
+from keras_dist.errors import DistributionError
+from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
+from keras_dist.planner.found import Found, found_of
+from keras_dist.planner.search import Candidate, Objective, Search, meshes_of
+from keras_dist.planner.tracing import trace_step
+
+_MOST_BYTES_OF_CACHE = 2**22
+
+
+@register_strategy("auto")
+class AutoParallel(Distribution):
+    """Finds a layout for a model: which mesh, which dims over which of its axes, and whether weights are fully sharded.
+
+    `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
+    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the batch.
+    Of up to six classes that gain by themselves all combinations are tried. It is the same each time, unless the time
+    limit ends it.
+
+    Args:
+        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are tried;
+            by default all devices of the job.
+        objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
+        memory_limit: bytes that a device has. What does not fit comes last.
+        time_limit_seconds: after which the best candidate so far is taken.
+        cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
+
+    Raises:
+        DistributionError: an argument is none of these.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> mlp = lambda: kd.Sequential(
+        ...     [kd.Input((16,)), kd.layers.Dense(64, "relu", name="up"), kd.layers.Dense(16, name="down")]
+        ... )
+        >>> x = np.zeros((8, 16), "float32")
+        >>> auto = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"))
+        >>> found = auto.search(mlp, (x, x), "adam", "mse")
+        >>> print(found.to_code())
+        import keras_dist as kd
+        <BLANKLINE>
+        mesh = kd.DeviceMesh("data=2,model=4")
+        rules = kd.LayoutMap(mesh)
+        rules['down/kernel'] = ('model', None)
+        rules['up/bias'] = ('model',)
+        rules['up/kernel'] = (None, 'model')
+        distribution = kd.ModelParallel(rules, 'data')
+        <BLANKLINE>
+
+    Source: Zheng et al. 2022, arXiv:2201.12023 (Alpa); Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM).
+    """
+
+    def __init__(
+        self,
+        mesh_or_devices: DeviceMesh | Sequence[str | Device] | None = None,
+        objective: Objective = "step_time",
+        memory_limit: int | None = None,
+        *,
+        time_limit_seconds: float = 120.0,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        is_mesh = isinstance(mesh_or_devices, DeviceMesh)
+        self._devices = None if is_mesh else list(list_devices() if mesh_or_devices is None else mesh_or_devices)
+        super().__init__(mesh_or_devices if is_mesh else DeviceMesh([-1], ["data"], self._devices))
+        self.objective: Objective = check_option("objective", objective, ("step_time", "memory"))
+        self.memory_limit = (
+            memory_limit
+            if memory_limit is None
+            else check_int(
+                "memory_limit",
+                memory_limit,
+                1,
+                wrong="is not a number of bytes",
+                example=2**34,
+                error=DistributionError,
+            )
+        )
+        if not isinstance(time_limit_seconds, int | float) or not time_limit_seconds > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise argument_error(
+                "time_limit_seconds", time_limit_seconds, "a positive number", example=60, error=DistributionError
+            )
+        self.time_limit_seconds = time_limit_seconds
+        self.cache = None if cache is None else pathlib.Path(cache)
+
+    @classmethod
+    def from_config(cls, mesh: DeviceMesh, config: Any) -> AutoParallel:
+        """Return the distribution of a config file with `strategy = "auto"`."""
+        return cls(mesh, config.objective, config.memory_limit)
+
+    def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> Found:
+        """Find the layout of a model. Allocates nothing, and the devices need not exist.
+
+        Args:
+            model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`; or what makes one; as for `kd.plan`.
+            batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
+            optimizer: in place of that of `compile`; without any `"adam"`.
+            loss: in place of that of `compile`; without any the mean of the outputs.
+
+        Raises:
+            DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
+            ModelError: there is no model, or it does not take the batch.
+        """
+        deadline = time.monotonic() + self.time_limit_seconds
+        one_device = OneDevice()
+        program = trace_step(model_or_factory, batch, one_device, optimizer, loss)
+        classes = classes_of(program, one_device.own_names)
+        key = self._key(program.lowered)
+        candidates, is_complete, is_cached = self._cached(key, classes), True, True
+        if candidates is None:
+            search = Search(classes, self.objective, self.memory_limit, deadline)
+            search.run(self._meshes())
+            candidates = sorted(search.candidates, key=search.rank)
+            is_complete, is_cached = not search.skipped, False
+            if is_complete:
+                self._keep(key, candidates)
+        mesh = self._mesh_of(candidates[0].mesh)
+        return found_of(candidates[0], candidates, classes, mesh, is_complete=is_complete, is_cached=is_cached)
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Not known before `search`."""
+        self._not_found()
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
+        """Not known before `search`."""
+        self._not_found()
+
+    def get_variable_layout(self, variable: Any) -> TensorLayout | None:
+        """Not known before `search`."""
+        self._not_found()
+
+    def _not_found(self) -> NoReturn:
+        raise DistributionError(
+            "AutoParallel has no layout yet: it is found in the train step of a model",
+            given="a model that is made under AutoParallel",
+            expected="the distribution that `search` finds",
+            fix="found = distribution.search(factory, (x, y), optimizer, loss); with found.distribution.scope(): ...",
+        )
+
+    def _meshes(self) -> list[dict[str, int]]:
+        if self._devices is None:
+            return [self.device_mesh.axis_sizes]
+        return meshes_of(len(self._devices))
+
+    def _mesh_of(self, sizes: Mapping[str, int]) -> DeviceMesh:
+        return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
+
+    def _key(self, lowered: jax.stages.Lowered) -> str:
+        options = [self.objective, self.memory_limit, self._meshes(), jax.__version__]
+        return hashlib.sha256(f"{json.dumps(options)}\n{lowered.as_text()}".encode()).hexdigest()
+
+    def _cached(self, key: str, classes: DimClasses) -> list[Candidate] | None:
+        """The candidates of an earlier search; None without one, or where its file is not as it was written."""
+        path = None if self.cache is None else self.cache / f"auto-{key[:16]}.json"
+        if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_CACHE:
+            return None
+        try:
+            read = json.loads(path.read_text())
+            found = [_candidate_of(each) for each in read["candidates"]] if read["key"] == key else []
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            return None
+        meshes = self._meshes()
+        known = all(
+            each.mesh in meshes
+            and {name for name in each.rules} <= {one.name for one in classes}
+            and {axis for axes in each.rules.values() for axis in ((axes,) if isinstance(axes, str) else axes or ())}
+            <= set(each.mesh)
+            and "batch" in each.rules
+            for each in found
+        )
+        return found if found and known else None
+
+    def _keep(self, key: str, candidates: Sequence[Candidate]) -> None:
+        if self.cache is None:
+            return
+        self.cache.mkdir(parents=True, exist_ok=True)
+        path = self.cache / f"auto-{key[:16]}.json"
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        draft.write_text(json.dumps({"key": key, "candidates": [dataclasses.asdict(each) for each in candidates]}))
+        draft.replace(path)
+
+
+def _candidate_of(read: Mapping[str, Any]) -> Candidate:
+    """A candidate from JSON, where tuples are lists."""
+    rules = {
+        str(name): tuple(map(str, axes)) if isinstance(axes, list) else axes for name, axes in read["rules"].items()
+    }
+    mesh = {str(name): int(size) for name, size in read["mesh"].items()}
+    numbers = [read[name] for name in ("state_nbytes", "activation_nbytes", "moved_nbytes")]
+    return Candidate(mesh, rules, bool(read["fully_sharded"]), float(read["step_seconds"]), *map(int, numbers))
