@@ -88,10 +88,12 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
 
 
 def optimizer_of(run: RunConfig) -> Any:
+    """The optimizer, which may serve one model."""
     return _made(run.optimizer, "optimizer", optimizers.get, is_factory=True)
 
 
 def loss_of(run: RunConfig) -> Any:
+    """The loss; None where the model adds its own."""
     return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
 
 
@@ -101,6 +103,7 @@ def metrics_of(run: RunConfig) -> list[Any]:
 
 
 def callback_of(component: Component, number: int) -> Callback:
+    """The callback at this place of the list."""
     key = f"callbacks[{number}]"
     known = {
         name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
@@ -208,12 +211,10 @@ def _objects() -> dict[str, Any]:
 @contextlib.contextmanager
 def under_policy(name: str | None) -> Generator[None]:
     """Make layers under a dtype policy; None for the current one."""
-    before = mixed_precision.dtypeunder_policy()
-    with told_of("training.dtypeunder_policy"):
-        mixed_precision.set_dtypeunder_policy(before if name is None else name)
+    before = mixed_precision.dtype_policy()
+    with told_of("training.dtype_policy"):
+        mixed_precision.set_dtype_policy(before if name is None else name)
     try:
         yield
     finally:
-        mixed_precision.set_dtypeunder_policy(before)
-
-
+        mixed_precision.set_dtype_policy(before)

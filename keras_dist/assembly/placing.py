@@ -19,7 +19,7 @@ from keras_dist.assembly.components import (
     told_of,
     under_policy,
 )
-from keras_dist.config import AutoConfig, HybridConfig, MeshConfig, PresetConfig, RunConfig, parse_mesh_shape
+from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
 from keras_dist.distribution.mesh import DeviceMesh
@@ -78,10 +78,10 @@ def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Dis
 def distribution_for(run: RunConfig, examples: Examples | None, devices: Sequence[Any] | None = None) -> Distribution:
     """Return the distribution that a config describes, for examples that are there already."""
     chosen, mesh = run.distribution, _mesh(run.mesh, devices)
-    if chosen.strategy == "zero1":
+    if isinstance(chosen, Zero1Config):
         with told_of("distribution"):
             return presets.zero1(mesh)
-    if not isinstance(chosen, AutoConfig | HybridConfig | PresetConfig):
+    if not isinstance(chosen, FoundConfig):
         return strategy_named(chosen.strategy).from_config(mesh, chosen)
     factory, batch = _step(run, data_of(run)[0] if examples is None else examples)
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}

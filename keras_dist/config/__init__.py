@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from keras_dist.config.layouts import Axes as Axes
     from keras_dist.config.layouts import DataParallelConfig as DataParallelConfig
     from keras_dist.config.layouts import DistributionConfig as DistributionConfig
+    from keras_dist.config.layouts import FoundConfig as FoundConfig
     from keras_dist.config.layouts import FullyShardedConfig as FullyShardedConfig
     from keras_dist.config.layouts import HybridConfig as HybridConfig
     from keras_dist.config.layouts import Layout as Layout
     from keras_dist.config.layouts import MeshConfig as MeshConfig
     from keras_dist.config.layouts import ModelParallelConfig as ModelParallelConfig
     from keras_dist.config.layouts import PresetConfig as PresetConfig
+    from keras_dist.config.layouts import Zero1Config as Zero1Config
     from keras_dist.config.loader import load as load
     from keras_dist.config.migration import MigratedRule as MigratedRule
     from keras_dist.config.migration import Migration as Migration
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
     from keras_dist.config.schema import RunConfig as RunConfig
     from keras_dist.config.schema import TrainingConfig as TrainingConfig
 
-_LAYOUTS = "AutoConfig Axes DataParallelConfig DistributionConfig FullyShardedConfig HybridConfig Layout MeshConfig"
+_LAYOUTS = "AutoConfig Axes DataParallelConfig DistributionConfig FoundConfig FullyShardedConfig HybridConfig Layout"
 _MODULE_OF = {
-    **dict.fromkeys([*_LAYOUTS.split(), "ModelParallelConfig", "PresetConfig"], "layouts"),
+    **dict.fromkeys([*_LAYOUTS.split(), "MeshConfig", "ModelParallelConfig", "PresetConfig", "Zero1Config"], "layouts"),
     **dict.fromkeys(["CheckpointConfig", "ClusterConfig", "Component", "RunConfig", "TrainingConfig"], "schema"),
     **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map", "migrate_rules"], "migration"),
     "load": "loader",

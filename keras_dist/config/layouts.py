@@ -181,6 +181,7 @@ Layout = Annotated[
 ]
 """The type of an option that holds entries of layouts by rule."""
 
+_Axis = Annotated[_Name | None, Field(description="an axis name", examples=["model"])]
 _Flag = Annotated[bool, Field(description="true or false", examples=[True])]
 
 
@@ -314,8 +315,15 @@ class FullyShardedConfig(ModelParallelConfig):
     min_size_bytes: int | None = Field(default=None, ge=0, description="an integer >= 0", examples=[1024])
 
 
-class AutoConfig(DistributionConfig):
-    """`strategy = "auto"`: `keras_dist.planner.AutoParallel` finds the layout.
+class FoundConfig(DistributionConfig):
+    """Strategies that look for dims in the model's step, and so need `[model]` and `[data]`, or take no options."""
+
+    strategy: Any
+    batch_axis: None = Field(None, description="nothing: the strategy says where the batch lies")
+
+
+class AutoConfig(FoundConfig):
+    """`strategy = "auto"`: `keras_dist.planner.AutoParallel` finds the layout, and keeps it beside the checkpoints.
 
     Args:
         objective: what is made small.
@@ -327,25 +335,31 @@ class AutoConfig(DistributionConfig):
     memory_limit: int | None = Field(default=None, ge=1)
 
 
-class PresetConfig(DistributionConfig):
-    """The strategies of `keras_dist.presets` that shard over one axis.
+class Zero1Config(FoundConfig):
+    """`strategy = "zero1"`: `keras_dist.presets.zero1`."""
+
+    strategy: Literal["zero1"] = "zero1"
+
+
+class PresetConfig(FoundConfig):
+    """The strategies of `keras_dist.presets` that shard dims over one axis.
 
     Args:
-        axis: the mesh axis, or axes; None for the default of the preset.
+        axis: the mesh axis; None for the last.
     """
 
-    strategy: Literal["zero1", "tensor_parallel", "sequence_parallel", "spatial"]
-    axis: Axes = None
+    strategy: Literal["tensor_parallel", "sequence_parallel", "spatial"]
+    axis: _Axis = None
 
 
-class HybridConfig(DistributionConfig):
+class HybridConfig(FoundConfig):
     """`strategy = "hybrid"`: `keras_dist.presets.hybrid`.
 
     Args:
-        fsdp: the mesh axis, or axes, over which variables are fully sharded; None for the default.
-        tensor: the mesh axis, or axes, over which layers are split; None for the default.
+        fsdp: the mesh axis, or axes, over which variables are fully sharded; None for all but `tensor`.
+        tensor: the mesh axis over which layers are split; None for the last.
     """
 
     strategy: Literal["hybrid"] = "hybrid"
     fsdp: Axes = None
-    tensor: Axes = None
+    tensor: _Axis = None

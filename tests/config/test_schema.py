@@ -132,6 +132,11 @@ def test_shapes_are_checked(refused: Refused, shape: object, said: str) -> None:
         ({"strategy": "fully_sharded", "min_size_bytes": 2.5}, "min_size_bytes", "2.5 (a float)", "an integer >= 0"),
         ({"strategy": "fully_sharded", "min_size_bytes": True}, "min_size_bytes", "true (a boolean)", "an integer"),
         ({"strategy": "fully_sharded", "axis": []}, "axis", "[]", "an axis name, or a list of axis names"),
+        ({"strategy": "spatial", "axis": ["data"]}, "axis", '["data"] (a list)', "an axis name"),
+        ({"strategy": "spatial", "axis": "dta"}, "axis", '"dta"', "an axis of the mesh"),
+        ({"strategy": "auto", "batch_axis": "data"}, "batch_axis", '"data"', "the strategy says where the batch lies"),
+        ({"strategy": "auto", "objective": "time"}, "objective", '"time"', "'step_time' or 'memory'"),
+        ({"strategy": "hybrid", "fsdp": "dta"}, "fsdp", '"dta"', "an axis of the mesh"),
         ({"layout": ["data"]}, "layout", '["data"] (a list)', "a table"),
         ({"layout": {"d1/kernel": "model"}}, 'layout."d1/kernel"', '"model"', "an entry for each dim"),
         ({"layout": {"d1/kernel": ["-", 3]}}, 'layout."d1/kernel"[1]', "3", '"-" (in quotes) or null'),
@@ -157,7 +162,7 @@ def test_refusal_gives_place_given_and_allowed(
     [
         ("layout", {"k": ["-"]}, {"model_parallel", "fully_sharded"}),
         ("strict", True, {"model_parallel", "fully_sharded"}),
-        ("axis", "data", {"fully_sharded", "zero1", "tensor_parallel", "sequence_parallel", "spatial"}),
+        ("axis", "data", {"fully_sharded", "tensor_parallel", "sequence_parallel", "spatial"}),
         ("min_size_bytes", 0, {"fully_sharded"}),
         ("shard_optimizer", True, {"data_parallel"}),
     ],
@@ -255,11 +260,12 @@ def test_objects_as_keras_writes_them() -> None:
 
 
 def test_auto_and_presets_have_options_of_their_own(loaded: Load) -> None:
-    auto = {"strategy": "auto", "objective": "memory", "target": "v5e:2x4", "memory_limit_bytes": 2**30}
+    auto = {"strategy": "auto", "objective": "memory", "memory_limit": 2**30}
     assert loaded(text_with(auto), ".json").distribution.model_dump(exclude={"batch_axis"}) == auto
-    for name in ("zero1", "tensor_parallel", "sequence_parallel", "spatial"):
-        found = loaded(text_with({"strategy": name, "axis": ["model"]}), ".json").distribution
-        assert (found.strategy, found.axis) == (name, ("model",))
+    assert loaded(text_with({"strategy": "zero1"}), ".json").distribution.strategy == "zero1"
+    for name in ("tensor_parallel", "sequence_parallel", "spatial"):
+        found = loaded(text_with({"strategy": name, "axis": "model"}), ".json").distribution
+        assert (found.strategy, found.axis) == (name, "model")
     found = loaded(text_with({"strategy": "hybrid", "fsdp": "data", "tensor": "model"}), ".json").distribution
     assert (found.fsdp, found.tensor) == ("data", "model")
 
