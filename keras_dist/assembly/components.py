@@ -76,15 +76,15 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
     parts = _called(_imported(found, key) if isinstance(found, str) else found, component, key)
-    if not isinstance(parts, tuple) or len(parts) != 2 or hasattr(parts[0], "shape"):
+    if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
         raise ConfigError(
             f"{key}: {component.name} does not return two parts",
             given=f"{shorten(parts)} of type {type(parts).__name__}",
             expected="(x, y), (x_test, y_test); a data set in the place of each pair, or None for the second",
             fix="return (x, y), None where there is nothing to test on",
         )
-    examples, held_out = (part if part is None or isinstance(part, tuple) else (part,) for part in parts)
-    return examples, held_out
+    examples, held_out = (part if isinstance(part, tuple) else (part,) for part in parts)
+    return examples, None if parts[1] is None else held_out
 
 
 def optimizer_of(run: RunConfig) -> Any:

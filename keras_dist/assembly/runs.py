@@ -60,7 +60,7 @@ class Run:
             place, delete = self.config.checkpoint.directory, self.config.checkpoint.delete
             chosen += [BackupAndRestore(place, delete_checkpoint=delete, **options), _SavedConfig(self.config)]
         examples = dict(zip(("x", "y", "sample_weight"), self.examples, strict=False))
-        validated = self.held_out if told.validation and not told.validation_split else None
+        validated: Any = self.held_out if told.validation and not told.validation_split else None
         with self.distribution.scope():
             return self.model.fit(
                 **examples,

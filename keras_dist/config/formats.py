@@ -163,7 +163,7 @@ class _Loader(yaml.SafeLoader):
         self._values: dict[int, int] = {}  # of each node, those that aliases stand for included
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
+        mark: Any = cast("Any", self).peek_event().start_mark
         self._depth += 1
         if self._depth > LIMIT_DEPTH:
             raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=mark)

@@ -23,7 +23,7 @@ from pydantic import (
 
 from keras_dist._patterns import pattern
 from keras_dist.config import mesh_shape
-from keras_dist.config.problems import Loc, Problem, Table, refuse, show
+from keras_dist.config.problems import Loc, Problem, Table, as_table, as_tuple, refuse, show
 from keras_dist.errors import MeshError, did_you_mean, nearest
 
 UNSHARDED = "-"
@@ -33,11 +33,6 @@ _RULE = "the path of a variable, or a regular expression for whole paths"
 
 mesh_axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("mesh_axes", default=())
 """The axes of the mesh for which names are being checked; empty while they are not known."""
-
-
-def as_table(value: object) -> dict[Any, Any] | None:
-    """Return `value` if it is a table."""
-    return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
 
 
 def _axis_name(name: object) -> object:
@@ -104,7 +99,7 @@ def _in_mesh(name: str, info: ValidationInfo) -> str:
     axes = mesh_axes.get()
     if axes and name not in axes:
         near = nearest(name, axes)
-        source = (info.context or {}).get("mesh", "mesh.shape")
+        source = cast("dict[str, str]", info.context or {}).get("mesh", "mesh.shape")
         add = "" if name == UNSHARDED else f", or add {show(name)} to the mesh"
         raise refuse(
             f"the mesh has no axis {name!r}{did_you_mean(name, axes)}",
@@ -144,16 +139,12 @@ def _strategy_in(options: Mapping[str, Any]) -> Any:
     return default if options.get("strategy") is None else options["strategy"]
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-
-
 def _form(value: object) -> str:
     return "none" if value is None else "name" if isinstance(value, str) else "names"
 
 
 _Name = Annotated[str, AfterValidator(_in_mesh)]
-_Names = Annotated[tuple[_Name, ...], Field(min_length=1), BeforeValidator(_as_tuple), AfterValidator(_each_once)]
+_Names = Annotated[tuple[_Name, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_each_once)]
 _Entry = Annotated[
     Annotated[None, Tag("none")] | Annotated[_Name, Tag("name")] | Annotated[_Names, Tag("names")],
     Discriminator(_form),
@@ -169,7 +160,7 @@ Layout = Annotated[
         Annotated[str, BeforeValidator(_rule)],
         Annotated[
             tuple[Annotated[_Entry, BeforeValidator(lambda entry: None if entry == UNSHARDED else entry)], ...],
-            BeforeValidator(_as_tuple),
+            BeforeValidator(as_tuple),
             AfterValidator(_each_once),
         ],
     ]
@@ -319,7 +310,9 @@ class FoundConfig(DistributionConfig):
     """Strategies that look for dims in the model's step, and so need `[model]` and `[data]`, or take no options."""
 
     strategy: Any
-    batch_axis: None = Field(None, description="nothing: the strategy says where the batch lies")
+    batch_axis: None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, description="nothing: the strategy says where the batch lies"
+    )
 
 
 class AutoConfig(FoundConfig):

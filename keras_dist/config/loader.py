@@ -13,7 +13,17 @@ from pydantic import ValidationError
 
 from keras_dist.config.formats import LIMIT_DEPTH, parse_toml, read_table
 from keras_dist.config.mesh_shape import MESH_VARIABLE
-from keras_dist.config.problems import MISSING, Loc, Problem, config_error, key_path, pydantic_problems, show
+from keras_dist.config.problems import (
+    MISSING,
+    Loc,
+    Problem,
+    as_table,
+    as_tuple,
+    config_error,
+    key_path,
+    pydantic_problems,
+    show,
+)
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, shorten
 
@@ -128,12 +138,12 @@ class _Settings:
         except ConfigError as error:
             error.given += f", included as {chain}" if within else ""
             raise
-        names = table.pop("include", [])
-        names = [names] if isinstance(names, str) else names
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
-            wrong = Problem(("include",), "is no list of files", show(names), "a list of paths", 'write ["base.toml"]')
+        given = table.pop("include", [])
+        names: Any = as_tuple([given] if isinstance(given, str) else given)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in cast("tuple[Any, ...]", names)):
+            wrong = Problem(("include",), "is no list of files", show(given), "a list of paths", 'write ["base.toml"]')
             raise config_error(str(file), [wrong])
-        for name in cast("list[str]", names):
+        for name in cast("tuple[str, ...]", names):
             self.put_file(file.parent / name, (*within, file))
         for key, value in table.items():
             self._merge(self.table, key, value, (str(key),), str(file))
@@ -142,46 +152,48 @@ class _Settings:
         """Put a value at a place."""
         table = self.table
         for n, part in enumerate(loc[:-1], 1):
-            inner = table.get(part)
-            if inner is not None and not isinstance(inner, dict):
+            inner = as_table({} if table.get(part) is None else table[part])
+            if inner is None:
                 raise ConfigError(
                     f"{source}: {key_path(loc[:n])} is no table",
-                    given=f"{key_path(loc[:n])} = {show(cast('object', inner))}",
+                    given=f"{key_path(loc[:n])} = {show(table[part])}",
                     expected="the key path of a value",
                     fix=f"replace the whole of {key_path(loc[:n])}, or correct the key path",
                 )
-            table[part] = table = {} if inner is None else cast("dict[Any, Any]", inner)
+            table[part] = table = inner
         table[loc[-1]] = value
         self.sources = {one: said for one, said in self.sources.items() if one[: len(loc)] != loc} | {loc: source}
 
     def _merge(self, into: dict[Any, Any], key: Any, value: Any, loc: Loc, source: str) -> None:
-        inner = into.get(key)
-        if isinstance(inner, dict) and isinstance(value, dict):
-            for name, item in cast("dict[Any, Any]", value).items():
-                self._merge(cast("dict[Any, Any]", inner), name, item, (*loc, str(name)), source)
-        else:
+        inner, table = as_table(into.get(key)), as_table(value)
+        if inner is None or table is None:
             into[key], self.sources[loc] = value, source
+        else:
+            for name, item in table.items():
+                self._merge(inner, name, item, (*loc, str(name)), source)
 
     def _filled(self, value: Any, loc: Loc, source: str, around: tuple[Any, ...]) -> Any:
         """`value` as a tree of its own, with the variables of the environment in it."""
         if isinstance(value, str):
-            whole, filled = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
-            return _read_value(filled) if whole is not None and whole[1] else filled
-        if not isinstance(value, dict | list):
+            whole, text = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
+            return _read_value(text) if whole is not None and whole[1] else text
+        table, items = as_table(value), as_tuple(value)
+        if table is None and not isinstance(items, tuple):
             return value
         if len(around) > LIMIT_DEPTH or any(value is one for one in around):
             what = "is nested too deeply" if len(around) > LIMIT_DEPTH else "contains itself"
             allowed = f"at most {LIMIT_DEPTH} tables and lists in each other"
             raise config_error(source, [Problem(loc, what, show(value), allowed, "write it out")])
         around = (*around, value)
-        if isinstance(value, list):
-            return [self._filled(item, (*loc, n), source, around) for n, item in enumerate(value)]
-        return {
-            self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key: self._filled(
-                item, (*loc, str(key)), source, around
-            )
-            for key, item in value.items()
-        }
+        if table is None:
+            return [
+                self._filled(item, (*loc, n), source, around) for n, item in enumerate(cast("tuple[Any, ...]", items))
+            ]
+        filled: dict[Any, Any] = {}
+        for key, item in table.items():
+            name = self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key
+            filled[name] = self._filled(item, (*loc, str(name)), source, around)
+        return filled
 
     def _with_variables(self, text: str, loc: Loc, source: str) -> str:
         def value_of(found: re.Match[str]) -> str:

@@ -22,8 +22,25 @@ MISSING = "is missing"
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SHOWN = 80
-_TYPES: dict[type, str] = {bool: "a boolean", str: "a string", int: "an integer", float: "a float"}
-_TYPES |= {list: "a list", tuple: "a list", dict: "a table"}
+_TYPES: dict[type, str] = {
+    bool: "a boolean",
+    str: "a string",
+    int: "an integer",
+    float: "a float",
+    list: "a list",
+    tuple: "a list",
+    dict: "a table",
+}
+
+
+def as_table(value: object) -> dict[Any, Any] | None:
+    """Return `value` if it is a table."""
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
+
+
+def as_tuple(value: object) -> object:
+    """Return a list as a tuple, and anything else as it is."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 class Table(BaseModel):
@@ -150,14 +167,15 @@ def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]
 def _loc(details: ErrorDetails, table: object) -> Loc:
     """Return the way to an error, without the parts that pydantic adds for forms of values and for wrong keys."""
     loc: Loc = ()
+    value: Any = table
     for part in details["loc"]:
-        if isinstance(table, dict):
-            keys = [key for key in cast("dict[Any, Any]", table) if str(key) == str(part)]
-            if not keys and details["type"] != "missing":
-                continue
-            loc, table = (*loc, str(part)), table[keys[0]] if keys else None
-        elif isinstance(table, list | tuple) and isinstance(part, int) and part < len(cast("list[Any]", table)):
-            loc, table = (*loc, part), table[part]
+        inner, items = as_table(value), as_tuple(value)
+        if inner is not None:
+            keys = [key for key in inner if str(key) == str(part)]
+            if keys or details["type"] == "missing":
+                loc, value = (*loc, str(part)), inner[keys[0]] if keys else None
+        elif isinstance(part, int) and isinstance(items, tuple) and part < len(cast("tuple[Any, ...]", items)):
+            loc, value = (*loc, part), cast("tuple[Any, ...]", items)[part]
     return loc
 
 
@@ -169,7 +187,7 @@ def _field_at(model: type[Table], loc: Loc, table: object) -> tuple[type[Table],
         inner = _table_in(field)
         if inner is None:
             break
-        table = cast("dict[Any, Any]", table).get(part) if isinstance(table, dict) else None
+        table = (as_table(table) or {}).get(part)
         owner = inner.described_by(table)
     return owner, field, table
 

@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from keras_dist.config import mesh_shape
-from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, as_table, mesh_axes
-from keras_dist.config.problems import Table
+from keras_dist.config.layouts import DataParallelConfig, DistributionConfig, MeshConfig, mesh_axes
+from keras_dist.config.problems import Table, as_table, as_tuple
 from keras_dist.errors import MeshError
 
 
@@ -39,7 +39,7 @@ class Component(Table):
     """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     name: str = Field(min_length=1, description='a registered name, or an import path "module:Thing"')
     config: dict[str, JsonValue] = Field(default_factory=dict)
@@ -57,17 +57,17 @@ class Component(Table):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
-        table = {"name": value} if isinstance(value, str) else as_table(value)
+        table = as_table(value)
         if table is None or "name" in table or "class_name" not in table:
-            return value if table is None else table
-        return {"name": table.get("registered_name") or table["class_name"], "config": table.get("config", {})}
+            return {"name": value} if isinstance(value, str) else value
+        return {"name": table.get("registered_name") or table["class_name"], "config": table.get("config") or {}}
 
 
 def _named(value: object) -> object:
     """Return callbacks by name, `{EarlyStopping: {patience: 3}}`, as a list of them; lists as tuples."""
-    if (table := as_table(value)) is not None:
-        value = [{"name": name, **options} if isinstance(options, dict) else options for name, options in table.items()]
-    return tuple(value) if isinstance(value, list) else value
+    table = as_table(value) or {}
+    named = [{**options, "name": name} for name, options in table.items() if as_table(options) is not None]
+    return as_tuple(named if named and len(named) == len(table) else [] if value == {} else value)
 
 
 _Components = Annotated[
@@ -100,18 +100,18 @@ class TrainingConfig(Table):
         verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
     """
 
-    epochs: int = Field(1, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0, lt=2**32)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     loss: Component | None = None
     metrics: _Components = ()
     dtype_policy: str | None = None
     validation: bool = True
-    validation_split: float = Field(0.0, ge=0, lt=1)
-    validation_freq: int = Field(1, ge=1)
+    validation_split: float = Field(default=0.0, ge=0, lt=1)
+    validation_freq: int = Field(default=1, ge=1)
     shuffle: bool = True
-    steps_per_epoch: int | None = Field(None, ge=1)
-    steps_per_execution: _Positive | Literal["auto"] = Field("auto", description='an integer >= 1, or "auto"')
+    steps_per_epoch: int | None = Field(default=None, ge=1)
+    steps_per_execution: _Positive | Literal["auto"] = Field(default="auto", description='an integer >= 1, or "auto"')
     remat: str | None = None
     verbose: Literal["auto", 0, 1, 2] = "auto"
 
@@ -129,8 +129,8 @@ class CheckpointConfig(Table):
     """
 
     directory: str = Field(min_length=1, description="a directory for this run only", examples=["checkpoints"])
-    save_freq: _Positive | Literal["epoch"] = Field("epoch", description='a number of batches, or "epoch"')
-    keep: int | None = Field(2, ge=1)
+    save_freq: _Positive | Literal["epoch"] = Field(default="epoch", description='a number of batches, or "epoch"')
+    keep: int | None = Field(default=2, ge=1)
     delete: bool = False
     asynchronous: bool = True
     fsync: bool = False
@@ -151,12 +151,12 @@ class ClusterConfig(Table):
     """
 
     job_addresses: str | None = None
-    num_processes: int | None = Field(None, ge=1)
-    process_id: int | None = Field(None, ge=0)
-    initialization_timeout_s: float | None = Field(None, ge=1)
-    heartbeat_timeout_s: float = Field(7, ge=1)
-    shutdown_timeout_s: float = Field(300, ge=1)
-    hang_timeout_s: float | None = Field(None, ge=1)
+    num_processes: int | None = Field(default=None, ge=1)
+    process_id: int | None = Field(default=None, ge=0)
+    initialization_timeout_s: float | None = Field(default=None, ge=1)
+    heartbeat_timeout_s: float = Field(default=7, ge=1)
+    shutdown_timeout_s: float = Field(default=300, ge=1)
+    hang_timeout_s: float | None = Field(default=None, ge=1)
     communication: Literal["auto", "gloo", "mpi", "nccl"] = "auto"
 
 
