@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Generator
+from types import ModuleType
 from typing import Any
 
 from keras_dist import (
@@ -89,17 +90,17 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
 
 def optimizer_of(run: RunConfig) -> Any:
     """The optimizer, which may serve one model."""
-    return _made(run.optimizer, "optimizer", optimizers.get, is_factory=True)
+    return _made(run.optimizer, "optimizer", optimizers.get, optimizers, is_factory=True)
 
 
 def loss_of(run: RunConfig) -> Any:
     """The loss; None where the model adds its own."""
-    return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
+    return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get, losses)
 
 
 def metrics_of(run: RunConfig) -> list[Any]:
     """The metrics."""
-    return [_made(one, f"training.metrics[{n}]", as_metric) for n, one in enumerate(run.training.metrics)]
+    return [_made(one, f"training.metrics[{n}]", as_metric, metrics) for n, one in enumerate(run.training.metrics)]
 
 
 def callback_of(component: Component, number: int) -> Callback:
@@ -131,12 +132,14 @@ def _needed(component: Component | None, key: str) -> Component:
     return component
 
 
-def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory: bool = False) -> Any:
+def _made(
+    component: Component, key: str, get: Callable[[Any], Any], package: ModuleType, is_factory: bool = False
+) -> Any:
     """The object that `get` finds for a component; functions by import path are called if they are factories."""
     with told_of(key):
         if not _is_path(component):
             described = {"class_name": component.name, "config": component.arguments}
-            with custom_object_scope(_objects()):
+            with custom_object_scope({**_objects(), **_types_in(package)}):  # losses and metrics share names
                 return get(described if component.arguments else component.name)
         found = _imported(component.name, key)
         makes = is_factory or component.arguments or isinstance(found, type)
@@ -205,7 +208,11 @@ def _called(found: Any, component: Component, key: str) -> Any:
 def _objects() -> dict[str, Any]:
     """The classes that objects within arguments may be of, by name."""
     packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
-    return {name: found for one in packages for name, found in vars(one).items() if isinstance(found, type)}
+    return {name: found for one in packages for name, found in _types_in(one).items()}
+
+
+def _types_in(package: ModuleType) -> dict[str, Any]:
+    return {name: found for name, found in vars(package).items() if isinstance(found, type)}
 
 
 @contextlib.contextmanager

@@ -74,22 +74,23 @@ def auto(
     ] = False,
     objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="of each device; by default what the target has")
+        int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default as many as it takes")
     ] = None,
     json: AsJson = False,
 ) -> int:
     """Find a layout, and print it as TOML.
 
-    Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept, and what was tried to stderr.
+    Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
+    config, and what was tried to stderr.
     """
     from keras_dist import planner
+    from keras_dist.config import ModelParallelConfig
 
-    inputs = _inputs(load(config, mesh, settings), target)
+    run = load(config, mesh, settings).model_copy(update={"distribution": ModelParallelConfig()})  # which is to be found
+    inputs = _inputs(run, target)
     given = inputs.pop("distribution").device_mesh
     where = list(given.devices.flat) if any_mesh else given
-    options = {} if target is None else {"target": target}
-    search = planner.AutoParallel(where, objective=objective, memory_limit=memory_limit, **options)
-    show_toml(search.search(**inputs), json)
+    show_toml(planner.AutoParallel(where, objective=objective, memory_limit=memory_limit).search(**inputs), json)
     return 0
 
 
