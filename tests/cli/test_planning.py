@@ -10,9 +10,7 @@ import types
 
 import pytest
 
-import keras_dist as kd
 from keras_dist import planner
-from keras_dist.distribution.devices import device_name
 from tests import commands, forks
 
 CONFIG = """
@@ -152,38 +150,23 @@ def test_modules_of_the_current_folder_are_found(config):
     assert (run.returncode, run.stdout[:11]) == (0, "no problems"), run.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "where", "objective", "limit"),
-    [
-        ([], {"data": 2, "model": 4}, "step_time", None),
-        (
-            ["--any-mesh", "--objective", "memory", "--memory-limit", "1000"],
-            [f"cpu:{index}" for index in range(8)],
-            "memory",
-            1000,
-        ),
-    ],
-)
-def test_auto_prints_the_tables_that_it_finds(config, capsys, monkeypatch, options, where, objective, limit):
-    class AutoParallel:
-        def __init__(self, mesh_or_devices, objective, memory_limit):
-            is_mesh = isinstance(mesh_or_devices, kd.DeviceMesh)
-            given = mesh_or_devices.axis_sizes if is_mesh else [device_name(device) for device in mesh_or_devices]
-            asked.append((given, objective, memory_limit))
+def test_auto_prints_the_tables_that_it_finds(config, capsys):
+    assert commands.run("auto", config, "--target", "v5e:2x4") == 0
+    output, told = capsys.readouterr()
+    found = tomllib.loads(output)
+    assert found["mesh"]["shape"] == {"data": 2, "model": 4}
+    assert "Candidates, the best first" in told
+    kept = config.with_name("kept.toml")
+    kept.write_text(f'include = ["run.toml"]\n{output}')
+    assert commands.run("check", kept) == 0
 
-        def search(self, model_or_factory, batch, optimizer, loss):
-            assert batch[0].shape == (16, 8) and isinstance(model_or_factory(), kd.Model)
-            return Found()
 
-    class Found:
-        def __str__(self):
-            return "why"
-
-        def to_toml(self):
-            return "[mesh]\n"
-
-    asked = []
-    monkeypatch.setattr(planner, "AutoParallel", AutoParallel, raising=False)
-    assert commands.run("auto", config, *options) == 0
-    assert capsys.readouterr() == ("[mesh]\n", "why\n")
-    assert asked == [(where, objective, limit)]
+def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
+    assert commands.run("auto", config, "--any-mesh", "--objective=memory", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len({tuple(each["mesh"].values()) for each in found["candidates"]}) > 1
+    assert tomllib.loads(found["toml"])["mesh"]["shape"] == found["mesh"]
+    least = min(each["state_nbytes"] + each["activation_nbytes"] for each in found["candidates"])
+    best = found["candidates"][0]
+    assert best["state_nbytes"] + best["activation_nbytes"] == least
+    assert commands.run("auto", config, "--objective=speed") == 2
