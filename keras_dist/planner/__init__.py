@@ -2,9 +2,11 @@
 
 from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.checking import CheckReport, check
+from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
 from keras_dist.planner.found import Found
+from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.planning import plan
@@ -21,6 +23,7 @@ __all__ = [
     "CheckReport",
     "Chip",
     "Collective",
+    "Comparison",
     "CompiledFigures",
     "DimClass",
     "DimClasses",
@@ -31,6 +34,7 @@ __all__ = [
     "Roofline",
     "StepProgram",
     "Target",
+    "assert_plan",
     "check",
     "compile_for",
     "devices",
