@@ -33,13 +33,13 @@ class AutoParallel(Distribution):
     """Finds a layout for a model: which mesh, which dims over which of its axes, and whether weights are fully sharded.
 
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
-    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the batch.
-    Of up to six classes that gain by themselves all combinations are tried. It is the same each time, unless the time
-    limit ends it.
+    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over
+    those of the batch. Of up to six classes that gain by themselves all combinations are tried. It is the same each
+    time, unless the time limit ends it.
 
     Args:
-        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are tried;
-            by default all devices of the job.
+        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are
+            tried; by default all devices of the job.
         objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
         memory_limit: bytes that a device has. What does not fit comes last.
         time_limit_seconds: after which the best candidate so far is taken.

@@ -166,7 +166,8 @@ class DimGraph:
     def _trace(self, operation: Any) -> None:
         """Note what the results are made of."""
         origins = [self._origin(operand) for operand in operation.operands]
-        made_of = None if None in origins else frozenset[int]().union(*[each for each in origins if each])
+        is_product = operation.name == "stablehlo.dot_general" and frozenset() in origins  # as a constant gradient's
+        made_of = None if None in origins or is_product else frozenset[int]().union(*[each for each in origins if each])
         are_tokens = bool(origins) and all(
             value in self._tokens or origin == frozenset()
             for value, origin in zip(operation.operands, origins, strict=True)
