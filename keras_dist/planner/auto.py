@@ -23,6 +23,7 @@ from keras_dist.errors import DistributionError
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.found import Found, found_of
 from keras_dist.planner.search import Candidate, Objective, Search, meshes_of
+from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import trace_step
 
 _MOST_BYTES_OF_CACHE = 2**22
@@ -41,7 +42,10 @@ class AutoParallel(Distribution):
         mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are
             tried; by default all devices of the job.
         objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
-        memory_limit: bytes that a device has. What does not fit comes last.
+        target: the machine it is meant for, such as `"v5p:4x4x4"`, see `planner.target`: its times count, its devices are
+            those of the mesh where none are given, and the best few candidates are compiled for it, where the extra
+            that this needs is there.
+        memory_limit: bytes that a device has; by default those of the target. What does not fit comes last.
         time_limit_seconds: after which the best candidate so far is taken.
         cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
 
@@ -74,13 +78,17 @@ class AutoParallel(Distribution):
         self,
         mesh_or_devices: DeviceMesh | Sequence[str | Device] | None = None,
         objective: Objective = "step_time",
+        target: str | Target | None = None,
         memory_limit: int | None = None,
         *,
         time_limit_seconds: float = 120.0,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.target = None if target is None else as_target(target)
         is_mesh = isinstance(mesh_or_devices, DeviceMesh)
-        self._devices = None if is_mesh else list(list_devices() if mesh_or_devices is None else mesh_or_devices)
+        if mesh_or_devices is None:
+            mesh_or_devices = list_devices() if self.target is None else devices(self.target)
+        self._devices = None if is_mesh else list(mesh_or_devices)
         super().__init__(mesh_or_devices if is_mesh else DeviceMesh([-1], ["data"], self._devices))
         self.objective: Objective = check_option("objective", objective, ("step_time", "memory"))
         self.memory_limit = (
@@ -122,12 +130,13 @@ class AutoParallel(Distribution):
         """
         deadline = time.monotonic() + self.time_limit_seconds
         one_device = OneDevice()
-        program = trace_step(model_or_factory, batch, one_device, optimizer, loss)
+        platform = None if self.target is None else self.target.platform
+        program = trace_step(model_or_factory, batch, one_device, optimizer, loss, platform=platform)
         classes = classes_of(program, one_device.own_names)
         key = self._key(program.lowered)
         candidates, is_complete, is_cached = self._cached(key, classes), True, True
         if candidates is None:
-            search = Search(classes, self.objective, self.memory_limit, deadline)
+            search = Search(classes, self.objective, self.memory_limit, self.target, deadline)
             search.run(self._meshes())
             candidates = sorted(search.candidates, key=search.rank)
             is_complete, is_cached = not search.skipped, False
@@ -166,7 +175,8 @@ class AutoParallel(Distribution):
         return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
-        options = [self.objective, self.memory_limit, self._meshes(), jax.__version__]
+        named = None if self.target is None else self.target.name
+        options = [self.objective, self.memory_limit, named, self._meshes(), jax.__version__]
         return hashlib.sha256(f"{json.dumps(options)}\n{lowered.as_text()}".encode()).hexdigest()
 
     def _cached(self, key: str, classes: DimClasses) -> list[Candidate] | None:

@@ -13,6 +13,7 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.planner.costs import fully_sharded, nbytes_of, step_seconds, with_gathers
 from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.targets import Target
 
 Objective = Literal["step_time", "memory"]
 
@@ -56,6 +57,7 @@ class Search:
         classes: the classes of its dims.
         objective: what is to be small.
         memory_limit: bytes that a device has.
+        target: the machine whose times count; None for none in particular.
         deadline: when to stop, by `time.monotonic()`.
 
     Attributes:
@@ -66,6 +68,7 @@ class Search:
     classes: DimClasses
     objective: Objective
     memory_limit: int | None
+    target: Target | None
     deadline: float
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     skipped: int = 0
@@ -165,7 +168,7 @@ class Search:
         state: int,
         fully_sharded: bool = False,
     ) -> Candidate:
-        seconds = step_seconds(sizes, step, state)
+        seconds = step_seconds(sizes, step, state, self.target)
         moved = sum(each.nbytes_per_step for each in step.collectives)
         held = step.activation_nbytes
         self.candidates.append(Candidate(dict(sizes), dict(rules), fully_sharded, seconds, state, held, moved))
