@@ -49,6 +49,9 @@ class AutoParallel(Distribution):
         time_limit_seconds: after which the best candidate so far is taken.
         cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
 
+    A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
+    first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
+
     Raises:
         DistributionError: an argument is none of these.
 
@@ -161,8 +164,8 @@ class AutoParallel(Distribution):
     def _not_found(self) -> NoReturn:
         raise DistributionError(
             "AutoParallel has no layout yet: it is found in the train step of a model",
-            given="a model that is made under AutoParallel",
-            expected="the distribution that `search` finds",
+            given="a model that is made under AutoParallel, whose weights are created",
+            expected="a `fit` on arrays before that, or the distribution that `search` finds",
             fix="found = distribution.search(factory, (x, y), optimizer, loss); with found.distribution.scope(): ...",
         )
 

@@ -213,7 +213,8 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
     """Find which dims of weights and inputs must be sharded alike, in the traced train step. Allocates nothing.
 
     Classes come from what Shardy knows of each operation, and so do their names: no names of layers or parameters
-    count, and no table says what a layer does. Scans, tied weights, convolutions and modules of others are seen as they are.
+    count, and no table says what a layer does. Scans, tied weights, convolutions and modules of others
+    are seen as they are.
 
     Args:
         model_or_factory: as for `kd.plan`.

@@ -184,6 +184,29 @@ def test_a_model_under_it_has_no_layout_yet():
         kd.Model.from_nnx(models.Mlp, seed=0)
 
 
+def test_fit_finds_the_layout():
+    kd.set_distribution(kd.AutoParallel(kd.DeviceMesh(MESH)))
+    model = models.our_mlp()
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(20, models.WIDTH)).astype(np.float32)
+    history = model.fit(x, x, batch_size=8, epochs=2, verbose=0)
+    assert model.state_plan.row("up/kernel").axes == (None, "model")
+    assert model.distribution.batch_dim_name == "data"
+    assert history.history["loss"][1] < history.history["loss"][0]
+    model.fit(x, x, batch_size=8, verbose=0)
+    assert model.predict(x, verbose=0).shape == x.shape
+
+
+def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
+    with kd.AutoParallel(kd.DeviceMesh(MESH)).scope():
+        model = models.our_mlp()
+    model.compile("adam", "mse")
+    with pytest.raises(kd.errors.DistributionError, match="shapes of the batches are not known"):
+        model.fit(iter([(models.X, models.X)]), verbose=0)
+    with pytest.raises(kd.errors.DistributionError, match="AutoParallel has no layout yet"):
+        model.predict(models.X, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
