@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -12,6 +13,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import DistributionError
 from keras_dist.planner import AutoParallel
 from keras_dist.training.placement import Examples
+from keras_dist.training.rematerialisation import resolve_remat
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer
@@ -41,4 +43,7 @@ def find_layout(model: Trainer, examples: Examples) -> None:
     rows = min(examples.batch_size, examples.source.length)
     batch = examples.source.gather(np.arange(rows), rows).arrays
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    model._outside.made_under = asked.search(model, shapes).distribution
+    found, record = asked.search(model, shapes), model._outside
+    record.made_under = found.distribution
+    if found.best.remat is not None and record.choices is not None:
+        record.choices = dataclasses.replace(record.choices, remat=resolve_remat(found.best.remat))

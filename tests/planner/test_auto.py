@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 import keras_dist as kd
+from keras_dist import layers
 from keras_dist.from_config import distribution_from_config
 from tests.planner import models_to_lay_out as models
 from tests.planner.test_presets import live_nbytes, trained
@@ -125,6 +126,26 @@ def test_it_keeps_to_a_limit_of_memory():
     assert bound.nbytes <= limit + 1 < free.nbytes
 
 
+def test_blocks_are_computed_again_where_memory_counts():
+    def factory(rngs):
+        return models.Decoder(False, rngs)
+
+    batch, loss = (models.TOKENS, models.TOKENS), models.CROSSENTROPY
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), "memory")
+    found = auto.search(factory, batch, "adam", loss)
+    assert found.best.remat == r"blocks/\d+"
+    assert found.best.nbytes < min(each.nbytes for each in found.candidates if each.remat is None)
+    assert found.best.rules == {"batch": "data", "heads": "model", "mlp": "model", "vocab": "model"}
+    assert r"compile(remat='blocks/\\d+')" in str(found)
+    with auto.scope():
+        tokens = kd.Input((models.POSITIONS,), dtype="int32")
+        x = layers.Embedding(models.VOCAB, 16)(tokens)
+        made = kd.Model(tokens, layers.Dense(models.VOCAB)(x))
+    made.compile("adam", loss)
+    made.fit(models.TOKENS, models.TOKENS, batch_size=8, verbose=0)
+    assert made.state_plan.nbytes_per_device == live_nbytes(made) < made.state_plan.nbytes
+
+
 def test_it_says_why():
     lines = found_for("block, nnx").explanation
     moved = 4 * models.ROWS // 2 * models.POSITIONS * models.WIDTH // 1024
@@ -177,6 +198,17 @@ def test_the_time_limit_ends_the_search():
     found = kd.AutoParallel(kd.DeviceMesh(MESH), time_limit_seconds=1e-6).search(factory, batch, "adam", loss)
     assert not found.is_complete and found.best.rules == {"batch": "data"}
     assert "time limit" in found.explanation[-1]
+
+
+def test_the_best_are_compiled_for_a_target():
+    factory, batch, loss = STEPS["mlp, nnx"]
+    mesh = kd.DeviceMesh(MESH)
+    found = kd.AutoParallel(mesh, target="cpu:8", time_limit_seconds=300).search(factory, batch, "adam", loss)
+    compiled = [each.compiled_seconds for each in found.candidates[:3]]
+    assert None not in compiled and compiled == sorted(compiled)
+    assert all(each.compiled_seconds is None for each in found.candidates[3:])
+    assert f"{1e3 * compiled[0]:.3g} ms" in str(found)
+    assert kd.AutoParallel(target="v5p:2x2x1").memory_limit == kd.planner.target("v5p:2x2x1").hbm_nbytes
 
 
 def test_a_model_under_it_has_no_layout_yet():
