@@ -18,6 +18,9 @@ Target = Annotated[
         metavar="v5p:4x4x4", help="the devices that the run is meant for, which need not be here: cpu:8, h100:1x2x8"
     ),
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target, too")
+]
 
 
 def plan(
@@ -25,9 +28,7 @@ def plan(
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
-    compile_it: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target, too")
-    ] = True,
+    compile_it: Compile = True,
     html: Annotated[
         pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
     ] = None,
@@ -74,8 +75,9 @@ def auto(
     ] = False,
     objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default as many as it takes")
+        int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default what the target has")
     ] = None,
+    compile_it: Compile = True,
     json: AsJson = False,
 ) -> int:
     """Find a layout, and print it as TOML.
@@ -86,11 +88,14 @@ def auto(
     from keras_dist import planner
     from keras_dist.config import ModelParallelConfig
 
-    run = load(config, mesh, settings).model_copy(update={"distribution": ModelParallelConfig()})  # which is to be found
+    run = load(config, mesh, settings).model_copy(
+        update={"distribution": ModelParallelConfig()}
+    )  # which is to be found
     inputs = _inputs(run, target)
     given = inputs.pop("distribution").device_mesh
     where = list(given.devices.flat) if any_mesh else given
-    show_toml(planner.AutoParallel(where, objective=objective, memory_limit=memory_limit).search(**inputs), json)
+    options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
+    show_toml(planner.AutoParallel(where, **options).search(**inputs), json)
     return 0
 
 
