@@ -88,7 +88,7 @@ def distribution_for(run: RunConfig, examples: Examples | None, devices: Sequenc
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
             kept = None if run.checkpoint is None else run.checkpoint.directory
-            auto = AutoParallel(mesh, chosen.objective, chosen.memory_limit, cache=kept)
+            auto = AutoParallel(mesh, chosen.objective, memory_limit=chosen.memory_limit, cache=kept)
             return auto.search(factory, batch, **step).distribution
         options = chosen.model_dump(exclude={"strategy", "batch_axis"})
         return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step)

@@ -88,10 +88,8 @@ def auto(
     from keras_dist import planner
     from keras_dist.config import ModelParallelConfig
 
-    run = load(config, mesh, settings).model_copy(
-        update={"distribution": ModelParallelConfig()}
-    )  # which is to be found
-    inputs = _inputs(run, target)
+    to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
+    inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
     given = inputs.pop("distribution").device_mesh
     where = list(given.devices.flat) if any_mesh else given
     options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
