@@ -22,7 +22,7 @@ def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
 
 
 def launch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file, or -m and a module")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="...", help="its arguments")] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="how many on each node")] = 1,
     devices_per_process: Annotated[
@@ -58,6 +58,8 @@ def launch(
 
     keras-dist launch --processes 4 -- train.py --epochs 3
 
+    keras-dist launch --processes 4 -- -m keras_dist train run.toml
+
     Each process finds its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one dies or does
     not answer, the others are ended, and all are started again on another port; with `BackupAndRestore` in the script
     they go on where they were. The job is given up after --max-restarts, or after two restarts in a row without a new
@@ -71,7 +73,7 @@ def launch(
     that died. However the launcher ends, on Linux it leaves no process behind.
     """
     place = Place.resolve(nodes, node_rank, coordinator)
-    if not pathlib.Path(script).is_file():
+    if script != "-m" and not pathlib.Path(script).is_file():
         raise typer.BadParameter(f"expected a Python file, got {script!r}", param_hint="SCRIPT")
     job = Job(
         [script, *(arguments or ())],

@@ -355,6 +355,21 @@ def test_what_makes_no_sense_is_refused(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("between", "command"),
+    [
+        ([], [__file__, "--processes", "3", "--", "x"]),
+        (["--"], [__file__, "--processes", "3", "--", "x"]),
+        (["--"], ["-m", "keras_dist", "train", "run.toml"]),
+    ],
+)
+def test_what_follows_the_script_is_its_own(monkeypatch, between, command):
+    jobs = []
+    monkeypatch.setattr("keras_dist.cli.launch.run_guarded", lambda run, _: jobs.append(run.__self__._job) or 0)
+    assert commands.run("launch", "--processes", "2", *between, *command) == 0
+    assert (jobs[0].processes, jobs[0].command) == (2, command)
+
+
 def test_a_node_that_is_not_known_is_refused(capsys):
     assert commands.run("launch", "--nodes", "2", "x.py") == 2
     assert "no --node-rank" in capsys.readouterr().err
