@@ -220,6 +220,10 @@ def test_forms_of_models(model, names):
             "training.loss={name='Huber', delta=2.0}",
             lambda run: run.model.get_compile_config()["loss"]["config"]["delta"] == 2.0,
         ),
+        (
+            "training.loss={name='MeanSquaredError', reduction='sum'}",
+            lambda run: run.model.get_compile_config()["loss"]["module"] == "keras_dist.losses",
+        ),
         ("training.loss=my_run:absolute", lambda run: True),
         ("training.loss={name='my_run:scaled', by=2}", lambda run: True),
         ("training.metrics=['mae', 'my_run:absolute']", lambda run: set(run.evaluate()) >= {"mae", "absolute"}),

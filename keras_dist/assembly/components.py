@@ -5,6 +5,7 @@ What it names by import path is imported here, and so run.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -203,9 +204,11 @@ def _called(found: Any, component: Component, key: str) -> Any:
 
 @functools.cache
 def _objects() -> dict[str, Any]:
-    """The classes that objects within arguments may be of, by name."""
+    """The classes that objects within arguments may be of, by name; of two that share one, arguments tell the module."""
     packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
-    return {name: found for one in packages for name, found in vars(one).items() if isinstance(found, type)}
+    named = [(name, getattr(package, name)) for package in packages for name in package.__all__]
+    counts = collections.Counter(name for name, found in set(named) if isinstance(found, type))
+    return {name: found for name, found in named if counts[name] == 1}
 
 
 @contextlib.contextmanager
