@@ -129,7 +129,7 @@ def tensor_parallel(
     """
     classes = dim_classes(model_or_factory, batch, optimizer, loss)
     axis, others = _axis_and_others(mesh, axis)
-    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, axis), others)
+    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, axis), others)
     return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
@@ -143,7 +143,7 @@ def hybrid(
     optimizer: Any = None,
     loss: Any = None,
 ) -> FullySharded:
-    """As `tensor_parallel` over one axis, with weights and slots fully sharded over the others (FSDP x tensor parallel).
+    """As `tensor_parallel` over one axis, with weights and slots fully sharded over the others.
 
     Args:
         model_or_factory: as for `kd.plan`.
@@ -174,7 +174,7 @@ def hybrid(
     classes = dim_classes(model_or_factory, batch, optimizer, loss)
     tensor, others = _axis_and_others(mesh, tensor)
     others = others if fsdp is None else resolve_axes("fsdp", fsdp, mesh)
-    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, tensor), others)
+    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, tensor), others)
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
 
 
@@ -275,13 +275,14 @@ def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
     return axis, others[0] if len(others) == 1 else others
 
 
-def _tensor_rules(classes: DimClasses, axis: str) -> dict[str, Axis]:
-    """The classes that Megatron shards over an axis; of two that meet in a weight the first."""
+def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str, Axis]:
+    """The classes that Megatron shards over an axis, where it divides any; of two that meet in a weight the first."""
     chosen: list[str] = []
     taken: set[str] = set()
     for each in classes:
         weights = {path for path, _ in each.members}
-        if each.nbytes and each.name.rstrip("0123456789") in _TENSOR_PARALLEL and not weights & taken:
+        divides = any(parts % mesh.axis_size(axis) == 0 for parts in each.parts)
+        if divides and each.name.rstrip("0123456789") in _TENSOR_PARALLEL and not weights & taken:
             chosen.append(each.name)
             taken |= weights
     if not chosen:

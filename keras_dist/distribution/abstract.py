@@ -6,22 +6,31 @@ import contextlib
 from collections.abc import Generator
 from contextvars import ContextVar
 
-_is_abstract: ContextVar[bool] = ContextVar("keras_dist_is_abstract", default=False)
+_platform: ContextVar[str | None] = ContextVar("keras_dist_planned_platform", default=None)
+_OF_THE_MESH = ""
 
 
 @contextlib.contextmanager
-def without_arrays() -> Generator[None]:
+def without_arrays(platform: str | None = None) -> Generator[None]:
     """Inside, the state of models consists of `jax.ShapeDtypeStruct`s, and meshes are `jax.sharding.AbstractMesh`es.
 
     Steps can be traced and lowered, but not run.
+
+    Args:
+        platform: what they are lowered for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
     """
-    token = _is_abstract.set(True)
+    token = _platform.set(platform or _OF_THE_MESH)
     try:
         yield
     finally:
-        _is_abstract.reset(token)
+        _platform.reset(token)
 
 
 def is_without_arrays() -> bool:
     """Whether this is inside `without_arrays`."""
-    return _is_abstract.get()
+    return _platform.get() is not None
+
+
+def planned_platform() -> str | None:
+    """The platform that `without_arrays` was told; None outside of it, and where it was told none."""
+    return _platform.get() or None

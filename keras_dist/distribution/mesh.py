@@ -19,8 +19,11 @@ from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
-from keras_dist.distribution.abstract import is_without_arrays
+from keras_dist.distribution.abstract import is_without_arrays, planned_platform
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
+
+
+_PLATFORMS = {"gpu": "cuda"}
 
 
 class DeviceMesh:
@@ -117,7 +120,14 @@ class DeviceMesh:
 
     @property
     def platform(self) -> str:
-        """The platform of the devices, by the name of the first: `"cpu"`, `"tpu"` or `"gpu"`."""
+        """What JAX lowers programs for, by the name of the first device: `"cpu"`, `"tpu"`, `"cuda"` for `"gpu:0"`.
+
+        Where a step is planned only, that of its target.
+        """
+        return planned_platform() or _PLATFORMS.get(self._device_type, self._device_type)
+
+    @property
+    def _device_type(self) -> str:
         return devices_module.device_name(self._devices.flat[0]).rpartition(":")[0]
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from keras_dist._arguments import argument_error, check_int, check_option
+from keras_dist._arguments import argument_error, check_int, check_option, check_optional
 from keras_dist._types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
@@ -22,10 +22,14 @@ from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.errors import DistributionError
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.found import Found, found_of
-from keras_dist.planner.search import Candidate, Objective, Search, meshes_of
+from keras_dist.planner.propagation import propagate
+from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of
+from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import trace_step
+from keras_dist.planner.verdict import judge
 
 _MOST_BYTES_OF_CACHE = 2**22
+_MOST_COMPILED = 3
 
 
 @register_strategy("auto")
@@ -33,17 +37,24 @@ class AutoParallel(Distribution):
     """Finds a layout for a model: which mesh, which dims over which of its axes, and whether weights are fully sharded.
 
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
-    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the batch.
-    Of up to six classes that gain by themselves all combinations are tried. It is the same each time, unless the time
-    limit ends it.
+    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over
+    those of the batch, and, where memory is what counts or is short, with blocks computed again in the backward pass. Of up to six classes that gain by themselves all combinations are tried. It is the same each
+    time, unless the time limit ends it.
 
     Args:
-        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are tried;
-            by default all devices of the job.
+        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are
+            tried; by default all devices of the job.
         objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
-        memory_limit: bytes that a device has. What does not fit comes last.
+        target: the machine it is meant for, such as `"v5p:4x4x4"`, see `planner.target`. Its times count, its devices are
+            those of the mesh where none are given, and the best three candidates are compiled for it, where the extra
+            that this needs is there.
+        memory_limit: bytes that a device has; by default those of the target. What does not fit comes last.
+        compiles: whether the best few candidates are compiled for the target.
         time_limit_seconds: after which the best candidate so far is taken.
         cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
+
+    A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
+    first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
 
     Raises:
         DistributionError: an argument is none of these.
@@ -74,31 +85,29 @@ class AutoParallel(Distribution):
         self,
         mesh_or_devices: DeviceMesh | Sequence[str | Device] | None = None,
         objective: Objective = "step_time",
+        target: str | Target | None = None,
         memory_limit: int | None = None,
         *,
+        compiles: bool = True,
         time_limit_seconds: float = 120.0,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.target = None if target is None else as_target(target)
         is_mesh = isinstance(mesh_or_devices, DeviceMesh)
-        self._devices = None if is_mesh else list(list_devices() if mesh_or_devices is None else mesh_or_devices)
+        if mesh_or_devices is None:
+            mesh_or_devices = list_devices() if self.target is None else devices(self.target)
+        self._devices = None if is_mesh else list(mesh_or_devices)
         super().__init__(mesh_or_devices if is_mesh else DeviceMesh([-1], ["data"], self._devices))
         self.objective: Objective = check_option("objective", objective, ("step_time", "memory"))
-        self.memory_limit = (
-            memory_limit
-            if memory_limit is None
-            else check_int(
-                "memory_limit",
-                memory_limit,
-                1,
-                wrong="is not a number of bytes",
-                example=2**34,
-                error=DistributionError,
-            )
-        )
+        what = {"wrong": "is not a number of bytes", "example": 2**34, "error": DistributionError}
+        self.memory_limit = check_optional(check_int, "memory_limit", memory_limit, 1, **what)
+        if memory_limit is None and self.target is not None:
+            self.memory_limit = self.target.hbm_nbytes or None
         if not isinstance(time_limit_seconds, int | float) or not time_limit_seconds > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise argument_error(
                 "time_limit_seconds", time_limit_seconds, "a positive number", example=60, error=DistributionError
             )
+        self.compiles = compiles
         self.time_limit_seconds = time_limit_seconds
         self.cache = None if cache is None else pathlib.Path(cache)
 
@@ -121,20 +130,65 @@ class AutoParallel(Distribution):
             ModelError: there is no model, or it does not take the batch.
         """
         deadline = time.monotonic() + self.time_limit_seconds
-        one_device = OneDevice()
-        program = trace_step(model_or_factory, batch, one_device, optimizer, loss)
-        classes = classes_of(program, one_device.own_names)
-        key = self._key(program.lowered)
-        candidates, is_complete, is_cached = self._cached(key, classes), True, True
+        step = model_or_factory, batch, optimizer, loss
+        traced: dict[str | None, DimClasses] = {None: self._traced(step, None)}
+        key = self._key(traced[None].program.lowered)
+        candidates, is_complete, is_cached = self._cached(key, traced[None]), True, True
         if candidates is None:
-            search = Search(classes, self.objective, self.memory_limit, deadline)
-            search.run(self._meshes())
+            search = Search(traced[None], self.objective, self.memory_limit, self.target, deadline)
+            best = search.run(self._meshes())
+            rule = blocks_of(traced[None])
+            is_short = self.memory_limit is not None and best.nbytes > self.memory_limit
+            if rule is not None and (is_short or self.objective == "memory"):
+                search.classes, search.remat = traced.setdefault(rule, self._traced(step, rule)), rule
+                search.run(self._meshes())
             candidates = sorted(search.candidates, key=search.rank)
             is_complete, is_cached = not search.skipped, False
+            if self.target is not None and self.compiles:
+                first = [
+                    self._compiled(each, traced[each.remat], step, deadline) for each in candidates[:_MOST_COMPILED]
+                ]
+                candidates = [*sorted(first, key=self._rank_compiled), *candidates[_MOST_COMPILED:]]
             if is_complete:
                 self._keep(key, candidates)
-        mesh = self._mesh_of(candidates[0].mesh)
-        return found_of(candidates[0], candidates, classes, mesh, is_complete=is_complete, is_cached=is_cached)
+        best = candidates[0]
+        if best.remat not in traced:
+            traced[best.remat] = self._traced(step, best.remat)
+        mesh = self._mesh_of(best.mesh)
+        return found_of(best, candidates, traced[best.remat], mesh, is_complete=is_complete, is_cached=is_cached)
+
+    def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
+        """The classes of dims of the step, which are the same with any `remat`."""
+        model, batch, optimizer, loss = step
+        one_device, platform = OneDevice(), None if self.target is None else self.target.platform
+        program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
+        return classes_of(program, one_device.own_names)
+
+    def _compiled(self, candidate: Candidate, classes: DimClasses, step: tuple[Any, ...], deadline: float) -> Candidate:
+        """A candidate with what XLA makes of its step for the target; as it is where time is over, or an extra missing."""
+        left, machine = deadline - time.monotonic(), self.target
+        if machine is None or left <= 0:
+            return candidate
+        found = found_of(
+            candidate, [candidate], classes, self._mesh_of(candidate.mesh), is_complete=True, is_cached=False
+        )
+        model, batch, optimizer, loss = step
+        program = trace_step(
+            model, batch, found.distribution, optimizer, loss, platform=machine.platform, remat=candidate.remat
+        )
+        verdict = judge(program, propagate(program.lowered), machine, compiles=True, timeout_seconds=left)
+        if verdict.compiled is None or verdict.compiled.peak_nbytes is None:
+            return candidate
+        seconds = verdict.roofline.serial_step_seconds
+        return dataclasses.replace(candidate, compiled_seconds=seconds, compiled_nbytes=verdict.compiled.peak_nbytes)
+
+    def _rank_compiled(self, candidate: Candidate) -> tuple[float, ...]:
+        """What is smaller the better a candidate is that was compiled; those that were not come after."""
+        seconds, nbytes = candidate.compiled_seconds, candidate.compiled_nbytes
+        if seconds is None or nbytes is None:
+            return (1.0,)
+        over = max(0, nbytes - self.memory_limit) if self.memory_limit is not None else 0
+        return (0.0, over, *((seconds, nbytes) if self.objective == "step_time" else (nbytes, seconds)))
 
     @property
     def num_model_replicas(self) -> int:
@@ -152,8 +206,8 @@ class AutoParallel(Distribution):
     def _not_found(self) -> NoReturn:
         raise DistributionError(
             "AutoParallel has no layout yet: it is found in the train step of a model",
-            given="a model that is made under AutoParallel",
-            expected="the distribution that `search` finds",
+            given="a model that is made under AutoParallel, whose weights are created",
+            expected="a `fit` on arrays before that, or the distribution that `search` finds",
             fix="found = distribution.search(factory, (x, y), optimizer, loss); with found.distribution.scope(): ...",
         )
 
@@ -166,7 +220,8 @@ class AutoParallel(Distribution):
         return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
-        options = [self.objective, self.memory_limit, self._meshes(), jax.__version__]
+        named = None if self.target is None else self.target.name
+        options = [self.objective, self.memory_limit, named, self._meshes(), jax.__version__]
         return hashlib.sha256(f"{json.dumps(options)}\n{lowered.as_text()}".encode()).hexdigest()
 
     def _cached(self, key: str, classes: DimClasses) -> list[Candidate] | None:
@@ -186,6 +241,7 @@ class AutoParallel(Distribution):
             and {axis for axes in each.rules.values() for axis in ((axes,) if isinstance(axes, str) else axes or ())}
             <= set(each.mesh)
             and "batch" in each.rules
+            and each.remat in (None, blocks_of(classes))
             for each in found
         )
         return found if found and known else None
@@ -207,4 +263,14 @@ def _candidate_of(read: Mapping[str, Any]) -> Candidate:
     }
     mesh = {str(name): int(size) for name, size in read["mesh"].items()}
     numbers = [read[name] for name in ("state_nbytes", "activation_nbytes", "moved_nbytes")]
-    return Candidate(mesh, rules, bool(read["fully_sharded"]), float(read["step_seconds"]), *map(int, numbers))
+    return Candidate(
+        mesh,
+        rules,
+        bool(read["fully_sharded"]),
+        float(read["step_seconds"]),
+        *map(int, numbers),
+        *(
+            None if read[name] is None else kind(read[name])
+            for name, kind in (("compiled_seconds", float), ("compiled_nbytes", int), ("remat", str))
+        ),
+    )

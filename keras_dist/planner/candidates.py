@@ -65,7 +65,7 @@ def _returned(block: Any) -> list[Any]:
 
 
 def _return_gradients(block: Any, program: StepProgram) -> None:
-    """Return the gradient of each weight instead of the weight, and the slots as they were, where these follow from it."""
+    """Return the gradient of each weight in its place, and slots as they were, where these follow from it."""
     end = list(block.operations)[-1].operation
     arguments = dict(zip(program.arguments, block.arguments, strict=True))
     gradients: set[Any] = set()

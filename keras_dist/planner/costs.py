@@ -10,32 +10,38 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
 from keras_dist.planner.propagation import Collective, Propagated
+from keras_dist.planner.roofline import roofline
+from keras_dist.planner.targets import Target
 
 _FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _WIRE_BYTES_PER_SECOND = 2e14, 1e12, 5e10
-"""Of a device of no machine in particular, but with the proportions of those that are used."""
-
-_FACTORS = {"all_reduce": 2.0}
+"""Of a device of no machine in particular, with the proportions of those that are used."""
 
 
-def step_seconds(sizes: Mapping[str, int], step: Propagated, state_nbytes: int) -> float:
-    """The least time of a step that waits for each exchange.
+def step_seconds(sizes: Mapping[str, int], step: Propagated, state_nbytes: int, target: Target | None) -> float:
+    """The least time of a step that waits for each exchange, on a target; see `Roofline.serial_step_seconds`.
 
-    Exchanges go along rings, of `n` devices and at the bandwidth of one wire: `(n - 1) / n` of the bytes, twice that
-    for an all-reduce. The state is read and written once, and so are intermediate results.
+    Without a target exchanges go along rings of `n` devices at the bandwidth of one wire: `(n - 1) / n` of the bytes,
+    twice that for an all-reduce.
 
     Args:
         sizes: the axes of the mesh.
         step: what one device does and exchanges.
-        state_nbytes: bytes of the state of one device.
+        state_nbytes: bytes of the state of one device, which the optimizer reads and writes.
+        target: the machine.
     """
-    accessed = 2 * (state_nbytes + step.activation_nbytes)
+    accessed = step.accessed_nbytes + 2 * state_nbytes
+    if target is not None:
+        dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
+        found = step.collectives
+        line = roofline(target, sizes, flops=step.flops, accessed_nbytes=accessed, collectives=found, dtype=dtype)
+        return line.serial_step_seconds
     wires = sum(_wire_nbytes(each, math.prod(sizes[axis] for axis in each.axes)) for each in step.collectives)
     computed = max(step.flops / _FLOPS_PER_SECOND, accessed / _MEMORY_BYTES_PER_SECOND)
     return computed + wires / _WIRE_BYTES_PER_SECOND
 
 
 def _wire_nbytes(each: Collective, devices: int) -> float:
-    return _FACTORS.get(each.kind, 1.0) * (devices - 1) / devices * each.nbytes_per_step
+    return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
 
 
 def fully_sharded(

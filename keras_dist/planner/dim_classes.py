@@ -23,7 +23,7 @@ from keras_dist.distribution.render import render_bytes, render_text
 from keras_dist.errors import LayoutError, did_you_mean
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
-from keras_dist.planner.propagation import Collective, Propagated
+from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 INPUTS = "input/"
@@ -212,8 +212,9 @@ class Unsharded:
 def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> DimClasses:
     """Find which dims of weights and inputs must be sharded alike, in the traced train step. Allocates nothing.
 
-    Classes come from what Shardy knows of each operation, and so do their names: no names of layers or parameters count,
-    and no table says what a layer does. Scans, tied weights, convolutions and modules of others are seen as they are.
+    Classes come from what Shardy knows of each operation, and so do their names: no names of layers or parameters
+    count, and no table says what a layer does. Scans, tied weights, convolutions and modules of others
+    are seen as they are.
 
     Args:
         model_or_factory: as for `kd.plan`.
@@ -360,13 +361,12 @@ def _named(program: StepProgram, groups: Sequence[_Group], logical_names: Sequen
 
 def render_collectives(step: Propagated) -> str:
     """The exchanges of a step by kind, as text: `all_reduce of 1.8 MiB in 4 places`."""
-    by_kind: dict[str, list[Collective]] = collections.defaultdict(list)
+    nbytes: collections.Counter[str] = collections.Counter()
+    places: collections.Counter[str] = collections.Counter()
     for each in step.collectives:
-        by_kind[each.kind].append(each)
+        nbytes[each.kind] += each.nbytes_per_step
+        places[each.kind] += max(each.turns, 1)
     return (
-        "\n".join(
-            f"{kind} of {render_bytes(sum(each.nbytes_per_step for each in found))} in {sum(max(each.turns, 1) for each in found)} places"
-            for kind, found in by_kind.items()
-        )
+        "\n".join(f"{kind} of {render_bytes(size)} in {places[kind]} places" for kind, size in nbytes.items())
         or "nothing"
     )

@@ -120,6 +120,9 @@ class DimGraph:
                 self._loop(operation)
             elif operation.name in ("stablehlo.case", "stablehlo.if"):
                 self._branches(operation)
+            elif operation.name == "stablehlo.optimization_barrier":
+                for operand, result in zip(operation.operands, operation.results, strict=True):
+                    self._take_over(operand, result)
             elif operation.results:
                 self._trace(operation)
                 self._note(operation)
@@ -166,7 +169,8 @@ class DimGraph:
     def _trace(self, operation: Any) -> None:
         """Note what the results are made of."""
         origins = [self._origin(operand) for operand in operation.operands]
-        made_of = None if None in origins else frozenset[int]().union(*[each for each in origins if each])
+        is_product = operation.name == "stablehlo.dot_general" and frozenset() in origins  # as a constant gradient's
+        made_of = None if None in origins or is_product else frozenset[int]().union(*[each for each in origins if each])
         are_tokens = bool(origins) and all(
             value in self._tokens or origin == frozenset()
             for value, origin in zip(operation.operands, origins, strict=True)
@@ -179,9 +183,8 @@ class DimGraph:
     def _apply_rule(self, operation: Any) -> None:
         rule = _shardy.factors_of(operation)
         if rule is None:
-            if operation.name in ("stablehlo.optimization_barrier", "sdy.sharding_constraint"):
-                for operand, result in zip(operation.operands, operation.results, strict=True):
-                    self._same(operand, result)
+            if operation.name == "sdy.sharding_constraint":
+                self._same(operation.operands[0], operation.results[0])
             return
         tensors, sizes = rule
         whole: dict[int, list[_Node]] = collections.defaultdict(list)

@@ -53,17 +53,18 @@ class Found:
 
     def __str__(self) -> str:
         table = Table(title="Candidates, the best first", title_justify="left", header_style="bold")
-        for header in ("mesh", "sharded", "least time", "state", "intermediate", "moved"):
+        for header in ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled"):
             table.add_column(header, justify="left" if header in ("mesh", "sharded") else "right", overflow="fold")
         for each in self.candidates[:_MOST_CANDIDATES]:
             sharded = ", ".join(f"{name}: {'+'.join(axis_tuple(axes))}" for name, axes in each.rules.items())
             table.add_row(
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
-                sharded + (", weights fully" if each.fully_sharded else ""),
+                sharded + (", weights fully" if each.fully_sharded else "") + (", remat" if each.remat else ""),
                 f"{1e3 * each.step_seconds:.3g} ms",
                 render_bytes(each.state_nbytes),
                 render_bytes(each.activation_nbytes),
                 render_bytes(each.moved_nbytes),
+                "-" if each.compiled_seconds is None else f"{1e3 * each.compiled_seconds:.3g} ms",
             )
         return "\n".join([*self.explanation, render_text(table)])
 
@@ -144,6 +145,8 @@ def _explained(
     if best.fully_sharded:
         axes = "+".join(axis_tuple(best.rules[BATCH]))
         lines.append(f"{axes} -> weights and slots, fully: each weight is gathered where it is used")
+    if best.remat is not None:
+        lines.append(f"compile(remat={best.remat!r}): these layers are computed again in the backward pass")
     lines += [f"not sharded: {each}" for each in left]
     lines += [
         f"{each.name} not sharded: {_why_not(each.name, each.parts, best, candidates)}"
@@ -161,7 +164,11 @@ def _why_not(name: str, parts: Sequence[int], best: Candidate, candidates: Seque
     if not any(part % size == 0 for part in parts for size in sizes.values()):
         return f"{' and '.join(map(str, sizes.values()))} does not divide {math.gcd(*parts)}"
     same = [each for each in candidates if each.mesh == best.mesh and each.rules[BATCH] == best.rules[BATCH]]
-    others = [each for each in same if name in each.rules and each.fully_sharded == best.fully_sharded]
+    others = [
+        each
+        for each in same
+        if name in each.rules and each.fully_sharded == best.fully_sharded and each.remat == best.remat
+    ]
     if not others:
         return "another class takes the same weights"
     nearest = min(others, key=lambda each: (len(set(each.rules) ^ set(best.rules)), each.step_seconds))

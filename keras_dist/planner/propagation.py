@@ -72,12 +72,17 @@ class Propagated:
     Attributes:
         collectives: the exchanges, in program order.
         flops: of multiplications of matrices and convolutions on one device, two for each product.
+        dtype: the element type in which most of them are computed; empty where there are none.
+        accessed_nbytes: bytes that one device reads and writes: arguments and results of the step, operands and results
+            of these operations. An estimate, as if all others were fused into them.
         activation_nbytes: the most bytes of intermediate results on one device at once, if no operation is fused
             into another: an upper bound.
     """
 
     collectives: tuple[Collective, ...]
     flops: int
+    dtype: str
+    accessed_nbytes: int
     activation_nbytes: int
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
@@ -127,8 +132,11 @@ def propagate_module(operation: Any) -> Propagated:
         if inner.name == "sdy.reshard":
             _shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner))))
     _shardy.run_passes(operation, _TO_COLLECTIVES)
-    costs = _Program(ShardedModule(operation)).costs_of("main")
-    return Propagated(tuple(costs.collectives), costs.flops, costs.peak)
+    program = _Program(ShardedModule(operation))
+    costs = program.costs_of("main")
+    dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
+    accessed = costs.accessed + program.nbytes_of_interface
+    return Propagated(tuple(costs.collectives), sum(costs.flops_by_dtype.values()), dtype, accessed, costs.peak)
 
 
 def _need_of(reshard: Any) -> tuple[str, str]:
@@ -144,11 +152,14 @@ class _Costs:
     """Of a region: `peak` counts what is made inside of it, without its arguments."""
 
     collectives: list[Collective] = dataclasses.field(default_factory=list)
-    flops: int = 0
+    flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    accessed: int = 0
     peak: int = 0
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
-        self.flops += other.flops * max(turns, 1)
+        self.accessed += other.accessed * max(turns, 1)
+        for dtype, flops in other.flops_by_dtype.items():
+            self.flops_by_dtype[dtype] += flops * max(turns, 1)
         for each in other.collectives:
             named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
             self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
@@ -160,6 +171,13 @@ class _Program:
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
         self._known: dict[str, _Costs] = {}
+
+    @property
+    def nbytes_of_interface(self) -> int:
+        """Bytes of the arguments and results of the whole program."""
+        block = self._module.functions["main"].regions[0].blocks[0]
+        results = list(block.operations)[-1].operation.operands
+        return sum(map(self._module.nbytes, (*block.arguments, *results)))
 
     def costs_of(self, function: str) -> _Costs:
         """The costs of one call of a function."""
@@ -187,7 +205,9 @@ class _Program:
         if name in get_args(Kind):
             costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            costs.flops += self._flops(operation)
+            dtype = str(operation.operands[0].type.element_type)
+            costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
+            costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
         elif operation.name == "func.call":
             called = self.costs_of(text_of(operation.attributes["callee"]))
             costs.add(called, 1, layer_of(operation))
@@ -232,6 +252,7 @@ class _Program:
         return 2 * math.prod(result) * math.prod(kernel) // kernel[of_kernel.index("o")]
 
 
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
 _ALIASES = (
     "sdy.constant",

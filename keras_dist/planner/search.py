@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -13,6 +14,7 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.planner.costs import fully_sharded, nbytes_of, step_seconds, with_gathers
 from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.targets import Target
 
 Objective = Literal["step_time", "memory"]
 
@@ -32,6 +34,9 @@ class Candidate:
         state_nbytes: bytes of weights and slots on one device.
         activation_nbytes: bytes of intermediate results on one device, at most.
         moved_nbytes: bytes that one device exchanges in a step.
+        compiled_seconds: the least time of the step as XLA compiles it for the target; None where that is not known.
+        compiled_nbytes: bytes of one device in that program at once.
+        remat: the `remat` of `compile`: layers that keep only their inputs for the backward pass; None for none.
     """
 
     mesh: Mapping[str, int]
@@ -41,6 +46,9 @@ class Candidate:
     state_nbytes: int
     activation_nbytes: int
     moved_nbytes: int
+    compiled_seconds: float | None = None
+    compiled_nbytes: int | None = None
+    remat: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +64,9 @@ class Search:
         classes: the classes of its dims.
         objective: what is to be small.
         memory_limit: bytes that a device has.
+        target: the machine whose times count; None for none in particular.
         deadline: when to stop, by `time.monotonic()`.
+        remat: that with which the step was traced.
 
     Attributes:
         candidates: what was tried, in order.
@@ -66,7 +76,9 @@ class Search:
     classes: DimClasses
     objective: Objective
     memory_limit: int | None
+    target: Target | None
     deadline: float
+    remat: str | None = None
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     skipped: int = 0
 
@@ -135,7 +147,11 @@ class Search:
 
     def _known(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
         return next(
-            (each for each in self.candidates if not each.fully_sharded and each.mesh == sizes and each.rules == rules),
+            (
+                each
+                for each in self.candidates
+                if not each.fully_sharded and each.mesh == sizes and each.rules == rules and each.remat == self.remat
+            ),
             None,
         )
 
@@ -165,10 +181,12 @@ class Search:
         state: int,
         fully_sharded: bool = False,
     ) -> Candidate:
-        seconds = step_seconds(sizes, step, state)
+        seconds = step_seconds(sizes, step, state, self.target)
         moved = sum(each.nbytes_per_step for each in step.collectives)
         held = step.activation_nbytes
-        self.candidates.append(Candidate(dict(sizes), dict(rules), fully_sharded, seconds, state, held, moved))
+        self.candidates.append(
+            Candidate(dict(sizes), dict(rules), fully_sharded, seconds, state, held, moved, remat=self.remat)
+        )
         return self.candidates[-1]
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
@@ -182,3 +200,16 @@ def meshes_of(devices: int) -> list[dict[str, int]]:
     """The meshes `data` x `model` that so many devices can form, those with more shards of the batch first."""
     sizes = [size for size in range(2, devices + 1) if devices % size == 0]
     return [{"data": devices}, *({"data": devices // size, "model": size} for size in sizes)]
+
+
+def blocks_of(classes: DimClasses) -> str | None:
+    r"""A `remat` of the blocks that a model repeats, such as `blocks/\d+`; None where there are none."""
+    repeated: dict[str, set[str]] = {}
+    for row in classes.program.state.rows:
+        parts = row.path.split("/") if row.role == "parameter" else []
+        numbers = [index for index, part in enumerate(parts[:-1]) if part.isdecimal()]
+        if numbers and len(parts) > numbers[0] + 2:  # modules of modules, not single layers
+            block = parts[: numbers[0]]
+            repeated.setdefault("/".join([*map(re.escape, block), r"\d+"]), set()).add(parts[numbers[0]])
+    found = [rule for rule, blocks in repeated.items() if len(blocks) > 1]
+    return "|".join(found) or None

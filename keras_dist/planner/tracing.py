@@ -34,6 +34,7 @@ from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
+from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainer import Trainer
@@ -82,6 +83,9 @@ def trace_step(
     distribution: Distribution | None = None,
     optimizer: Any = None,
     loss: Any = None,
+    *,
+    platform: str | None = None,
+    remat: str | None = None,
 ) -> StepProgram:
     """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
 
@@ -92,6 +96,8 @@ def trace_step(
         distribution: by default that of the model, else the current one.
         optimizer: in place of that of `compile`; without any `"adam"`.
         loss: in place of that of `compile`; without any the mean of the outputs, which needs no targets.
+        platform: what it is lowered for: `"cpu"`, `"tpu"`, `"cuda"`; by default the devices of the mesh.
+        remat: in place of that of `compile`.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
@@ -101,8 +107,10 @@ def trace_step(
     x, y, sample_weight = unpack(batch, "batch")
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
-    with without_arrays(), distribution.scope() if distribution else contextlib.nullcontext():
+    with without_arrays(platform), distribution.scope() if distribution else contextlib.nullcontext():
         forward, choices = _forward_of(model_or_factory, source.x, distribution)
+        if remat is not None:
+            forward = dataclasses.replace(forward, remat=resolve_remat(remat))
         return _lowered(source, forward, choices, optimizer, loss)
 
 
