@@ -323,6 +323,11 @@ def test_what_a_plan_needs_is_that_of_the_run():
     assert report.to_dict() == run.model.plan(x, y).to_dict()
 
 
+def test_a_plan_knows_what_is_computed_again():
+    again = kd.plan(**vars(assembly.plan_inputs(settings("training.remat=full"))))
+    assert again.step.flops > kd.plan(**vars(assembly.plan_inputs(settings()))).step.flops
+
+
 def test_a_plan_for_devices_that_are_not_here():
     run = settings("mesh.shape=data=16,model=4", "model={name='my_run:sequential', width=64}")
     inputs = assembly.plan_inputs(run, devices=[f"tpu:{index}" for index in range(64)])
