@@ -220,6 +220,10 @@ def test_forms_of_models(model, names):
             "training.loss={name='Huber', delta=2.0}",
             lambda run: run.model.get_compile_config()["loss"]["config"]["delta"] == 2.0,
         ),
+        (
+            "training.loss={name='MeanSquaredError', reduction='sum'}",
+            lambda run: run.model.get_compile_config()["loss"]["module"] == "keras_dist.losses",
+        ),
         ("training.loss=my_run:absolute", lambda run: True),
         ("training.loss={name='my_run:scaled', by=2}", lambda run: True),
         ("training.metrics=['mae', 'my_run:absolute']", lambda run: set(run.evaluate()) >= {"mae", "absolute"}),
@@ -317,6 +321,11 @@ def test_what_a_plan_needs_is_that_of_the_run():
     x, y = (array[:16] for array in run.examples)
     assert report.nbytes_by_role == run.model.plan(x, y).nbytes_by_role
     assert report.to_dict() == run.model.plan(x, y).to_dict()
+
+
+def test_a_plan_knows_what_is_computed_again():
+    again = kd.plan(**vars(assembly.plan_inputs(settings("training.remat=full"))))
+    assert again.step.flops > kd.plan(**vars(assembly.plan_inputs(settings()))).step.flops
 
 
 def test_a_plan_for_devices_that_are_not_here():

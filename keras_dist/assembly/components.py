@@ -5,12 +5,12 @@ What it names by import path is imported here, and so run.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Generator
-from types import ModuleType
 from typing import Any
 
 from keras_dist import (
@@ -50,30 +50,40 @@ def told_of(place: str) -> Generator[None]:
         raise
 
 
-def factory_of(run: RunConfig) -> tuple[Callable[..., Any], bool]:
-    """What makes the model, and whether that is `factory(rngs=rngs)`, which makes a module of `flax.nnx`."""
-    component, key = _needed(run.model, "model"), "model"
+def compiled_model(run: RunConfig, remat: str | None) -> Model:
+    """The model, compiled, under the current distribution."""
+    with _under_policy(run.training.dtype_policy):
+        made = _model_or_factory(run)
+        model = made if isinstance(made, Model) else Model.from_nnx(made)
+        model.compile(
+            optimizer_of(run),
+            loss=loss_of(run),
+            metrics=[_made(one, f"training.metrics[{n}]", as_metric) for n, one in enumerate(run.training.metrics)],
+            steps_per_execution=run.training.steps_per_execution,
+            remat=remat,
+        )
+    return model
+
+
+def _model_or_factory(run: RunConfig) -> Any:
+    """The model; or a module of `flax.nnx`, or `factory(rngs=rngs)` that makes one."""
+    component, key = needed(run.model, "model"), "model"
     arguments = component.arguments
-    found = _imported(component.name, key) if _is_path(component) else None
-    if found is None:
-        described = {"class_name": component.name, "config": arguments}
-        known = {name: getattr(models, name) for name in models.__all__}
-
-        def deserialized() -> Any:
-            with told_of(key), custom_object_scope(_objects()):
-                return deserialize_keras_object(described, module_objects=known)
-
-        return deserialized, False
-    is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
-    if callable(found) and not is_model and takes(found, **arguments, rngs=None):
-        with custom_object_scope(_objects()):
-            return functools.partial(found, **deserialize_keras_object(arguments)), True
-    return lambda: _called(found, component, key), False
+    with told_of(key), custom_object_scope(_objects()):
+        if not _is_path(component):
+            known = {name: getattr(models, name) for name in models.__all__}
+            described = {"class_name": component.name, "config": arguments}
+            return deserialize_keras_object(described, module_objects=known)
+        found = _imported(component.name, key)
+        is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
+        if callable(found) and not is_model and takes(found, **arguments, rngs=None):
+            return functools.partial(found, **deserialize_keras_object(arguments))
+        return _called(found, component, key)
 
 
 def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     """What is trained on and what is tested on, as arguments of `fit`."""
-    component, key = _needed(run.data, "data"), "data"
+    component, key = needed(run.data, "data"), "data"
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
     parts = _called(_imported(found, key) if isinstance(found, str) else found, component, key)
@@ -90,17 +100,12 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
 
 def optimizer_of(run: RunConfig) -> Any:
     """The optimizer, which may serve one model."""
-    return _made(run.optimizer, "optimizer", optimizers.get, optimizers, is_factory=True)
+    return _made(run.optimizer, "optimizer", optimizers.get, is_factory=True)
 
 
 def loss_of(run: RunConfig) -> Any:
     """The loss; None where the model adds its own."""
-    return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get, losses)
-
-
-def metrics_of(run: RunConfig) -> list[Any]:
-    """The metrics."""
-    return [_made(one, f"training.metrics[{n}]", as_metric, metrics) for n, one in enumerate(run.training.metrics)]
+    return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
 
 
 def callback_of(component: Component, number: int) -> Callback:
@@ -121,7 +126,8 @@ def callback_of(component: Component, number: int) -> Callback:
     )
 
 
-def _needed(component: Component | None, key: str) -> Component:
+def needed(component: Component | None, key: str) -> Component:
+    """The component, if the config has it."""
     if component is None:
         raise ConfigError(
             f"{key}: is missing",
@@ -132,14 +138,12 @@ def _needed(component: Component | None, key: str) -> Component:
     return component
 
 
-def _made(
-    component: Component, key: str, get: Callable[[Any], Any], package: ModuleType, is_factory: bool = False
-) -> Any:
+def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory: bool = False) -> Any:
     """The object that `get` finds for a component; functions by import path are called if they are factories."""
     with told_of(key):
         if not _is_path(component):
             described = {"class_name": component.name, "config": component.arguments}
-            with custom_object_scope({**_objects(), **_types_in(package)}):  # losses and metrics share names
+            with custom_object_scope(_objects()):
                 return get(described if component.arguments else component.name)
         found = _imported(component.name, key)
         makes = is_factory or component.arguments or isinstance(found, type)
@@ -206,17 +210,15 @@ def _called(found: Any, component: Component, key: str) -> Any:
 
 @functools.cache
 def _objects() -> dict[str, Any]:
-    """The classes that objects within arguments may be of, by name."""
+    """The classes that objects within arguments may be of, by name; those that two packages have are not among them."""
     packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
-    return {name: found for one in packages for name, found in _types_in(one).items()}
-
-
-def _types_in(package: ModuleType) -> dict[str, Any]:
-    return {name: found for name, found in vars(package).items() if isinstance(found, type)}
+    named = [(name, getattr(package, name)) for package in packages for name in package.__all__]
+    counts = collections.Counter(name for name, found in set(named) if isinstance(found, type))
+    return {name: found for name, found in named if counts[name] == 1}
 
 
 @contextlib.contextmanager
-def under_policy(name: str | None) -> Generator[None]:
+def _under_policy(name: str | None) -> Generator[None]:
     """Make layers under a dtype policy; None for the current one."""
     before = mixed_precision.dtype_policy()
     with told_of("training.dtype_policy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,15 +11,7 @@ from typing import Any
 import jax
 
 from keras_dist import config, presets, random
-from keras_dist.assembly.components import (
-    Examples,
-    data_of,
-    factory_of,
-    loss_of,
-    optimizer_of,
-    told_of,
-    under_policy,
-)
+from keras_dist.assembly.components import Examples, compiled_model, data_of, loss_of, needed, optimizer_of, told_of
 from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
@@ -33,7 +26,7 @@ class PlanInputs:
     """The arguments of `kd.plan` for a run: `kd.plan(**vars(plan_inputs(config)))`.
 
     Attributes:
-        model_or_factory: what makes the model or the module.
+        model_or_factory: what makes the compiled model.
         batch: the shapes of a batch.
         distribution: where variables and data live.
         optimizer: the optimizer.
@@ -58,7 +51,8 @@ def plan_inputs(run: RunConfig, devices: Sequence[Any] | None = None) -> PlanInp
         ConfigError: as of `build`.
     """
     examples, _ = data_of(run)
-    distribution, (factory, batch) = distribution_for(run, examples, devices), _step(run, examples)
+    distribution, _ = placed(run, examples, devices)
+    factory, batch = _step(run, examples)
     return PlanInputs(factory, batch, distribution, optimizer_of(run), loss_of(run))
 
 
@@ -72,26 +66,31 @@ def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Dis
     Raises:
         ConfigError: the mesh does not fit the devices, or the strategy does not fit the mesh.
     """
-    return distribution_for(run, None, devices)
+    return placed(run, None, devices)[0]
 
 
-def distribution_for(run: RunConfig, examples: Examples | None, devices: Sequence[Any] | None = None) -> Distribution:
-    """Return the distribution that a config describes, for examples that are there already."""
+def placed(
+    run: RunConfig, examples: Examples | None, devices: Sequence[Any] | None = None
+) -> tuple[Distribution, str | None]:
+    """Return the distribution that a config describes, and what is to be computed again under it (`remat`)."""
     chosen, mesh = run.distribution, _mesh(run.mesh, devices)
     if isinstance(chosen, Zero1Config):
         with told_of("distribution"):
-            return presets.zero1(mesh)
+            return presets.zero1(mesh), run.training.remat
     if not isinstance(chosen, FoundConfig):
-        return strategy_named(chosen.strategy).from_config(mesh, chosen)
+        return strategy_named(chosen.strategy).from_config(mesh, chosen), run.training.remat
     factory, batch = _step(run, data_of(run)[0] if examples is None else examples)
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
             kept = None if run.checkpoint is None else run.checkpoint.directory
-            auto = AutoParallel(mesh, chosen.objective, memory_limit=chosen.memory_limit, cache=kept)
-            return auto.search(factory, batch, **step).distribution
+            auto = AutoParallel(
+                mesh, chosen.objective, target=chosen.target, memory_limit=chosen.memory_limit, cache=kept
+            )
+            found = auto.search(factory, batch, **step)
+            return found.distribution, run.training.remat or found.best.remat
         options = chosen.model_dump(exclude={"strategy", "batch_axis"})
-        return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step)
+        return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step), run.training.remat
 
 
 def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
@@ -136,16 +135,11 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
         ) from error
 
 
-def _step(run: RunConfig, examples: Examples) -> tuple[Callable[..., Any], Examples]:
-    """What makes the model, and the shapes of a batch."""
+def _step(run: RunConfig, examples: Examples) -> tuple[Callable[[], Any], Examples]:
+    """What makes the compiled model, and the shapes of a batch."""
+    needed(run.model, "model")
     random.set_random_seed(run.training.seed)
     size = {"batch_size": run.training.batch_size} if len(examples) > 1 else {}
     first = next(iter(DataLoader(*examples, **size)))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
-    factory, is_module = factory_of(run)
-
-    def made_under_the_policy() -> Any:
-        with under_policy(run.training.dtype_policy):
-            return factory()
-
-    return (factory if is_module else made_under_the_policy), batch
+    return functools.partial(compiled_model, run, run.training.remat), batch

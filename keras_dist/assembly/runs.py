@@ -6,17 +6,8 @@ import dataclasses
 from typing import Any
 
 from keras_dist import random
-from keras_dist.assembly.components import (
-    Examples,
-    callback_of,
-    data_of,
-    factory_of,
-    loss_of,
-    metrics_of,
-    optimizer_of,
-    under_policy,
-)
-from keras_dist.assembly.placing import distribution_for
+from keras_dist.assembly.components import Examples, callback_of, compiled_model, data_of
+from keras_dist.assembly.placing import placed
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import RunConfig
 from keras_dist.distribution import CommunicationOptions, initialize, job
@@ -134,23 +125,11 @@ def build(run: RunConfig) -> Run:
     if run.cluster is not None:
         told = run.cluster.model_dump(exclude={"communication"})
         initialize(**told, communication_options=CommunicationOptions(run.cluster.communication))
-    training = run.training
-    random.set_random_seed(training.seed)
+    random.set_random_seed(run.training.seed)
     examples, held_out = data_of(run)
-    distribution = distribution_for(run, examples)
-    with distribution.scope(), under_policy(training.dtype_policy):
-        factory, is_module = factory_of(run)
-        model = Model.from_nnx(factory) if is_module else factory()
-        if not isinstance(model, Model):
-            model = Model.from_nnx(model)
-        model.compile(
-            optimizer_of(run),
-            loss=loss_of(run),
-            metrics=metrics_of(run),
-            steps_per_execution=training.steps_per_execution,
-            remat=training.remat,
-        )
-    return Run(run, distribution, model, examples, held_out)
+    distribution, remat = placed(run, examples)
+    with distribution.scope():
+        return Run(run, distribution, compiled_model(run, remat), examples, held_out)
 
 
 def train(run: RunConfig) -> History:

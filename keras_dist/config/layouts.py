@@ -320,10 +320,12 @@ class AutoConfig(FoundConfig):
 
     Args:
         objective: what is made small.
-        memory_limit: bytes that a device has; None for as many as it takes.
+        target: the machine that it is meant for, such as `"v5e:2x4"`; None for none.
+        memory_limit: bytes that a device has; None for those of the target.
     """
 
     strategy: Literal["auto"] = "auto"
+    target: str | None = None
     objective: Literal["step_time", "memory"] = "step_time"
     memory_limit: int | None = Field(default=None, ge=1)
 

@@ -260,7 +260,7 @@ def test_objects_as_keras_writes_them() -> None:
 
 
 def test_auto_and_presets_have_options_of_their_own(loaded: Load) -> None:
-    auto = {"strategy": "auto", "objective": "memory", "memory_limit": 2**30}
+    auto = {"strategy": "auto", "objective": "memory", "target": "v5e:2x4", "memory_limit": 2**30}
     assert loaded(text_with(auto), ".json").distribution.model_dump(exclude={"batch_axis"}) == auto
     assert loaded(text_with({"strategy": "zero1"}), ".json").distribution.strategy == "zero1"
     for name in ("tensor_parallel", "sequence_parallel", "spatial"):
