@@ -1,4 +1,7 @@
-"""What a train step needs before it runs: where its state lives, what moves between devices, and what it computes."""
+"""What a train step needs before it runs: where its state lives, what moves between devices, and what it computes.
+
+And which layout would be better: `AutoParallel` finds one.
+"""
 
 from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.checking import CheckReport, check
