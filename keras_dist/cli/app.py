@@ -28,8 +28,8 @@ Exit codes:
   0    done, and what was asked is so
   1    the answer is no: does not fit, the check found problems, a checkpoint
        is damaged, a rule matches nothing, the demo's accuracy is too low
-  2    wrong usage or config, or nothing there to look at
-  3    another error: of the model's code, of the data, of the system
+  2    what was given is wrong, as the error says, or there is nothing to look at
+  3    another error: of the code that a config names, of the system
   75   the training has saved its state after a signal: start it again
   130  ended by Ctrl-C
   launch has 0, 2, 75, 128 and the number of the signal that ended it, or the
