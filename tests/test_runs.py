@@ -168,6 +168,12 @@ def test_the_mesh_changes_nothing():
     assert histories[0]["loss"][0] != histories[0]["loss"][1]
 
 
+def test_a_config_alone_imports_nothing():
+    assert settings().model.name == "my_run:Net"
+    assert assembly.distribution_of(settings()).device_mesh.shape == (2, 4)
+    assert "my_run" not in sys.modules
+
+
 def test_a_run_is_that_of_the_objects_by_hand():
     found = assembly.train(settings())
     mesh = kd.DeviceMesh("data=2,model=4")
@@ -360,6 +366,16 @@ def test_an_automatic_layout_is_kept_beside_the_checkpoints():
     overrides = ["distribution={strategy='auto', objective='memory'}", "checkpoint.directory=states", SEQUENTIAL]
     assembly.distribution_of(settings(*overrides))
     assert [path.suffix for path in pathlib.Path("states").glob("auto-*")] == [".json"]
+
+
+def test_an_automatic_layout_without_a_model_is_found_by_fit(tmp_path):
+    (tmp_path / "auto.toml").write_text(
+        'mesh.shape = "data=8"\n[distribution]\nstrategy = "auto"\nobjective = "memory"\ntarget = "cpu:8"\n'
+        "memory_limit = 1_000_000"
+    )
+    found = kd.distribution_from_config("auto.toml")
+    assert type(found) is kd.AutoParallel
+    assert (found.objective, found.target.name, found.memory_limit) == ("memory", "cpu:8", 1_000_000)
 
 
 def test_zero1_needs_no_model(tmp_path):

@@ -77,7 +77,8 @@ def placed(
     if isinstance(chosen, Zero1Config):
         with told_of("distribution"):
             return presets.zero1(mesh), run.training.remat
-    if not isinstance(chosen, FoundConfig):
+    is_found_later = isinstance(chosen, AutoConfig) and run.model is None  # by `fit`
+    if is_found_later or not isinstance(chosen, FoundConfig):
         return strategy_named(chosen.strategy).from_config(mesh, chosen), run.training.remat
     factory, batch = _step(run, data_of(run)[0] if examples is None else examples)
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
@@ -98,7 +99,8 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
 
     Args:
         path: a TOML, YAML or JSON file with a table `mesh` and, if wanted, a table `distribution`. The environment
-            variable `KERAS_DIST_MESH="data=4,model=2"` overrides the mesh's shape.
+            variable `KERAS_DIST_MESH="data=4,model=2"` overrides the mesh's shape. With a table `model`, `"auto"` finds
+            the layout of that; without, `fit` finds that of the model.
 
     Raises:
         ConfigError: the file cannot be read, says something that is not allowed, or describes a mesh that the devices

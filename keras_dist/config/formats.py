@@ -22,7 +22,8 @@ from keras_dist.errors import ConfigError, did_you_mean, nearest
 
 LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**17, 32, 2**15
 
-_QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""")
+_LONG = (r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+(?:"{3,5})?', r"'''(?:[^']|'{1,2}(?!'))*+(?:'{3,5})?")
+_QUOTED = re.compile("|".join([*_LONG, r'"(?:[^"\\\n]|\\.)*+"?', r"'[^'\n]*+'?", r"#[^\n]*+"]), re.DOTALL)
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP = f"nested too deeply: at most {LIMIT_DEPTH} tables and lists in each other are read"
 

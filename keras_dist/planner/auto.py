@@ -114,7 +114,7 @@ class AutoParallel(Distribution):
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: Any) -> AutoParallel:
         """Return the distribution of a config file with `strategy = "auto"`."""
-        return cls(mesh, config.objective, config.memory_limit)
+        return cls(mesh, config.objective, config.target, config.memory_limit)
 
     def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> Found:
         """Find the layout of a model. Allocates nothing, and the devices need not exist.

@@ -34,6 +34,13 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 
         "quoted dots.toml": (".toml", ".".join(['"a"'] * (SIZE // 4)) + " = 1", DEEP),
         "header.toml": (".toml", f"[{'.'.join('a' * (SIZE // 2))}]", DEEP),
         "inline.toml": (".toml", f"x = {{{'.'.join('a' * (SIZE // 2 - 8))} = 1}}", DEEP),
+        "hidden.toml": (".toml", f'x = {{a = """\n\' """, {".".join("b" * (SIZE // 2 - 16))} = 1}}', DEEP),
+        "hidden behind quotes.toml": (
+            ".toml",
+            f'x = {{a = """a"""", {".".join("b" * (SIZE // 2 - 16))} = 1}}',
+            DEEP,
+        ),
+        "hidden too.toml": (".toml", f"x = ['''\n\" ''', {'[' * (SIZE // 2)}", DEEP),
         "aliases.yaml": (".yaml", LISTS, "says too much"),
         "merges.yaml": (".yaml", MERGES, "says too much"),
         "itself.yaml": (".yaml", f"a: &a [{'*a, ' * 9}]", "a[0]: contains itself"),
