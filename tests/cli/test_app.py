@@ -24,13 +24,15 @@ def python(*arguments, **env):
 
 
 def test_help_loads_neither_jax_nor_what_else_takes_long():
-    program = """
-import atexit, runpy, sys
-heavy = ("jax", "numpy", "flax", "pydantic", "rich", "yaml")
-atexit.register(lambda: print([name for name in heavy if name in sys.modules]))
-import keras_dist.__main__
-sys.argv = ["keras-dist", "--help"]
-keras_dist.__main__.main()
+    program = f"""
+import sys
+from keras_dist.cli.app import app
+for arguments in [["--help"], *([command, "--help"] for command in {COMMANDS})]:
+    try:
+        app(arguments)
+    except SystemExit as ended:
+        assert not ended.code
+print([name for name in ("jax", "flax", "numpy", "rich", "yaml") if name in sys.modules])
 """
     run = python("-c", program)
     assert run.returncode == 0, run.stderr
