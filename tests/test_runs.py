@@ -301,6 +301,15 @@ def test_a_run_is_repeated_from_the_config_beside_its_checkpoints():
     assert config.load("second/run.json", environ={}).checkpoint.directory == "second"
 
 
+def test_the_resolved_config_is_printed_unless_the_run_is_silent(capsys):
+    assembly.train(settings("training.epochs=1"))
+    assert capsys.readouterr().out == ""
+    run = settings("training.epochs=1", "training.verbose=2")
+    assembly.train(run)
+    printed, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
+    assert config.RunConfig.model_validate(printed) == run
+
+
 def test_a_run_goes_on_where_it_was_ended():
     whole = assembly.train(settings("training.epochs=4"))
     assembly.train(settings("checkpoint.directory=states"))

@@ -97,7 +97,7 @@ class _SavedConfig(Callback):
         if self._run is not None and self._run.checkpoint is not None and job.process_index() == 0:
             place = folder_path(self._run.checkpoint.directory) / RESOLVED_CONFIG
             with writing_to(place):
-                place.write_text(self._run.to_json())
+                place.write_text(self._run.to_json(), "utf-8")
         self._run = None
 
 
@@ -133,5 +133,11 @@ def build(run: RunConfig) -> Run:
 
 
 def train(run: RunConfig) -> History:
-    """Train what a config describes, and return the `History`; see `build` and `Run.train`."""
-    return build(run).train()
+    """Train what a config describes, and return the `History`; see `build` and `Run.train`.
+
+    Unless `training.verbose` is 0, the resolved config is printed first.
+    """
+    built = build(run)
+    if run.training.verbose != 0:
+        job.print_message(run.to_json())
+    return built.train()

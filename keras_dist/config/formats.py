@@ -91,11 +91,8 @@ def _missing(file: Path) -> ConfigError:
         beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in _PARSERS)
     except OSError:
         beside = []
-    fix = (
-        "check the path"
-        if os.path.isdir(file.parent)
-        else f"check the path: there is no directory {str(file.parent)!r}"
-    )
+    is_beside = os.path.isdir(file.parent)
+    fix = "check the path" + ("" if is_beside else f": there is no directory {str(file.parent)!r}")
     if near := nearest(file.name, beside):
         fix = f"use {str(file.with_name(near))!r}"
     return ConfigError(
@@ -115,7 +112,7 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
         f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
         given=given,
         expected=f"a {style[1:].upper()} file with each key once",
-        fix="keep one of the two" if isinstance(error, _GivenTwiceError) else correct,
+        fix="keep one of the two" if what.startswith("the key ") else correct,
     )
 
 
@@ -134,8 +131,6 @@ def _position(text: str, error: Exception) -> tuple[str, int, int]:
         return error.problem or "not YAML", error.problem_mark.line + 1, error.problem_mark.column + 1
     if isinstance(error, yaml.reader.ReaderError):
         return error.reason, *_line_and_column(text, error.position)
-    if isinstance(error, _GivenTwiceError):
-        return str(error), *error.place
     if isinstance(error, tomllib.TOMLDecodeError):
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", str(error)):
             return str(error)[: found.start()], int(found[1]), int(found[2])
@@ -145,14 +140,6 @@ def _position(text: str, error: Exception) -> tuple[str, int, int]:
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
-
-
-class _GivenTwiceError(ValueError):
-    """A table has a key twice."""
-
-    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
-        super().__init__(message)
-        self.place = (line, column)
 
 
 class _Loader(yaml.SafeLoader):
@@ -185,8 +172,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    mark = key.start_mark
-                    raise _GivenTwiceError(f"the key {key.value!r} is given twice", mark.line + 1, mark.column + 1)
+                    problem = f"the key {key.value!r} is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
 
@@ -240,7 +227,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise _GivenTwiceError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
+            raise ValueError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
         table[key] = value
     return table
 
