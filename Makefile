@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo notebooks test soak lint type check bench dtensor clean
+.PHONY: help setup demo notebooks test soak lint type check bench dtensor parallax clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,10 @@ bench: $(READY) ## run every benchmark, and write what they found into README.md
 dtensor: ## set up TensorFlow 2.15 for `make bench`, with its older numpy in .venv-dtensor
 	"$(PYTHON)" -m venv --clear .venv-dtensor
 	.venv-dtensor/bin/python -m pip install -qq --disable-pip-version-check -r benchmarks/dtensor.txt
+
+parallax: ## set up google-parallax and google-tunix for `make bench`, in .venv-parallax
+	"$(PYTHON)" -m venv --clear .venv-parallax
+	.venv-parallax/bin/python -m pip install -qq --disable-pip-version-check -e '.[tpu]' -r benchmarks/parallax.txt
 
 clean: ## remove environments, caches and builds
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist

@@ -1,172 +1,134 @@
-"""Planning a decoder for machines that are not here: what Shardy says of its train step, beside what XLA compiles.
+"""What planning takes and how right it is: decoders of up to 70 billion parameters on up to 1,024 chips that are not here.
 
-The ratios are those of what is propagated to what is compiled for TPUs. Without libtpu (the extra `tpu`) nothing is
-compiled, and nothing reported.
+Each is planned in a fresh process. The aims are seconds and bytes, and ratios are to them; what is propagated is compared
+with what is compiled for TPUs. Without libtpu (the extra `tpu`) nothing is compiled.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
+import os
+import resource
+import sys
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
+import keras_dist as kd
+from benchmarks import decoders
 from benchmarks import measure as m
-from keras_dist.planner import CompiledFigures, Propagated, compile_for, propagate, roofline, target
+
+GIB = 2**30
+MODEL_AXIS = 4
+SMALL = decoders.Sizes(layers=12, embed=1536, mlp=6144, heads=16, kv_heads=16, vocab=32000)
+SIZES = {"tiny": decoders.TINY, "0.4B": SMALL, "8B": decoders.DECODER_8B, "70B": decoders.DECODER_70B}
+LENGTHS = {"tiny": 16, "0.4B": 1024, "8B": 4096, "70B": 4096}
+SCREENED: tuple[dict[str, Any], ...] = ({"batch": "data"}, {"batch": "data", "mlp": "model"})
+AIMS = (
+    ("8B", "v5p:8x8x16", "propagate", 15),
+    ("8B", "v5p:8x8x16", "screen", 1),
+    ("70B", "v5p:4x8x8", "propagate", 20),
+    ("70B", "v5p:8x8x16", "propagate", 20),
+    ("70B", "v5p:4x8x8", "compile", 120),
+    ("70B", "v5p:8x8x16", "compile", 120),
+    ("0.4B", "v5e:2x4", "compile", None),
+    ("0.4B", "v5p:4x4x4", "compile", None),
+)
+"""Decoder, target, what is done, and in how many seconds."""
+AIM_GIB = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoder:
-    """Sizes of a decoder whose blocks are scanned."""
-
-    blocks: int
-    width: int
-    heads: int
-    hidden: int
-    vocabulary: int
-    length: int
-    rows: int
+def measure(size: str, target: str, what: str) -> dict[str, Any]:
+    """As `planned`, in a process that does nothing else."""
+    kd.use_cpu_devices(1)
+    return planned(size, target, what)
 
 
-DECODERS = {"decoder of 0.4 billion": Decoder(12, 1536, 16, 6144, 32_000, 1024, 32)}
-MACHINES: Mapping[str, Mapping[str, int]] = {
-    "v5e:2x4": {"data": 2, "model": 4},
-    "v5p:4x4x4": {"data": 16, "model": 4},
-}
-LAYOUTS = {  # Megatron's
-    "embedding": ("model", None),
-    "query": (None, None, "model", None),
-    "key": (None, None, "model", None),
-    "value": (None, None, "model", None),
-    "output": (None, "model", None, None),
-    "up": (None, None, "model"),
-    "down": (None, "model", None),
-}
+def planned(size: str, target: str, what: str) -> dict[str, Any]:
+    """What it takes to plan a decoder, and what is found.
+
+    Args:
+        size: that of 8B is unrolled, the others are scanned, their weights fully sharded if they are 70B.
+        target: the machine.
+        what: `propagate` it, `compile` it, too; or `screen` it under layouts, of which those after the first count.
+
+    Returns:
+        Seconds by the clock, and of work of all threads; bytes of memory of its processes at most.
+    """
+    devices = kd.planner.target(target).device_count
+    shape = (devices // MODEL_AXIS, MODEL_AXIS)
+    axes, is_scanned = dict(zip(("data", "model"), shape, strict=True)), size != "8B"
+    tokens = jax.ShapeDtypeStruct((devices, LENGTHS[size]), jnp.int32)
+    factory = functools.partial(decoders.Decoder, SIZES[size], scanned=is_scanned)
+    step = "adam", kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if what == "screen":
+        classes = kd.planner.dim_classes(factory, (tokens, tokens), *step)
+        taken: dict[str, Any] = {}
+        for rules in SCREENED:
+            started = _clocks()
+            classes.screen.propagate(axes, classes.layouts(rules, axes)[0])
+            taken = _taken(started)
+        return taken
+    mesh = kd.DeviceMesh(axes, devices=kd.planner.devices(target, shape))
+    rules = decoders.megatron(kd.LayoutMap(mesh), scanned=is_scanned)
+    distribution = kd.FullySharded(mesh, "data", rules) if size == "70B" else kd.ModelParallel(rules, "data")
+    started = _clocks()
+    report = kd.plan(factory, (tokens, tokens), distribution, *step, target, compiles=what == "compile")
+    verdict = report.verdict
+    tiers = [report.step, *([verdict.compiled] if verdict and "compiled" in verdict.rooflines else [])]
+    moved = [sum(each.nbytes_per_step for each in tier.collectives if not each.is_joined) for tier in tiers]
+    found = {"verdict": str(verdict), "moved": moved, "flops": [tier.flops for tier in tiers]}
+    return {**_taken(started), **found}
 
 
-def main() -> None:
-    """Plan and report."""
-    quick = m.is_quick(__doc__)
-    results = [
-        result
-        for name, decoder in DECODERS.items()
-        for machine in (["v5e:2x4"] if quick else MACHINES)
-        for result in plan(f"{name} on {machine}", functools.partial(lowered, decoder), machine, MACHINES[machine])
-    ]
-    if results:
-        m.report("plan", "what is propagated / what is compiled for the machine", results, quick)
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), sum(os.times()[:4])
 
 
-def plan(
-    name: str, lower: Callable[[Mapping[str, int], str], jax.stages.Lowered], machine: str, mesh: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    """Plan a program for a machine, print what is found, and return the lines of the report."""
-    began = time.perf_counter()
-    program = lower(mesh, target(machine).platform)
-    traced = time.perf_counter()
-    expected = propagate(program)
-    seconds = time.perf_counter() - traced
-    print(f"\n{name}: traced and lowered in {traced - began:.1f} s, propagated in {seconds:.2f} s")
-    print_figures("propagated", expected)
-    if importlib.util.find_spec("libtpu") is None:
-        print("  not compiled: that needs the extra 'tpu'")
-        return []
-    found = compile_for(program, machine)
-    print_figures("compiled", found)
-    print(f"  compiled in {found.seconds_to_compile:.1f} s; {memory(found)}")
-    print_roofline(machine, mesh, found)
-    lines = [m.result(f"{name}: seconds", [seconds], [found.seconds_to_compile], "s")]
-    if found.collectives:
-        moved = [
-            sum(each.nbytes_per_step for each in tier.collectives if not each.is_joined) / 2**20
-            for tier in (expected, found)
-        ]
-        lines += [
-            m.result(f"{name}: moved", [moved[0]], [moved[1]], "MiB"),
-            m.result(f"{name}: FLOPs", [expected.flops / 1e9], [found.flops / 1e9], "GFLOP"),
-        ]
+def _taken(started: tuple[float, float]) -> dict[str, float]:
+    wall, work = (now - before for now, before in zip(_clocks(), started, strict=True))
+    units = 1 if sys.platform == "darwin" else 1024
+    most = [resource.getrusage(who).ru_maxrss * units for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {"seconds": wall, "work_seconds": work, "nbytes": sum(most)}
+
+
+def lines_of(size: str, target: str, what: str, aim: float | None, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the report: seconds and memory to their aims, and what is propagated to what is compiled.
+
+    What is not compiled is the work of one thread, whose seconds others on the machine do not change.
+    """
+    form = "unrolled" if size == "8B" else "scanned"
+    tiers = {"propagate": "with tracing", "screen": "another layout", "compile": "compiled, too"}
+    name = f"{size} {form} on {target}, {tiers[what]}"
+    lines: list[dict[str, Any]] = []
+    if aim is not None:
+        clock = "seconds" if what == "compile" else "work_seconds"
+        lines.append(m.result(name, [run[clock] for run in runs], [aim] * len(runs), "s", aim=1))
+        nbytes = [run["nbytes"] / GIB for run in runs]
+        lines.append(m.result(f"{name}: memory", nbytes, [AIM_GIB] * len(runs), "GiB", aim=1))
+    if len(runs[0].get("moved", ())) == 2:
+        for figure, unit, per in (("moved", "MiB", 2**20), ("flops", "GFLOP", 1e9)):
+            said, real = ([run[figure][tier] for run in runs] for tier in range(2))
+            lines.append(m.result(f"{name}: {figure}, propagated / compiled", said, real, unit, per))
     return lines
 
 
-def print_figures(tier: str, figures: Propagated | CompiledFigures) -> None:
-    """Print what moves."""
-    for (kind, axes), nbytes in sorted(figures.nbytes_by_axes().items()):
-        print(f"  {tier:<10}  {kind:<18} over {', '.join(axes):<12} {nbytes / 2**20:12,.1f} MiB")
-    print(f"  {tier:<10}  {figures.flops / 1e9:,.0f} GFLOP on each device")
-
-
-def memory(found: CompiledFigures) -> str:
-    """The verdict."""
-    gib = [f"{nbytes / 2**30:.2f} GiB" for nbytes in (found.peak_nbytes, found.limit_nbytes, found.short_by_nbytes)]
-    return f"{gib[0]} of {gib[1]}: fits" if found.fits else f"{gib[0]} of {gib[1]}: short by {gib[2]}"
-
-
-def print_roofline(machine: str, mesh: Mapping[str, int], found: CompiledFigures) -> None:
-    """Print the least time of a step."""
-    line = roofline(
-        machine, mesh, flops=found.flops, accessed_nbytes=found.accessed_nbytes, collectives=found.collectives
-    )
-    lower, upper = 1e3 * line.step_seconds, 1e3 * line.serial_step_seconds
-    print(f"  at least {lower:.2f} ms a step, {upper:.2f} if nothing overlaps; the bottleneck is {line.bottleneck}")
-
-
-def lowered(decoder: Decoder, mesh: Mapping[str, int], platform: str) -> jax.stages.Lowered:
-    """The train step of a decoder under Megatron's layout, lowered for devices that are not there."""
-    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
-
-    def array(shape: tuple[int, ...], *axes: str | None, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(abstract, P(*axes)))
-
-    each = decoder.width // decoder.heads
-    projection = (decoder.blocks, decoder.width, decoder.heads, each)
-    shapes = {
-        "embedding": (decoder.vocabulary, decoder.width),
-        **dict.fromkeys(("query", "key", "value"), projection),
-        "output": (decoder.blocks, decoder.heads, each, decoder.width),
-        "up": (decoder.blocks, decoder.width, decoder.hidden),
-        "down": (decoder.blocks, decoder.hidden, decoder.width),
-    }
-    weights = {name: array(shape, *LAYOUTS[name]) for name, shape in shapes.items()}
-    tokens = array((decoder.rows * mesh["data"], decoder.length), "data", dtype=jnp.int32)
-
-    def step(weights: Any, tokens: Any) -> Any:
-        loss, gradients = jax.value_and_grad(loss_of)(weights, tokens)
-        return jax.tree.map(lambda weight, gradient: weight - 1e-3 * gradient, weights, gradients), loss
-
-    layouts = jax.tree.map(lambda weight: weight.sharding, weights), NamedSharding(abstract, P())
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=layouts)
-    return jitted.trace(weights, tokens).lower(lowering_platforms=(platform,))
-
-
-def loss_of(weights: Mapping[str, jax.Array], tokens: jax.Array) -> jax.Array:
-    """The mean cross-entropy of the next token, over blocks that are computed again for their gradients."""
-    embedding, blocks = weights["embedding"], {name: each for name, each in weights.items() if name != "embedding"}
-    hidden, _ = jax.lax.scan(jax.checkpoint(block), embedding[tokens], blocks)
-    logits = (hidden[:, :-1] @ embedding.T).astype(jnp.float32)
-    likely = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
-    return -jnp.mean(likely)
-
-
-def block(hidden: jax.Array, weights: Mapping[str, jax.Array]) -> tuple[jax.Array, None]:
-    """Causal attention and two dense layers, each after a normalization and beside a way around it."""
-    normal = normalized(hidden)
-    query, key, value = (jnp.einsum("bsd,dhk->bshk", normal, weights[name]) for name in ("query", "key", "value"))
-    attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    hidden += jnp.einsum("bshk,hkd->bsd", attended, weights["output"])
-    return hidden + jax.nn.relu(normalized(hidden) @ weights["up"]) @ weights["down"], None
-
-
-def normalized(x: jax.Array) -> jax.Array:
-    """Rows of unit root mean square."""
-    square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(square + 1e-6).astype(x.dtype)
+def main() -> None:
+    """Measure and report."""
+    quick = m.is_quick(__doc__)
+    cases = [("tiny", "v5e:2x4", what, aim) for what, aim in (("propagate", 15), ("screen", 1))] if quick else AIMS
+    results: list[dict[str, Any]] = []
+    for size, target, what, aim in cases:
+        if what == "compile" and importlib.util.find_spec("libtpu") is None:
+            continue
+        rounds = 1 if quick or what == "compile" else 3
+        runs = [m.in_process(__spec__.name, size=size, target=target, what=what) for _ in range(rounds)]
+        print(f"{size} on {target}: {runs[-1].get('verdict', 'screened')}", flush=True)
+        results += lines_of(size, target, what, aim, runs)
+    m.report("plan", "planning / its aims", results, quick)
 
 
 if __name__ == "__main__":

@@ -101,15 +101,15 @@ def as_installed() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def in_process(module: str, **arguments: Any) -> Any:
+def in_process(module: str, *, python: pathlib.Path | str = sys.executable, **arguments: Any) -> Any:
     """What `measure(**arguments)` of a module returns in a process of its own, with devices of its own."""
-    return _last_line(measuring(module, **arguments))
+    return _last_line(measuring(module, python=python, **arguments))
 
 
-def measuring(module: str, **arguments: Any) -> list[str]:
-    """The command that prints what `measure(**arguments)` of a module returns."""
+def measuring(module: str, *, python: pathlib.Path | str = sys.executable, **arguments: Any) -> list[str]:
+    """The command that prints what `measure(**arguments)` of a module returns, run by that interpreter."""
     code = f"import json, sys, {module} as m; print(json.dumps(m.measure(**json.loads(sys.argv[1]))))"
-    return [sys.executable, "-c", code, json.dumps(arguments)]
+    return [str(python), "-c", code, json.dumps(arguments)]
 
 
 def in_script(python: pathlib.Path | str, script: pathlib.Path, *arguments: str) -> Any:

@@ -28,7 +28,9 @@ ORDER = (
     "start",
     "checkpoint",
     "plan",
+    "auto",
 )
+LAYOUTS_BEGIN, LAYOUTS_END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 REACHED, MISSED = "#2a9d8f", "#e76f51"
 
 Record = dict[str, Any]
@@ -45,20 +47,57 @@ def render_table(records: list[Record]) -> str:
     if not records:
         return "Nothing was measured yet."
     lines = ["| compared | ratio | aim | ours | theirs | |", "|---|---|---|---|---|---|"]
-    for record in records:
+    for record in filter(_aimed, records):
         lines.append(f"| **{record['title']}** | | | | | |")
         lines += [_row(result) for result in _aimed(record)]
     places = {_place(record): None for record in records}
     return "\n".join([*lines, "", "Measured on " + "; ".join(places) + "."])
 
 
-def with_table(text: str, table: str) -> str:
+def render_layouts(records: list[Record]) -> str:
+    """What layouts of models cost, as Markdown: for each the least time of a step; the least of a row is bold."""
+    rows = [row for record in records for row in record.get("layouts", ())]
+    names = list(dict.fromkeys(name for row in rows for name in row["costs"]))
+    lines = [f"| model | target | {' | '.join(names)} | found in |", f"|---|---|{'---|' * len(names)}---|"]
+    for row in rows:
+        costs = [row["costs"].get(name) for name in names]
+        known = [
+            each["serial_step_seconds"] for each in costs if each and "error" not in each and each["fits"] is not False
+        ]
+        cells = [_cost(each, min(known, default=0)) for each in costs]
+        seconds = row["costs"].get("AutoParallel", {}).get("seconds_to_find")
+        found = "" if seconds is None else f"{seconds:.0f} s"
+        lines.append(f"| {row['model']} | {row['target']} | {' | '.join(cells)} | {found} |")
+    return "\n".join(lines) if rows else "Nothing was planned yet."
+
+
+def _cost(cost: Record | None, least: float) -> str:
+    """Least milliseconds of a step, GB that a device exchanges, and GB that it holds."""
+    if cost is None:
+        return ""
+    if "error" in cost:
+        return cost["error"].partition(":")[0]
+    seconds = cost["serial_step_seconds"]
+    numbers = [f"{1e3 * seconds:.0f} ms", *(f"{cost[name] / 1e9:.2g} GB" for name in ("moved_nbytes", "device_nbytes"))]
+    if seconds <= least and cost["fits"] is not False:
+        numbers[0] = f"**{numbers[0]}**"
+    note = "" if cost["tier"] == "compiled" else " (propagated)"
+    return ", ".join(numbers) + ("; does not fit" if cost["fits"] is False else note)
+
+
+def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """The text with the table between its two markers."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    replaced, count = pattern.subn(lambda _: f"{BEGIN}\n{table}\n{END}", text)
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    replaced, count = pattern.subn(lambda _: f"{begin}\n{table}\n{end}", text)
     if count != 1:
-        raise ValueError(f"expected the markers {BEGIN} and {END} once, and found them {count} times")
+        raise ValueError(f"expected the markers {begin} and {end} once, and found them {count} times")
     return replaced
+
+
+def with_tables(text: str, records: list[Record]) -> str:
+    """The text with both tables."""
+    text = with_table(text, render_table(records))
+    return with_table(text, render_layouts(records), LAYOUTS_BEGIN, LAYOUTS_END)
 
 
 def draw(records: list[Record], path: pathlib.Path) -> None:
@@ -99,7 +138,7 @@ def main() -> None:
     """Write the table and the picture."""
     matplotlib.use("agg")
     records = read_records()
-    README.write_text(with_table(README.read_text(), render_table(records)))
+    README.write_text(with_tables(README.read_text(), records))
     draw(records, PICTURE)
 
 

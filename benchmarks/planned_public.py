@@ -1,0 +1,44 @@
+"""Public models of Flax NNX that are planned: those of google-tunix, which `make parallax` installs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from benchmarks.planned_models import TOKENS, Planned, token_batch
+
+LENGTH, ROWS = 1024, 2
+OWN_AXES = {"tp": "model", "fsdp": None}
+"""The tensor parallelism that the authors of the models have written into them."""
+
+NAMES = ("Llama 3.2 1B (tunix)", "Qwen 3 0.6B (tunix)")
+
+
+class Trained(nnx.Module):
+    """A decoder of tunix as it is trained: on all positions, with a causal mask and without a cache."""
+
+    def __init__(self, kind: Any, config: Any, *, rngs: nnx.Rngs) -> None:
+        self.decoder = kind(config, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits of tokens (batch, sequence)."""
+        batch, length = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))
+        return self.decoder(tokens, positions, None, mask)[0]
+
+
+def public_models() -> dict[str, Planned]:
+    """The models by name."""
+    from tunix.models.llama3 import model as llama  # in an environment of its own
+    from tunix.models.qwen3 import model as qwen
+
+    kinds = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
+    return {
+        name: Planned(functools.partial(Trained, *kind), token_batch(LENGTH), TOKENS, ROWS, {}, OWN_AXES)
+        for name, kind in zip(NAMES, kinds, strict=True)
+    }
