@@ -1,9 +1,8 @@
-"""Layouts that are found against layouts by hand: `AutoParallel`, Megatron's rules, fully sharded, google-parallax's AUTO.
+"""Layouts that `AutoParallel` finds against Megatron's rules by hand, fully sharded weights, google-parallax's AUTO.
 
-Each is planned for machines that are not here, and compiled for them where libtpu is installed (the extra `tpu`), else
-propagated. Nothing is allocated. Without `make parallax` the column of google-parallax and the public models are left out.
-It takes an hour or two of two cores; `--models`, `--targets` and `--layouts` measure some anew, and keep what is known of
-others.
+Each is planned for machines that are not here, and compiled for them where libtpu is installed (the extra `tpu`),
+else propagated. Nothing is allocated. Without `make parallax` google-parallax and the models of others are left out. It
+takes an hour or two of two cores; `--models`, `--targets` and `--layouts` measure some anew, and the rest is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import importlib
 import itertools
 import json
 import math
@@ -21,8 +21,7 @@ from typing import Any
 
 import keras_dist as kd
 from benchmarks import measure as m
-from benchmarks.planned_models import TOKENS, Planned, planned_models
-from benchmarks.planned_public import NAMES, ROWS, public_models
+from benchmarks.planned_models import PUBLIC, TOKENS, Planned, planned_models, rows_of
 from keras_dist.planner.verdict import Verdict, judge
 
 PYTHON = m.ROOT / ".venv-parallax" / "bin" / "python"
@@ -71,14 +70,10 @@ def cost(
 
 
 def planned_model(model: str, tiny: bool) -> Planned:
-    """The model of this name; public ones have one size."""
-    return (public_models() if model in NAMES else planned_models(tiny=tiny))[model]
-
-
-def rows_of(model: str, target: str, tiny: bool) -> int:
-    """The rows of the batch."""
-    each = ROWS if model in NAMES else planned_models(tiny=tiny)[model].rows
-    return each * kd.planner.target(target).device_count
+    """The model of this name; public ones have one size, and are known in their environment alone."""
+    if model in PUBLIC:
+        return importlib.import_module("benchmarks.planned_public").public_models()[model]
+    return planned_models(tiny=tiny)[model]
 
 
 def by_hand(planned: Planned, target: str, layout: str, layouts: Mapping[str, Any]) -> kd.Distribution:
@@ -144,27 +139,24 @@ def figures(program: kd.planner.StepProgram, step: kd.planner.Propagated, verdic
 
 
 def cost_in_process(model: str, target: str, layout: str, tiny: bool, compiles: bool) -> dict[str, Any]:
-    """What `measure` finds, in a process of its own; of google-parallax, after it has found its layouts in another one."""
+    """What `measure` finds, in a process of its own; google-parallax finds its layouts in another one before."""
     options: dict[str, Any] = {"model": model, "tiny": tiny}
-    given: dict[str, Any] = {}
     if layout == PARALLAX:
-        mesh = mesh_by_hand(target)
-        given = m.in_process(
-            "benchmarks.parallax_layouts", python=PYTHON, mesh=mesh, rows=rows_of(model, target, tiny), **options
-        )
-        if "error" in given:
-            return given
-    python = PYTHON if model in NAMES else sys.executable
-    return m.in_process(
-        __spec__.name, python=python, target=target, layout=layout, compiles=compiles, **options, **given
-    )
+        rows = rows_of(model, tiny) * kd.planner.target(target).device_count
+        asked = {**options, "mesh": mesh_by_hand(target), "rows": rows}
+        found = m.in_process("benchmarks.parallax_layouts", python=PYTHON, **asked)
+        if "error" in found:
+            return found
+        options |= found
+    options |= {"target": target, "layout": layout, "compiles": compiles}
+    return m.in_process(__spec__.name, python=PYTHON if model in PUBLIC else sys.executable, **options)
 
 
 def main() -> None:
     """Measure what was asked for, and report all that is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny models, without compiling; nothing is written")
-    known = [*planned_models(tiny=True), *(NAMES if PYTHON.exists() else ())]
+    known = [*planned_models(tiny=True), *(PUBLIC if PYTHON.exists() else ())]
     for name, choices in (("models", known), ("targets", TARGETS), ("layouts", LAYOUTS)):
         parser.add_argument(f"--{name}", nargs="+", choices=choices, default=list(choices), help="only these")
     parser.add_argument("--propagated", action="store_true", help="without compiling")

@@ -1,7 +1,7 @@
-"""What planning takes and how right it is: decoders of up to 70 billion parameters on up to 1,024 chips that are not here.
+"""What planning takes, and how right it is: decoders of up to 70 billion parameters for up to 1,024 chips.
 
-Each is planned in a fresh process. The aims are seconds and bytes, and ratios are to them; what is propagated is compared
-with what is compiled for TPUs. Without libtpu (the extra `tpu`) nothing is compiled.
+Each is planned in a fresh process. The aims are seconds and bytes, and ratios are to them; what is propagated is
+compared with what is compiled for TPUs. Without libtpu (the extra `tpu`) nothing is compiled.
 """
 
 from __future__ import annotations

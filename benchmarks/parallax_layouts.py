@@ -11,8 +11,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 from parallax.sharding import auto_shard
 
-from benchmarks.planned_models import planned_models
-from benchmarks.planned_public import NAMES, public_models
+from benchmarks.bench_auto import planned_model
 
 
 def measure(model: str, mesh: Mapping[str, int], rows: int, tiny: bool = False) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def measure(model: str, mesh: Mapping[str, int], rows: int, tiny: bool = False) 
 
     As its `create_sharded_model` finds them, which creates the arrays, too.
     """
-    planned = (public_models() if model in NAMES else planned_models(tiny=tiny))[model]
+    planned = planned_model(model, tiny)
     if planned.is_ours:
         return {"error": "takes modules of Flax alone"}
     module = nnx.eval_shape(lambda: planned.factory(rngs=nnx.Rngs(0)))

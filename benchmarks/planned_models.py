@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import keras_dist as kd
 from benchmarks import decoders, planned_modules
 
 Rules = Mapping[str, Sequence[Any]]
 
 _BLOCK = r"blocks/\d+"
+PUBLIC, PUBLIC_ROWS = ("Llama 3.2 1B (tunix)", "Qwen 3 0.6B (tunix)"), 2
+"""Models of others, which `planned_public` has, and the rows of their batches for each device."""
 TOKENS = "sparse_categorical_crossentropy"
 
 
@@ -43,7 +47,7 @@ class Planned:
 
 def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
     """The models by name; `tiny` ones are of the same form."""
-    size = _Tiny if tiny else _Full
+    size = _TINY if tiny else _FULL
     return {
         "decoder": _decoder(size),
         "mixture of experts": _experts(size),
@@ -58,34 +62,41 @@ def planned_models(*, tiny: bool = False) -> dict[str, Planned]:
     }
 
 
-class _Full:
-    """Sizes of 0.1 to 1.1 billion parameters."""
+_FULL = types.SimpleNamespace(
+    decoder=decoders.Sizes(layers=4, embed=2048, mlp=5632, heads=16, kv_heads=8, vocab=32768),
+    experts=(decoders.Sizes(layers=3, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768), 16),
+    encoder={"vocab": 30592, "length": 512, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6},
+    vit={"image": 224, "patch": 16, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6, "classes": 1000},
+    mixer={"tokens": 196, "embed": 1536, "token_mlp": 512, "mlp": 6144, "layers": 6, "classes": 1000},
+    resnet=({"width": 128, "stages": (2, 2, 2, 2), "classes": 1000}, 224),
+    unet=({"channels": (320, 640, 1280), "numbers": 4}, 64),
+    state_space={"vocab": 32768, "embed": 2048, "inner": 4096, "state": 128, "heads": 64, "chunk": 128, "layers": 4},
+    recommender={"tables": (2**20,) * 8, "embed": 128, "mlp": (1024, 1024, 512)},
+    ours=decoders.Sizes(layers=3, embed=2048, mlp=8192, heads=16, kv_heads=16, vocab=32768),
+    length=1024,
+    rows=2,
+    images=32,
+    clicks=2048,
+)
+"""Sizes of 0.1 to 1.1 billion parameters."""
 
-    decoder = decoders.Sizes(layers=4, embed=2048, mlp=5632, heads=16, kv_heads=8, vocab=32768)
-    experts = decoders.Sizes(layers=3, embed=1024, mlp=4096, heads=16, kv_heads=16, vocab=32768), 16
-    encoder = {"vocab": 30592, "length": 512, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6}
-    vit = {"image": 224, "patch": 16, "embed": 1536, "mlp": 6144, "heads": 24, "layers": 6, "classes": 1000}
-    mixer = {"tokens": 196, "embed": 1536, "token_mlp": 512, "mlp": 6144, "layers": 6, "classes": 1000}
-    resnet = {"width": 128, "stages": (2, 2, 2, 2), "classes": 1000}, 224
-    unet = {"channels": (320, 640, 1280), "numbers": 4}, 64
-    state_space = {"vocab": 32768, "embed": 2048, "inner": 4096, "state": 128, "heads": 64, "chunk": 128, "layers": 4}
-    recommender = {"tables": (2**20,) * 8, "embed": 128, "mlp": (1024, 1024, 512)}
-    ours = decoders.Sizes(layers=3, embed=2048, mlp=8192, heads=16, kv_heads=16, vocab=32768)
-    length, rows, images, clicks = 1024, 2, 32, 2048
 
-
-class _Tiny:
-    decoder = decoders.TINY
-    experts = dataclasses.replace(decoders.TINY, layers=1), 4
-    encoder = {"vocab": 128, "length": 16, "embed": 32, "mlp": 64, "heads": 4, "layers": 2}
-    vit = {"image": 16, "patch": 4, "embed": 32, "mlp": 64, "heads": 4, "layers": 2, "classes": 16}
-    mixer = {"tokens": 16, "embed": 32, "token_mlp": 16, "mlp": 64, "layers": 2, "classes": 16}
-    resnet = {"width": 8, "stages": (1, 1), "classes": 16}, 16
-    unet = {"channels": (16, 32), "numbers": 4}, 16
-    state_space = {"vocab": 128, "embed": 32, "inner": 64, "state": 16, "heads": 4, "chunk": 8, "layers": 2}
-    recommender = {"tables": (256,) * 2, "embed": 16, "mlp": (32, 32)}
-    ours = dataclasses.replace(decoders.TINY, layers=1)
-    length, rows, images, clicks = 16, 2, 2, 8
+_TINY = types.SimpleNamespace(
+    decoder=decoders.TINY,
+    experts=(dataclasses.replace(decoders.TINY, layers=1), 4),
+    encoder={"vocab": 128, "length": 16, "embed": 32, "mlp": 64, "heads": 4, "layers": 2},
+    vit={"image": 16, "patch": 4, "embed": 32, "mlp": 64, "heads": 4, "layers": 2, "classes": 16},
+    mixer={"tokens": 16, "embed": 32, "token_mlp": 16, "mlp": 64, "layers": 2, "classes": 16},
+    resnet=({"width": 8, "stages": (1, 1), "classes": 16}, 16),
+    unet=({"channels": (16, 32), "numbers": 4}, 16),
+    state_space={"vocab": 128, "embed": 32, "inner": 64, "state": 16, "heads": 4, "chunk": 8, "layers": 2},
+    recommender={"tables": (256,) * 2, "embed": 16, "mlp": (32, 32)},
+    ours=dataclasses.replace(decoders.TINY, layers=1),
+    length=16,
+    rows=2,
+    images=2,
+    clicks=8,
+)
 
 
 def _decoder(size: Any) -> Planned:
@@ -219,8 +230,6 @@ def _ours(size: Any) -> Planned:
 
 def _our_decoder(sizes: decoders.Sizes, length: int) -> Any:
     """A decoder of Keras's layers."""
-    import keras_dist as kd  # google-parallax's environment does without
-
     tokens = x = kd.Input((length,), dtype="int32")
     x = kd.layers.Embedding(sizes.vocab, sizes.embed, name="embed")(x)
     for index in range(sizes.layers):
@@ -234,7 +243,13 @@ def _our_decoder(sizes: decoders.Sizes, length: int) -> Any:
     return kd.Model(tokens, kd.layers.Dense(sizes.vocab, name="head")(x))
 
 
+def rows_of(model: str, tiny: bool) -> int:
+    """The rows of a model's batch for each device."""
+    return PUBLIC_ROWS if model in PUBLIC else planned_models(tiny=tiny)[model].rows
+
+
 def token_batch(length: int) -> Callable[[int], tuple[Any, Any]]:
+    """A batch of tokens, and of those that follow them, for a number of rows."""
     return lambda rows: (_ints(rows, length), _ints(rows, length))
 
 

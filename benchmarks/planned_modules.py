@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks.decoders import Attention, Sizes
-
-Pair = tuple[int, int]
 
 
 class Experts(nnx.Module):
@@ -292,7 +290,7 @@ class UNet(nnx.Module):
     """Down and up again, with what was found on the way down joined on the way up; as denoisers of latents are."""
 
     def __init__(self, channels: Sequence[int], numbers: int, *, rngs: nnx.Rngs) -> None:
-        below = [*zip(channels, channels[1:], strict=False)]
+        below = [*itertools.pairwise(channels)]
         self.begin, self.end = _conv(numbers, channels[0], 3, 1, rngs), _conv(channels[0], numbers, 3, 1, rngs)
         self.down = nnx.List([ConvPair(one, one, rngs) for one, _ in below])
         self.halve = nnx.List([_conv(one, other, 3, 2, rngs) for one, other in below])
@@ -344,10 +342,4 @@ def _conv(given: int, made: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.
 
 
 def _mlp(sizes: Sequence[int], rngs: nnx.Rngs) -> nnx.List[nnx.Linear]:
-    return nnx.List([nnx.Linear(one, other, rngs=rngs) for one, other in zip(sizes, sizes[1:], strict=False)])
-
-
-def count_parameters(factory: Any) -> int:
-    """How many numbers the parameters are."""
-    state = nnx.state(nnx.eval_shape(factory), nnx.Param)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+    return nnx.List([nnx.Linear(one, other, rngs=rngs) for one, other in itertools.pairwise(sizes)])

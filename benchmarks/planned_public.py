@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from tunix.models.llama3 import model as llama
+from tunix.models.qwen3 import model as qwen
 
-from benchmarks.planned_models import TOKENS, Planned, token_batch
+from benchmarks.planned_models import PUBLIC, PUBLIC_ROWS, TOKENS, Planned, token_batch
 
-LENGTH, ROWS = 1024, 2
+LENGTH = 1024
 OWN_AXES = {"tp": "model", "fsdp": None}
 """The tensor parallelism that the authors of the models have written into them."""
-
-NAMES = ("Llama 3.2 1B (tunix)", "Qwen 3 0.6B (tunix)")
 
 
 class Trained(nnx.Module):
@@ -34,11 +34,8 @@ class Trained(nnx.Module):
 
 def public_models() -> dict[str, Planned]:
     """The models by name."""
-    from tunix.models.llama3 import model as llama  # in an environment of its own
-    from tunix.models.qwen3 import model as qwen
-
     kinds = (llama.Llama3, llama.ModelConfig.llama3p2_1b()), (qwen.Qwen3, qwen.ModelConfig.qwen3_0p6b())
     return {
-        name: Planned(functools.partial(Trained, *kind), token_batch(LENGTH), TOKENS, ROWS, {}, OWN_AXES)
-        for name, kind in zip(NAMES, kinds, strict=True)
+        name: Planned(functools.partial(Trained, *kind), token_batch(LENGTH), TOKENS, PUBLIC_ROWS, {}, OWN_AXES)
+        for name, kind in zip(PUBLIC, kinds, strict=True)
     }
