@@ -190,10 +190,12 @@ def _unet(size: Any) -> Planned:
 
 
 def _state_space(size: Any) -> Planned:
-    """The way out of each block and the vocabulary: what the joined kernel makes falls into parts of other sizes."""
+    """As in Megatron-LM, although the parts that come from the joined kernel do not end where its shards do."""
     rules = {
-        rf"{_BLOCK}/out/kernel": ("model", None),
+        rf"{_BLOCK}/joined/kernel": (None, "model"),
+        rf"{_BLOCK}/conv/kernel": (None, None, "model"),
         rf"{_BLOCK}/out_norm/scale": ("model",),
+        rf"{_BLOCK}/out/kernel": ("model", None),
         "embed/embedding": ("model", None),
         "head/kernel": (None, "model"),
     }
