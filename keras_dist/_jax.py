@@ -285,9 +285,18 @@ def has_jaxprs(equation: Any) -> bool:
     return any(True for _ in core.jaxprs_in_params(equation.params))
 
 
-def closed_jaxpr(jaxpr: Any) -> Any:
-    """Return a jaxpr without constants as a closed one."""
-    return core.ClosedJaxpr(jaxpr, ())
+def parts_of_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Return a jaxpr, which may be a closed one, and its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def parts_of_scan(equation: Any) -> tuple[int, int]:
+    """Return how many inputs of a scan are constants, and how many are constants or carried; a turn gets slices of others."""
+    params = equation.params
+    if "ft_in" in params:  # from JAX 0.12 on
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(constants) + len(carried)
+    return params["num_consts"], params["num_consts"] + params["num_carry"]
 
 
 def shape_of(value: Any) -> jax.ShapeDtypeStruct:

@@ -99,9 +99,9 @@ class _Gathers:
     is_repeated: bool = False
 
     def evaluate(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a closed jaxpr for arrays and weights; weights that come out of it are not gathered."""
-        jaxpr = program.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
+        """The outputs of a jaxpr for arrays and weights; weights that come out of it are not gathered."""
+        jaxpr, constants = _jax.parts_of_jaxpr(program)
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
         known |= zip(jaxpr.invars, inputs, strict=True)
         for equation in jaxpr.eqns:
             values = [value.val if _jax.is_literal(value) else known[value] for value in equation.invars]
@@ -111,7 +111,7 @@ class _Gathers:
                 outputs = _jax.evaluate(equation, values)
             known |= zip(equation.outvars, outputs, strict=True)
         outputs = [value.val if _jax.is_literal(value) else known[value] for value in jaxpr.outvars]
-        return [value.moved() if isinstance(value, _Weight) else value for value in outputs]
+        return list(map(_not_gathered, outputs))
 
     def _evaluated(self, equation: Any, values: list[Any]) -> list[Any]:
         """The outputs of an equation that takes weights."""
@@ -128,9 +128,9 @@ class _Gathers:
         if len({value for value in equation.invars if not _jax.is_literal(value)}) == 1:
             return self._of_one_weight(equation, values)
         if name in _PLACES:
-            return _jax.evaluate(equation, [value.moved() if isinstance(value, _Weight) else value for value in values])
+            return _jax.evaluate(equation, list(map(_not_gathered, values)))
         if _jax.has_jaxprs(equation):
-            return _jax.evaluate(equation, [self._gathered(value) for value in values])
+            return self._on_gathered(equation, values)
         return self._used(equation, values)
 
     def _of_one_weight(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -159,10 +159,15 @@ class _Gathers:
         def use(*arrays: Any) -> list[Any]:
             rest = iter(arrays)
             filled = [_with_value(v, next(rest)) if known else v for v, known in zip(values, is_array, strict=True)]
-            return _jax.evaluate(equation, [self._gathered(value) for value in filled])
+            return self._on_gathered(equation, filled)
 
         arrays = [_value(value) for value, known in zip(values, is_array, strict=True) if known]
         return use(*arrays) if self.is_repeated else jax.checkpoint(use, prevent_cse=not self.in_loop)(*arrays)
+
+    def _on_gathered(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        with _jax.in_context_of(equation):
+            gathered = [self._gathered(value) for value in values]
+        return _jax.evaluate(equation, gathered)
 
     def _gathered(self, value: Any) -> Any:
         """A weight as it is computed with: its gradient is scattered, as the transposes of these constraints say."""
@@ -180,41 +185,37 @@ class _Gathers:
 
     def _checkpoint(self, equation: Any, values: list[Any]) -> list[Any]:
         inside = dataclasses.replace(self, is_repeated=True)
-        return self._inside(equation, values, inside, _jax.closed_jaxpr(equation.params["jaxpr"]), lambda jaxpr: jaxpr.jaxpr)
+        program = equation.params["jaxpr"]
+
+        def body(*arrays: Any) -> list[Any]:
+            return inside.evaluate(program, list(map(_with_value, values, arrays)))
+
+        given = list(map(_value, values))
+        traced = jax.make_jaxpr(body)(*map(_jax.shape_of, given))
+        return _jax.evaluate(equation, given, jaxpr=_jax.parts_of_jaxpr(traced)[0])
 
     def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
-        params = equation.params
-        constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
-        given = [self._gathered(value) for value in values[:constants]]
-        given += [value.moved() if isinstance(value, _Weight) else value for value in values[constants:carried]]
-        for value in values[carried:]:
-            loops = isinstance(value, _Weight) and not value.moves and value.whole([0])
-            given.append(value if loops or not isinstance(value, _Weight) else value.moved())
-        inside = _Gathers(self.mesh, in_loop=True)
-        return self._inside(equation, given, inside, params["jaxpr"], lambda jaxpr: jaxpr, carried)
+        constants, carried = _jax.parts_of_scan(equation)
+        inside, program = _Gathers(self.mesh, in_loop=True), equation.params["jaxpr"]
+        stacks = {
+            index: value
+            for index, value in enumerate(values)
+            if index >= carried and isinstance(value, _Weight) and not value.moves and value.whole([0])
+        }
 
-    def _inside(
-        self,
-        equation: Any,
-        values: list[Any],
-        inside: _Gathers,
-        program: Any,
-        as_param: Callable[[Any], Any],
-        stacked: int | None = None,
-    ) -> list[Any]:
-        """The outputs of an equation with a jaxpr, which is evaluated with weights; those from `stacked` on by slices."""
         def body(*arrays: Any) -> list[Any]:
-            inputs: list[Any] = []
-            for index, (value, array) in enumerate(zip(values, arrays, strict=True)):
-                is_slice = isinstance(value, _Weight) and stacked is not None and index >= stacked
-                inputs.append(
-                    value.of_dims(array, range(1, len(value.axes))) if is_slice else _with_value(value, array)
-                )
+            inputs = list(arrays)
+            for index, stack in stacks.items():
+                inputs[index] = stack.of_dims(arrays[index], range(1, len(stack.axes)))
             return inside.evaluate(program, inputs)
 
-        given = [_value(value) for value in values]
-        shapes = [_jax.shape_of(value) for value in (given if stacked is None else program.in_avals)]
-        return _jax.evaluate(equation, given, jaxpr=as_param(jax.make_jaxpr(body)(*shapes)))
+        given = [self._gathered(value) for value in values[:constants]]
+        given += [
+            stacks[index].value if index in stacks else _not_gathered(value)
+            for index, value in enumerate(values[constants:], constants)
+        ]
+        shapes = [_jax.shape_of(value.aval) for value in _jax.parts_of_jaxpr(program)[0].invars]
+        return _jax.evaluate(equation, given, jaxpr=jax.make_jaxpr(body)(*shapes))
 
 
 _INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {
@@ -228,6 +229,10 @@ _INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {
 
 def _weight(array: Any, row: Row) -> Any:
     return array if row.axes == row.compute_axes else _Weight(array, row.axes, row.compute_axes)
+
+
+def _not_gathered(value: Any) -> Any:
+    return value.moved() if isinstance(value, _Weight) else value
 
 
 def _value(value: Any) -> Any:

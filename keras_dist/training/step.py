@@ -115,8 +115,11 @@ class Forward:
         paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
         flat = traverse_util.flatten_dict(grads)
         for parts, gradient in flat.items():
-            layout = TensorLayout(self.plan.row(paths[parts]).slot_axes, self.plan.mesh)
-            flat[parts] = distribute_tensor(gradient, layout)
+            row = self.plan.row(paths[parts])
+            # as its parameter, too: else the backward pass might be split as the slots are
+            for axes in dict.fromkeys((row.axes, row.slot_axes)):
+                gradient = distribute_tensor(gradient, TensorLayout(axes, self.plan.mesh))
+            flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 
     def module(self, trainable: PyTree, rest: PyTree) -> Any:
