@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from keras_dist.models import Model as Model
     from keras_dist.models import Sequential as Sequential
     from keras_dist.optimizers import Optimizer as Optimizer
+    from keras_dist.planner import plan as plan
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.regularizers import Regularizer as Regularizer
     from keras_dist.training import check_equivalence as check_equivalence
@@ -128,6 +129,7 @@ _PACKAGE_OF = {
     "get_device_count": "distribution",
     "initialize": "distribution",
     "list_devices": "distribution",
+    "plan": "planner",
     "set_distribution": "distribution",
     "set_random_seed": "random",
     "use_compilation_cache": "compilation_cache",

@@ -16,6 +16,9 @@ import sys
 _XLA_DEVICE_COUNT = re.compile(r"""--xla_force_host_platform_device_count=["']?(\d+)["']?""")
 _THREADS_PER_DEVICE = 2
 
+OF_DEVICES = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "PJRT_NPROC", "NPROC", "XLA_FLAGS"))
+"""Variables that say which devices a process has, and how XLA compiles for them."""
+
 
 def fake_device_count() -> int:
     """Return the number of fake CPU devices that the environment asks for, or 0."""

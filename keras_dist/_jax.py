@@ -22,8 +22,6 @@ from flax.core import meta, spmd
 from flax.nnx import reprlib
 from jax._src import clusters, core, distributed, dtypes, source_info_util, xla_bridge
 from jax._src import mesh as mesh_lib
-from jax._src.lib.mlir import passmanager  # pyright: ignore[reportPrivateImportUsage]
-from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes `run_passes` gives
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
@@ -306,7 +304,10 @@ def shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def lower_with(
-    program: Any, arguments: Sequence[Any], instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]]
+    program: Any,
+    arguments: Sequence[Any],
+    instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]],
+    platform: str | None = None,
 ) -> jax.stages.Lowered:
     """Lower a jitted program for these arguments, with some primitives computed by other functions.
 
@@ -315,6 +316,7 @@ def lower_with(
         arguments: its arguments, or their shapes.
         instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
             them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
+        platform: that of the devices, where there are none to tell it.
     """
 
     def rule(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,7 +331,13 @@ def lower_with(
     functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
     rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
-    return traced.lower(_private_parameters=parameters)
+    platforms = None if platform is None else (platform,)
+    return traced.lower(lowering_platforms=platforms, _private_parameters=parameters)
+
+
+def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
+    """Return which of the flat arguments a lowered program takes; it drops those that it does not use."""
+    return sorted(lowered._lowering.compile_args["kept_var_idx"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
@@ -341,23 +349,6 @@ def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
             yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
         for inner in core.jaxprs_in_params(equation.params):
             yield from _constraints_in(inner)
-
-
-def run_passes(lowered: jax.stages.Lowered, passes: str) -> Any:
-    """Run passes of MLIR, such as Shardy's, on a copy of a lowered program.
-
-    Args:
-        lowered: the program.
-        passes: their names and options, with commas between them.
-
-    Returns:
-        The operation of the copied module. Its values must not outlive it.
-    """
-    module: Any = lowered.compiler_ir("stablehlo")
-    with module.context:
-        copy = module.operation.clone()
-        passmanager.PassManager.parse(f"builtin.module({passes})").run(copy)
-    return copy
 
 
 def compile_together(
@@ -374,7 +365,7 @@ def compile_together(
 
 
 @contextlib.contextmanager
-def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
+def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[None]:
     """Set the mesh of JAX's context inside, in both of its ways, for `shard_map`, bare specs and modules.
 
     Inside of a trace that goes on already, the mesh that is there stays.
@@ -384,6 +375,10 @@ def in_mesh(mesh: jax.sharding.Mesh) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
+        if isinstance(mesh, jax.sharding.AbstractMesh):
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            yield
+            return
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
         if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):

@@ -120,6 +120,14 @@ class MissingExtraError(KerasDistError, ImportError):
     """What was called needs a package that keras_dist does not install without being asked to."""
 
 
+class CompilationError(KerasDistError, RuntimeError):
+    """XLA cannot compile a program for the machine that is planned for."""
+
+
+class CompilationTimeoutError(CompilationError, TimeoutError):
+    """A program was not compiled in the time it was given."""
+
+
 class EquivalenceError(KerasDistError, AssertionError):
     """Two distributions do not give the same model."""
 

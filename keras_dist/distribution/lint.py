@@ -19,7 +19,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, told_apart
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 
-Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring"]
+Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "reshard"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Problem:
     """One thing that is wrong with the rules, in the four parts of an error.
 
     Attributes:
-        kind: `dead` and `substring` rules had no effect; the other kinds cannot be applied.
+        kind: `dead` and `substring` rules had no effect; a `reshard` moves what no rule says; the others cannot be
+            applied.
         path: the variable; for a rule without effect, the rule.
         summary: what is wrong.
         given: variable, shape and rule.

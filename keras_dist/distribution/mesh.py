@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,11 @@ from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
+from keras_dist.distribution.abstract import is_without_arrays, planned_platform
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
+
+
+_PLATFORMS = {"gpu": "cuda"}
 
 
 class DeviceMesh:
@@ -114,13 +118,39 @@ class DeviceMesh:
         """Number of devices."""
         return int(self._devices.size)
 
-    @functools.cached_property
+    @property
+    def platform(self) -> str:
+        """What JAX lowers programs for, by the name of the first device: `"cpu"`, `"tpu"`, `"cuda"` for `"gpu:0"`.
+
+        Where a step is planned only, that of its target.
+        """
+        return planned_platform() or _PLATFORMS.get(self._device_type, self._device_type)
+
+    @property
+    def _device_type(self) -> str:
+        return devices_module.device_name(self._devices.flat[0]).rpartition(":")[0]
+
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether devices of other processes are in the mesh."""
+        return not is_without_arrays() and bool(self.backend_mesh.is_multi_process)
+
+    @property
     def backend_mesh(self) -> jax.sharding.Mesh:
-        """The `jax.sharding.Mesh`.
+        """The `jax.sharding.Mesh`; where a step is planned only, a `jax.sharding.AbstractMesh`.
 
         Raises:
             DeviceError: a device does not exist.
         """
+        return cast("jax.sharding.Mesh", self._abstract_mesh) if is_without_arrays() else self._concrete_mesh
+
+    @functools.cached_property
+    def _abstract_mesh(self) -> jax.sharding.AbstractMesh:
+        auto = (jax.sharding.AxisType.Auto,) * len(self._shape)
+        return jax.sharding.AbstractMesh(self._shape, tuple(self._axis_names), axis_types=auto)
+
+    @functools.cached_property
+    def _concrete_mesh(self) -> jax.sharding.Mesh:
         found = np.array(_found(self._devices.flatten()), dtype=object)
         return jax.sharding.Mesh(found.reshape(self._shape), tuple(self._axis_names))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 # JAX's own types are unknown in part
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from keras_dist._arguments import argument_error
 from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import job, lint, liveness
+from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, LayoutError, shorten
@@ -55,7 +56,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
 
 
 def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
-    """Return a copy of `value` with `sharding`, in memory of its own.
+    """Return a copy of `value` with `sharding`, in memory of its own; where a step is planned only, its shape.
 
     `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,
     aligned numpy memory); a later donated step would then delete or overwrite the caller's array.
@@ -69,6 +70,9 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         ClusterError: in all processes alike, where the processes that the copy goes to have different values.
     """
     value = native(value)
+    if is_without_arrays():
+        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(getattr(value, "dtype", type(value)))
+        return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it
         liveness.note_act(f"setting {name}")
     try:

@@ -15,6 +15,7 @@ from keras_dist import _jax
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist._types import ArrayLike, DTypeLike, PyTree, PyTreeDef
+from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -128,6 +129,12 @@ class LayoutPlan:
         leaves, treedef = jax.tree.flatten(paths)
         return LayoutPlan(self.mesh, tuple(self.row(path) for path in leaves), treedef, self.problems, self.rules)
 
+    @property
+    def shapes(self) -> PyTree:
+        """A `jax.ShapeDtypeStruct` with its sharding for each array, in the planned tree's structure."""
+        flat = zip(self.rows, jax.tree.leaves(self.shardings), strict=True)
+        return self.treedef.unflatten([jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=at) for row, at in flat])
+
     def compile_init(self, fn: Callable[..., PyTree], *args: PyTree) -> CompiledInit:
         """Compile `fn` so that it initializes the planned tree shard by shard.
 
@@ -143,6 +150,8 @@ class LayoutPlan:
     def init(self, fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
         """Return the tree `fn(*args)`, initialized in shards: no array is ever whole on one device.
 
+        Where a step is planned only, the tree of its shapes.
+
         Example:
             >>> import jax, keras_dist as kd
             >>> rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
@@ -155,6 +164,9 @@ class LayoutPlan:
         Raises:
             LayoutError: `fn` returns something else than what was planned.
         """
+        if is_without_arrays():
+            self.check_tree(jax.eval_shape(fn, *args), "the result of the initialiser")
+            return self.shapes
         return self.compile_init(fn, *args)(*args)
 
     def place(self, tree: PyTree) -> PyTree:

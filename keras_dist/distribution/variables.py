@@ -18,7 +18,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
 
-Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient"]
+Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient", "batch"]
 
 PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic")
 """The roles that layout rules see; everything else is replicated or follows."""

@@ -38,7 +38,7 @@ from keras_dist.models.session import Session, describe, distribution_now, tell_
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import ModuleCall
+from keras_dist.training.step import Forward, ModuleCall
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer
@@ -74,6 +74,13 @@ def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Se
         return model._session
     if model._graph is not None:
         return model._create_weights((model._graph.inputs,), {})
+    return model._create_weights(*_symbols_of_call(model, args, kwargs))
+
+
+def _symbols_of_call(
+    model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the call of a model, with symbolic tensors for arrays."""
     args = () if args and args[0] is None else args
     if not jax.tree.leaves((args, kwargs)):
         raise ModelError(
@@ -83,7 +90,30 @@ def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Se
             fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
         )
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
-    return model._create_weights(*jax.tree.map(_tensor_for_batch, (args, kwargs)))
+    return jax.tree.map(_tensor_for_batch, (args, kwargs))
+
+
+def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> Forward:
+    """How a model is called under a distribution, without weights; those that it has are not looked at.
+
+    Args:
+        model: compiled or not.
+        x: a batch of inputs, or its shapes.
+        distribution: any; None for that of the model, or else the current one.
+
+    Raises:
+        DistributionError: a model among the layers was made under another distribution.
+        ModelError: a layer does not take its input.
+    """
+    remat = model._choices.remat if model._choices else None
+    if model._session is not None:
+        forward = model._session.forward
+        return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
+    model._check_initialised()
+    asked = distribution or model._outside.made_under or current_distribution()
+    arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.inputs,), {})
+    traced = _traced_layers(model, arguments, asked)
+    return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
 
 
 def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
@@ -165,10 +195,33 @@ def _init(
     return plan.init(init, np.uint32(seed))
 
 
-def _session_of_layers(
-    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
-) -> Session:
-    """The session of a model whose weights are created here, for a call with these arguments."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TracedLayers:
+    """A model of layers whose creation of weights was traced.
+
+    Attributes:
+        graph: the module without its arrays.
+        init: gives its state for a seed.
+        distribution: where it is to live.
+        is_placed: whether anything says so; else that is one device.
+        order: the paths of its weights in the order of their creation.
+        names: what Keras calls them, by their paths.
+        known: the values that some of them have already.
+    """
+
+    graph: ModuleGraph
+    init: Callable[[ArrayLike], PyTree]
+    distribution: Distribution
+    is_placed: bool
+    order: list[str]
+    names: dict[str, str]
+    known: dict[_paths.Parts, jax.Array]
+
+
+def _traced_layers(
+    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
+) -> _TracedLayers:
+    """Trace how the weights of a model are created for a call with these arguments."""
     asked = chosen or _distribution_of_shared(model)
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
@@ -203,7 +256,7 @@ def _session_of_layers(
     graph, init = shape_tracing.trace(trace, tensors)
     found = _place(asked, chosen, graph)
     if chosen is None and found is not None:  # a mesh that `build` alone knows: traced anew in its context
-        return _session_of_layers(model, arguments, seed, found)
+        return _traced_layers(model, arguments, found)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
@@ -211,15 +264,24 @@ def _session_of_layers(
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    with told_of_one_device(chosen):
+    return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], built["names"], known)
+
+
+def _session_of_layers(
+    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+) -> Session:
+    """The session of a model whose weights are created here, for a call with these arguments."""
+    traced = _traced_layers(model, arguments, chosen)
+    graph, distribution = traced.graph, traced.distribution
+    with told_of_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    cell = StateCell(graph, plan, _init(plan, init, seed, lambda: facts_of_config("model", model)))
-    names = {path: known_as.rpartition("/")[2] for path, known_as in built["names"].items()}
-    if known:
+    cell = StateCell(graph, plan, _init(plan, traced.init, seed, lambda: facts_of_config("model", model)))
+    names = {path: known_as.rpartition("/")[2] for path, known_as in traced.names.items()}
+    if traced.known:
         indices = {parts: index for index, parts in enumerate(graph.parts)}
-        cell.write_all({indices[parts]: value for parts, value in known.items()})
-    session = Session(cell, None, distribution, seed, built["order"], _compute_loss, names)
+        cell.write_all({indices[parts]: value for parts, value in traced.known.items()})
+    session = Session(cell, None, distribution, seed, traced.order, _compute_loss, names)
     _link(model, session)
     bind(model, graph.described(), session, instead_of=model._outside.session_before)
     model._outside.session_before = None

@@ -437,12 +437,12 @@ def tell_of_one_device() -> None:
 
 
 @contextlib.contextmanager
-def told_of_one_device(chosen: Distribution | None) -> Iterator[None]:
+def told_of_one_device(is_placed: bool) -> Iterator[None]:
     """Inside, errors of layouts say so where no distribution was chosen, and the mesh is that of one device."""
     try:
         yield
     except LayoutError as error:
-        if chosen is None:
+        if not is_placed:
             error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
             error.fix = (
                 'set one before the model is made: mesh = kd.DeviceMesh((2, 4), ("data", "model")); '

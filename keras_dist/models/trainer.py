@@ -12,21 +12,21 @@ from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.recognition import source_of
+from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.metrics import Metric
 from keras_dist.models import fitting
 from keras_dist.models.functional import Graph
-from keras_dist.models.initialization import create_weights, created
+from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, not_compiled
-from keras_dist.planner import PlanReport, propagate
+from keras_dist.planner import PlanReport, plan
 from keras_dist.training.accumulators import by_name
-from keras_dist.training.activations import naming_scopes
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import DEFAULT
-from keras_dist.training.step import ModuleCall, TrainStep
+from keras_dist.training.step import Forward, ModuleCall, TrainStep
 
 
 def _stop_flag(mode: Mode, method: str) -> Any:
@@ -430,9 +430,8 @@ class Trainer(Layer):
         Raises:
             ModelError: the model is not compiled.
         """
-        with naming_scopes():
-            lowered = self.lower_train_step(x, y, sample_weight)
-        return PlanReport(self.state_plan, propagate(lowered))
+        self._check_compiled("plan")
+        return plan(self, (x, y, sample_weight))
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -477,6 +476,12 @@ class Trainer(Layer):
     @property
     def _choices(self) -> Choices | None:
         return self._outside.choices
+
+    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
+        return forward_of(self, x, distribution)
+
+    def _chosen(self) -> Choices:
+        return self._choices or Choices()
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:

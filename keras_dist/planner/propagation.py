@@ -9,24 +9,29 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import jax
 
-from keras_dist import _jax
+from keras_dist import _shardy
 from keras_dist._arguments import argument_error
-from keras_dist._jax import sdy
-from keras_dist.training.activations import path_of_scope
+from keras_dist.planner.sharded_module import (
+    ShardedModule,
+    is_argument,
+    layer_in,
+    layer_of,
+    name_of,
+    operations_in,
+    text_of,
+)
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
 
-_PASSES = (
-    "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true}),"
-    "func.func(sdy-reshard-to-collectives)"
-)
+_TO_RESHARDS = "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
+_TO_COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
+_SEPARATOR, _ASKED, _CONSTRAINT = " for ", "asked", "sharding_constraint"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,11 @@ class Collective:
         axes: the axes of the mesh along which devices exchange, in the order of the mesh.
         nbytes: bytes of the larger of what a device gives and what it has afterwards, once.
         turns: how often a step runs it; 0 where a loop's number of turns is not known, which then counts as one.
-        layer: path of the submodule that it belongs to, where the step was lowered with their names; else empty.
-        operation: the operation of JAX, as `dot_general`.
+        layer: path of the submodule that made the array, where the step was lowered with their names; else empty.
+        operation: the operation of JAX that made it, as `dot_general`.
+        needed_by: path of the submodule that needs it elsewhere; empty for reductions, and where it is not known.
+        is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
+            of a fully sharded layout, `jax.lax.with_sharding_constraint` in a module; reductions always are.
     """
 
     kind: Kind
@@ -48,6 +56,8 @@ class Collective:
     turns: int
     layer: str
     operation: str
+    needed_by: str = ""
+    is_asked: bool = True
 
     @property
     def nbytes_per_step(self) -> int:
@@ -62,12 +72,17 @@ class Propagated:
     Attributes:
         collectives: the exchanges, in program order.
         flops: of multiplications of matrices and convolutions on one device, two for each product.
+        dtype: the element type in which most of them are computed; empty where there are none.
+        accessed_nbytes: bytes that one device reads and writes: arguments and results of the step, operands and results
+            of these operations. An estimate, as if all others were fused into them.
         activation_nbytes: the most bytes of intermediate results on one device at once, if no operation is fused
             into another: an upper bound.
     """
 
     collectives: tuple[Collective, ...]
     flops: int
+    dtype: str
+    accessed_nbytes: int
     activation_nbytes: int
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
@@ -103,9 +118,33 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     """
     if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    program = _Program(_jax.run_passes(lowered, _PASSES))
+    return propagate_module(_shardy.copy_of(lowered))
+
+
+def propagate_module(operation: Any) -> Propagated:
+    """As `propagate`, for the operation of a module, whose arguments have shardings; it is changed.
+
+    The pass that makes collectives of reshards tells them apart by their locations alone, so that these say first
+    which operation needs a reshard, and whether a constraint of the program asks for it.
+    """
+    _shardy.run_passes(operation, _TO_RESHARDS)
+    for inner in operations_in(operation):
+        if inner.name == "sdy.reshard":
+            _shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner))))
+    _shardy.run_passes(operation, _TO_COLLECTIVES)
+    program = _Program(ShardedModule(operation))
     costs = program.costs_of("main")
-    return Propagated(tuple(costs.collectives), costs.flops, costs.peak)
+    dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
+    accessed = costs.accessed + program.nbytes_of_interface
+    return Propagated(tuple(costs.collectives), sum(costs.flops_by_dtype.values()), dtype, accessed, costs.peak)
+
+
+def _need_of(reshard: Any) -> tuple[str, str]:
+    """The name of the operation that needs a reshard, and whether a constraint of the program is the reason."""
+    users = [use.owner.operation for use in reshard.results[0].uses]
+    asking = [each for each in (reshard, *users) if name_of(each).endswith(_CONSTRAINT)]
+    named = next((name for each in (*asking, *users) if (name := name_of(each))), "")
+    return named, _ASKED if asking else ""
 
 
 @dataclasses.dataclass
@@ -113,34 +152,37 @@ class _Costs:
     """Of a region: `peak` counts what is made inside of it, without its arguments."""
 
     collectives: list[Collective] = dataclasses.field(default_factory=list)
-    flops: int = 0
+    flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    accessed: int = 0
     peak: int = 0
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
-        self.flops += other.flops * max(turns, 1)
+        self.accessed += other.accessed * max(turns, 1)
+        for dtype, flops in other.flops_by_dtype.items():
+            self.flops_by_dtype[dtype] += flops * max(turns, 1)
         for each in other.collectives:
-            self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, layer=each.layer or layer))
+            named = {"layer": each.layer or layer, "needed_by": each.needed_by or ("" if each.is_asked else layer)}
+            self.collectives.append(dataclasses.replace(each, turns=each.turns * turns, **named))
 
 
 class _Program:
-    """A module after Shardy's passes."""
+    """The costs of a module after Shardy's passes."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module  # its values die with it
-        self._functions: dict[str, Any] = {}
-        self._sizes: dict[str, int] = {}
-        for operation in module.regions[0].blocks[0].operations:
-            if operation.operation.name == "func.func":
-                self._functions[_text(operation.attributes["sym_name"])] = operation.operation
-            elif operation.operation.name == "sdy.mesh":
-                axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
-                self._sizes |= {axis.name: axis.size for axis in axes}
+    def __init__(self, module: ShardedModule) -> None:
+        self._module = module
         self._known: dict[str, _Costs] = {}
+
+    @property
+    def nbytes_of_interface(self) -> int:
+        """Bytes of the arguments and results of the whole program."""
+        block = self._module.functions["main"].regions[0].blocks[0]
+        results = list(block.operations)[-1].operation.operands
+        return sum(map(self._module.nbytes, (*block.arguments, *results)))
 
     def costs_of(self, function: str) -> _Costs:
         """The costs of one call of a function."""
         if function not in self._known:
-            self._known[function] = self._costs(self._functions[function].regions[0].blocks[0])
+            self._known[function] = self._costs(self._module.functions[function].regions[0].blocks[0])
         return self._known[function]
 
     def _costs(self, block: Any) -> _Costs:
@@ -149,11 +191,11 @@ class _Program:
         for index, operation in enumerate(block.operations):
             operation = operation.operation
             inside = self._inside(operation, costs)
-            own = 0 if operation.name in _ALIASES else sum(map(self._nbytes, operation.results))
+            own = 0 if operation.name in _ALIASES else sum(map(self._module.nbytes, operation.results))
             live += own
             costs.peak = max(costs.peak, live + inside)
             for result in operation.results if own else ():
-                dying[max(last.get(result, index), index)].append(self._nbytes(result))
+                dying[max(last.get(result, index), index)].append(self._module.nbytes(result))
             live -= sum(dying.pop(index, ()))
         return costs
 
@@ -163,84 +205,54 @@ class _Program:
         if name in get_args(Kind):
             costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            costs.flops += self._flops(operation)
+            dtype = str(operation.operands[0].type.element_type)
+            costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
+            costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
         elif operation.name == "func.call":
-            called = self.costs_of(_text(operation.attributes["callee"]))
-            costs.add(called, 1, _layer_of(operation))
+            called = self.costs_of(text_of(operation.attributes["callee"]))
+            costs.add(called, 1, layer_of(operation))
             return called.peak
         elif operation.name not in _REDUCTIONS:
             turns = _turns(operation) if operation.name == "stablehlo.while" else 1
             bodies = [self._costs(block) for region in operation.regions for block in region.blocks]
             for body in bodies:
-                costs.add(body, turns, _layer_of(operation))
+                costs.add(body, turns, layer_of(operation))
             return max((body.peak for body in bodies), default=0)
         return 0
 
     def _collective(self, kind: Kind, operation: Any) -> Collective:
-        given, made = self._nbytes(operation.operands[0]), self._nbytes(operation.results[0])
-        name = _name_of(operation).rpartition("/")[2]
-        return Collective(kind, self._axes_of(operation), max(given, made), 1, _layer_of(operation), name)
+        given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
+        name, *need = name_of(operation).split(_SEPARATOR)
+        layer, made_by, axes = layer_in(name), name.rpartition("/")[2], self._axes_of(operation)
+        found = Collective(kind, axes, max(given, made), 1, layer, made_by)
+        if len(need) != 2:
+            return found
+        return dataclasses.replace(found, needed_by=layer_in(need[0]), is_asked=need[1] == _ASKED)
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":
-            before, after = (self._sharding(value) for value in (operation.operands[0], operation.results[0]))
+            before, after = (self._module.sharding(value) for value in (operation.operands[0], operation.results[0]))
             text = f"{before} {after}"
         else:
             text = " ".join(str(operation.attributes[name]) for name in _AXES if name in operation.attributes)
         named = set(re.findall(r'"([^"]*)"', text))
-        return tuple(axis for axis in self._sizes if axis in named)
+        return tuple(axis for axis in self._module.sizes if axis in named)
 
     def _flops(self, operation: Any) -> int:
-        result = self._local_shape(operation.results[0])
+        result = self._module.local_shape(operation.results[0])
         if operation.name == "stablehlo.dot_general":
             dims = operation.attributes["dot_dimension_numbers"]
             contracted = re.search(r"lhs_contracting_dimensions = \[([\d, ]*)\]", str(dims))
-            lhs = self._local_shape(operation.operands[0])
+            lhs = self._module.local_shape(operation.operands[0])
             inner = math.prod(lhs[int(dim)] for dim in contracted[1].split(",")) if contracted else 1
             return 2 * math.prod(result) * inner
-        kernel = self._local_shape(operation.operands[1])
+        kernel = self._module.local_shape(operation.operands[1])
         outputs = re.search(r"x\[([^\]]*)\]->", str(operation.attributes["dimension_numbers"]))
         of_kernel = [part.strip() for part in outputs[1].split(",")] if outputs else []
         return 2 * math.prod(result) * math.prod(kernel) // kernel[of_kernel.index("o")]
 
-    def _local_shape(self, value: Any) -> list[int]:
-        """The shape of one device's shard."""
-        shape = list(value.type.shape) if hasattr(value.type, "shape") else []
-        sharding = self._sharding(value)
-        if sharding is None:
-            return shape
-        return [-(-size // self._shards(dim)) for size, dim in zip(shape, sharding.dimension_shardings, strict=True)]
 
-    def _nbytes(self, value: Any) -> int:
-        if not hasattr(value.type, "element_type"):
-            return 0
-        return math.prod(self._local_shape(value)) * _element_bytes(str(value.type.element_type))
-
-    def _shards(self, dim: Any) -> int:
-        axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes)
-        parts = [(axis.name, axis.sub_axis_info) for axis in axes]
-        return math.prod(self._sizes[name] if part is None else sdy.SubAxisInfoAttr(part).size for name, part in parts)
-
-    def _sharding(self, value: Any) -> Any:
-        """The sharding of a value; None where it is whole on every device."""
-        owner = value.owner
-        if _is_block(owner):
-            owner, index = owner.owner.operation, value.arg_number
-            attributes = owner.attributes
-            if owner.name == "func.func":
-                attributes = attributes["arg_attrs"][index] if "arg_attrs" in attributes else {}
-            # the arguments of a loop lie as its results
-        else:
-            attributes, index = owner.operation.attributes, value.result_number
-        named = (name for name in ("out_sharding", "sharding", "sdy.sharding") if name in attributes)
-        found = next((attributes[name] for name in named), None)
-        if found is None:
-            return None
-        if sdy.TensorShardingPerValueAttr.isinstance(found):
-            found = sdy.TensorShardingPerValueAttr(found).shardings[index]
-        return sdy.TensorShardingAttr(found)
-
-
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
 _ALIASES = (
     "sdy.constant",
@@ -264,18 +276,9 @@ def _last_uses(block: Any) -> dict[Any, int]:
     """For each value that the operations of a block use, those inside of them included, the index of the last one."""
     found: dict[Any, int] = {}
     for index, operation in enumerate(block.operations):
-        for inner in _all_of(operation.operation):
+        for inner in operations_in(operation.operation):
             found |= dict.fromkeys(inner.operands, index)
     return found
-
-
-def _all_of(operation: Any) -> Iterator[Any]:
-    """An operation, and all inside of it."""
-    yield operation
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from _all_of(inner.operation)
 
 
 def _turns(loop: Any) -> int:
@@ -285,11 +288,11 @@ def _turns(loop: Any) -> int:
     if compared is None or "LT" not in str(compared.attributes["comparison_direction"]):
         return 0
     counter, limit = compared.operands
-    if not _is_block(counter.owner):
+    if not is_argument(counter.owner):
         return 0
     first, end = _constant(loop.operands[counter.arg_number]), _constant(limit)
     step = list(body.operations)[-1].operation.operands[counter.arg_number].owner
-    if _is_block(step) or step.operation.name != "stablehlo.add" or first is None or end is None:
+    if is_argument(step) or step.operation.name != "stablehlo.add" or first is None or end is None:
         return 0
     by = _constant(step.operation.operands[1])
     return max(0, -(-(end - first) // by)) if by else 0
@@ -297,32 +300,7 @@ def _turns(loop: Any) -> int:
 
 def _constant(value: Any) -> int | None:
     """The number that a value is; None where it is no constant."""
-    if _is_block(value.owner) or not value.owner.operation.name.endswith(".constant"):
+    if is_argument(value.owner) or not value.owner.operation.name.endswith(".constant"):
         return None
     found = re.search(r"dense<(-?\d+)>", str(value.owner.operation.attributes["value"]))
     return int(found[1]) if found else None
-
-
-def _layer_of(operation: Any) -> str:
-    """The path of the innermost submodule that an operation is in; empty where its name tells none."""
-    paths = [path_of_scope(part) for part in re.split(r"[/()]", _name_of(operation))]
-    return next((path for path in reversed(paths) if path), "")
-
-
-def _name_of(operation: Any) -> str:
-    return getattr(operation.location, "name_str", "")
-
-
-def _is_block(owner: Any) -> bool:
-    return hasattr(owner, "arguments")
-
-
-def _text(attribute: Any) -> str:
-    return str(attribute).strip('"@')
-
-
-def _element_bytes(name: str) -> int:
-    """Bytes of an element, as of `f32` or `ui8`."""
-    bits = re.search(r"\d+", name)
-    size = 1 if bits is None else int(bits[0]) / 8
-    return math.ceil(2 * size if name.startswith("complex") else size)

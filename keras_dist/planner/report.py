@@ -5,14 +5,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes, render_text
+from keras_dist.planner.explanation import Explanation, explain
+from keras_dist.planner.origins import Activation
 from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.verdict import Verdict
 
 _MOST_LINES = 20
 
@@ -23,8 +29,13 @@ class PlanReport:
 
     Attributes:
         state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
+        batch: *exact*: where each array of the batch lives.
         step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program may differ: it moves the
             same bytes under data and tensor parallelism, and others under fully sharded layouts.
+        activations: *propagated*: where what the submodules return lives, and why.
+        problems: rules without effect, and hidden reshards: what no rule says and the step moves all the same.
+        assumed: what was not given and is assumed of the step.
+        verdict: whether it fits on the target, and how long a step takes there; None without a target.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -37,21 +48,54 @@ class PlanReport:
     """
 
     state: LayoutPlan
+    batch: LayoutPlan
     step: Propagated
+    activations: tuple[Activation, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    assumed: tuple[str, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
-        """Bytes of the state on each device, by role. *Exact*."""
+        """Bytes of state and batch on each device, by role. *Exact*."""
         found: collections.Counter[str] = collections.Counter()
-        for row in self.state.rows:
+        for row in (*self.state.rows, *self.batch.rows):
             found[row.role] += row.nbytes_per_device
         return dict(found)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits on the target; None without a target, or where only compiling tells."""
+        return None if self.verdict is None else self.verdict.fits
+
+    @property
+    def exit_code(self) -> int:
+        """1 where the step does not fit on the target, else 0: for programs that plan."""
+        return int(self.fits is False)
+
+    def explain(self, path: str) -> Explanation:
+        """Explain the layout of a variable, slot or input, or of an activation, `<layer>/output`.
+
+        Raises:
+            LayoutError: the step has no such array.
+        """
+        return explain(path, self.state, self.batch, self.activations)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as dicts, lists, strings and numbers."""
         return {
-            "exact": {**self.state.to_dict(), "nbytes_by_role": self.nbytes_by_role},
-            "propagated": dataclasses.asdict(self.step),
+            "exact": {
+                **self.state.to_dict(),
+                "batch": self.batch.to_dict()["rows"],
+                "nbytes_by_role": self.nbytes_by_role,
+            },
+            "assumed": list(self.assumed),
+            "verdict": None if self.verdict is None else self.verdict.to_dict(),
+            "propagated": {
+                **dataclasses.asdict(self.step),
+                "activations": [dataclasses.asdict(each) for each in self.activations],
+            },
+            "problems": [dataclasses.asdict(each) for each in self.problems],
         }
 
     def to_json(self) -> str:
@@ -68,8 +112,32 @@ class PlanReport:
         upper = render_bytes(self.step.activation_nbytes)
         sizes.add_row("bytes of intermediate results", "propagated", f"at most {upper}")
         sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
+        if compiled := self.verdict and self.verdict.compiled:
+            sizes.add_row("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes))
+            sizes.add_row("bytes at the peak", "compiled", render_bytes(compiled.peak_nbytes))
+            sizes.add_row("FLOPs of a step", "compiled", f"{compiled.flops:,}")
         rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
-        return render_text(Group(layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved()))
+        rows += self.batch.rows
+        notes = [] if self.verdict is None else [str(self.verdict)]
+        notes += [f"warning: {each.summary} ({each.given}): {each.fix}" for each in self.problems]
+        notes += [f"assumed: {text}" for text in self.assumed]
+        tables = [layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *self._differences()]
+        return render_text(Group(*tables, *map(Text, notes)))
+
+    def _differences(self) -> Iterator[Table]:
+        """What Shardy and XLA say of the bytes that a step moves, and by how much they differ."""
+        compiled = self.verdict and self.verdict.compiled
+        if not compiled or compiled.note:
+            return
+        table = Table(title="Bytes of collectives of a step", title_justify="left", header_style="bold")
+        for header in ("kind", "axes", "propagated", "compiled", "difference"):
+            table.add_column(header, justify="left" if header in ("kind", "axes") else "right")
+        said, real = self.step.nbytes_by_axes(), compiled.nbytes_by_axes()
+        for key in sorted({*said, *real}):
+            one, other = said.get(key, 0), real.get(key, 0)
+            differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
+            table.add_row(key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs)
+        yield table
 
     def _moved(self) -> Table:
         moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")

@@ -17,8 +17,10 @@ from keras_dist import _jax, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
 from keras_dist.distribution import liveness
+from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import Facts, agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
@@ -82,7 +84,7 @@ class CompiledSteps:
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
         self._mesh, self._replicated, self._is_shared = plan.mesh, _replicated(plan.mesh), is_shared(plan.mesh)
-        several = plan.mesh.backend_mesh.is_multi_process
+        several = plan.mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
         self._lowered_by = windows_on(plan.mesh, layouts_of_tensors(distribution))
@@ -237,7 +239,8 @@ class CompiledSteps:
             return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
-        return _jax.lower_with(program, arguments, self._lowered_by)
+        platform = self._mesh.platform if is_without_arrays() else None
+        return _jax.lower_with(program, arguments, self._lowered_by, platform)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
         key = mode, execution.kind
@@ -346,7 +349,10 @@ def _noting(batch: Batch | Execution) -> contextlib.AbstractContextManager[None]
 
 def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:
     """The states of accumulators before the first batch, on every device."""
-    return jax.device_put({name: accumulator.start() for name, accumulator in accumulators.items()}, _replicated(mesh))
+    start = {name: accumulator.start() for name, accumulator in accumulators.items()}
+    if is_without_arrays():
+        return jax.tree.map(lambda value: place_copy(value, _replicated(mesh)), start)
+    return jax.device_put(start, _replicated(mesh))
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
@@ -361,7 +367,7 @@ def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
     embedding.
     """
     mesh = distribution.device_mesh
-    repeated = batch_shards(distribution) != mesh.backend_mesh.size
+    repeated = batch_shards(distribution) != mesh.size
 
     def cut(array: Any) -> Any:
         if len(array) == rows:

@@ -54,7 +54,7 @@ def windows_on(
         layouts_of: gives the layouts by which tensors of a shape may be split, besides what the program constrains.
     """
     primitive = lax.conv_general_dilated_p
-    is_cpu = mesh.backend_mesh.devices.flat[0].platform == "cpu"
+    is_cpu = mesh.platform == "cpu"
 
     def instead(constraints: Sequence[Sequence[Axis]]) -> dict[Any, Callable[..., jax.Array]]:
         def layouts(shape: tuple[int, ...]) -> Sequence[Sequence[Axis]]:

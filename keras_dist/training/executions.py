@@ -376,7 +376,7 @@ def share_of(like: Any, multiple_of: int, distribution: Distribution) -> Share:
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
     """Whether the data set may be kept on every device: whether it is in memory, and small."""
     stats = [device.memory_stats() for device in local_devices(distribution)]
-    if not isinstance(source, ArraySource) or distribution.device_mesh.backend_mesh.is_multi_process or not stats:
+    if not isinstance(source, ArraySource) or distribution.device_mesh.is_multi_process or not stats:
         return False
     free = [stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats if stat]
     limit = min(free) // RESIDENT_PART if free else RESIDENT_BYTES // len(stats)

@@ -195,10 +195,10 @@ def trace_factory(
     return _graph_of(module, seen["graphdef"], state, trainable), init
 
 
-def split_module(module: nnx.Module, trainable: Trainable) -> tuple[ModuleGraph, PyTree]:
-    """The graph of a ready module, and its state."""
+def split_module(module: nnx.Module, trainable: Trainable, *, needs_values: bool = True) -> tuple[ModuleGraph, PyTree]:
+    """The graph of a ready module, and its state, of which only planners do not need the values."""
     graphdef, state = nnx.split(module)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+    if needs_values and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
         raise ModelError(
             "from_nnx: the module holds shapes, not arrays",
             given=f"an abstract {type(module).__name__}, as nnx.eval_shape makes it",

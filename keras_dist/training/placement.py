@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import Source
+from keras_dist.data.source import RowSource
+from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import check_tensor_rules
@@ -89,7 +90,7 @@ class Placement:
         ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
         return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
 
-    def whole(self, source: ArraySource) -> Batch:
+    def whole(self, source: RowSource) -> Batch:
         """All rows as one batch; of several processes, on the devices."""
         return self._global(source.whole(self._multiple(source), self._share(source)))
 
@@ -106,10 +107,14 @@ class Placement:
 
     def _share(self, source: Source) -> Share | None:
         """What this process gathers of each batch; None where all devices of the mesh are its own."""
-        if not self._distribution.device_mesh.backend_mesh.is_multi_process:
+        if not self._distribution.device_mesh.is_multi_process:
             return None
         return share_of(source.like, self._multiple(source), self._distribution)
 
     def _global(self, batch: Batch) -> Batch:
         """The global batch, of which several processes have each a portion."""
-        return batch if is_put_by_dispatch(batch) else placed(Single(batch), self._distribution).batch
+        return (
+            batch
+            if is_without_arrays() or is_put_by_dispatch(batch)
+            else placed(Single(batch), self._distribution).batch
+        )

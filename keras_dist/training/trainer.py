@@ -16,6 +16,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.recognition import Source
+from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import liveness
 from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
@@ -304,8 +305,9 @@ class Trainer:
         outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
         return real_outputs(batch.rows, outputs)
 
-    def lower_train(self, source: ArraySource) -> PyTree:
+    def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
+        self._check_targets(source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)

@@ -1,13 +1,6 @@
-"""Reads the collectives out of a compiled program's text."""
+"""Reads the collectives out of a compiled program."""
 
-import re
-
-_OPERATION = re.compile(
-    r"^\s*(?:ROOT )?%?\S+ = (?P<result>.*?) "
-    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(",
-    re.MULTILINE,
-)
-_ARRAY = re.compile(r"[a-z]+\d+\[([\d,]*)\]")
+from keras_dist.planner.hlo import KINDS, arrays_of, parse_program
 
 
 def collectives_of(lowered):
@@ -17,12 +10,12 @@ def collectives_of(lowered):
 
 def collectives_in(program):
     """The same of a program that is compiled."""
-    text = program.as_text()
-    return [(match["kind"], _shapes(match["result"])) for match in _OPERATION.finditer(text)]
-
-
-def _shapes(result):
-    return [tuple(int(size) for size in dims.split(",") if size) for dims in _ARRAY.findall(result)]
+    return [
+        (instruction.opcode.removesuffix("-start"), [shape for _, shape in arrays_of(instruction.result)])
+        for computation in parse_program(program.as_text()).computations.values()
+        for instruction in computation.instructions.values()
+        if instruction.opcode.removesuffix("-start") in KINDS
+    ]
 
 
 def of_kind(collectives, kind):

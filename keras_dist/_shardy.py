@@ -1,0 +1,125 @@
+"""Calls of MLIR and of Shardy, JAX's partitioner, that differ between versions. Nothing else imports them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compiler, dispatch
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes the passes give
+
+from keras_dist import _sharding_origins
+
+_TIMEOUT_S = 120
+
+
+def copy_of(lowered: jax.stages.Lowered) -> Any:
+    """Return the operation of a copy of a lowered program's module. Its values must not outlive it."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        return module.operation.clone()
+
+
+def run_passes(module: Any, passes: str) -> None:
+    """Run passes of MLIR, such as Shardy's, on a module, in place.
+
+    Args:
+        module: its operation.
+        passes: their names and options, with commas between them.
+    """
+    with module.context:
+        passmanager.PassManager.parse(f"builtin.module({passes})").run(module)
+
+
+def with_origins(lowered: jax.stages.Lowered) -> Any:
+    """Propagate layouts through a copy of a lowered program, and note at each value where they come from.
+
+    The pass ends its process on some programs, so it runs in one of its own; where that ends, origins are missing.
+
+    Returns:
+        The operation of the copied module. Its values must not outlive it.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    program = [sys.executable, "-P", _sharding_origins.__file__]
+    with contextlib.suppress(subprocess.SubprocessError, OSError):
+        found = subprocess.run(program, input=written.getvalue(), capture_output=True, check=True, timeout=_TIMEOUT_S)
+        with module.context:
+            return ir.Module.parse(found.stdout).operation
+    copy = copy_of(lowered)
+    run_passes(copy, _sharding_origins.PASSES.partition("{")[0])
+    return copy
+
+
+def rename(operation: Any, name: str) -> None:
+    """Exchange the name in the location of an operation, which passes hand on to what they make of it."""
+    with operation.context:
+        operation.location = ir.Location.name(name)
+
+
+def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
+    """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
+
+    Empty where it is lowered for one device.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    found: dict[str, int] = {}
+    for operation in module.operation.regions[0].blocks[0].operations:
+        if operation.operation.name == "sdy.mesh":
+            axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+            sizes = {axis.name: axis.size for axis in axes}
+            found = max(found, sizes, key=lambda each: math.prod(each.values()))
+    return found
+
+
+def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[bool]]:
+    """Return what `compile_program` takes: bytecode, and whose layouts of arguments and of results XLA chooses."""
+    of: Any = lowered
+    arguments = of._lowering.compile_args
+    ordered = len(arguments["ordered_effects"])
+    free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
+    return (mlir.module_to_bytecode(of.compiler_ir("stablehlo")), *map(list, free))
+
+
+def argument_nbytes(lowered: jax.stages.Lowered) -> int:
+    """Return the bytes of the arguments of a lowered program on one device, without padding."""
+    arguments = lowered._lowering.compile_args  # pyright: ignore[reportAttributeAccessIssue]
+    total = 0
+    for aval, sharding in zip(arguments["global_in_avals"], arguments["in_shardings"], strict=True):
+        shape = sharding.shard_shape(aval.shape) if isinstance(sharding, jax.sharding.Sharding) else aval.shape
+        total += math.prod(shape) * aval.dtype.itemsize
+    return total
+
+
+def compile_program(
+    bytecode: bytes, devices: Sequence[Any], free_arguments: Sequence[bool], free_results: Sequence[bool]
+) -> Any:
+    """Compile a program of `program_of` for devices in the order of its mesh, which need not be there.
+
+    Returns:
+        XLA's executable.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile it; its text begins with a code such as `RESOURCE_EXHAUSTED`.
+    """
+    with mlir.make_ir_context():
+        module = ir.Module.parse(bytecode)
+    client = devices[0].client
+    assigned = np.array(devices, dtype=object).reshape(1, -1)
+    options = compiler.get_compile_options(1, len(devices), assigned, backend=client)
+    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(len(free_arguments), devices[0].platform)
+    build = options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = list(free_arguments)
+    build.allow_spmd_sharding_propagation_to_output = list(free_results)
+    return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(tuple(devices)), options, [])

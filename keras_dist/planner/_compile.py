@@ -1,0 +1,59 @@
+"""The process that compiles a program for a target: `python -m keras_dist.planner._compile FOLDER`.
+
+It reads `request.json` and `program.mlirbc` in the folder, and writes `answer.json`. Nothing runs on a device.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from keras_dist import _shardy
+from keras_dist.planner.hlo import parse_program
+
+
+def main(folder: pathlib.Path) -> None:
+    """Compile what is in a folder."""
+    request = json.loads((folder / "request.json").read_text())
+    faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also where nobody is left to kill it
+    began = time.perf_counter()
+    try:
+        compiled = _compiled(request, (folder / "program.mlirbc").read_bytes())
+    except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError, ValueError) as error:
+        answer: dict[str, Any] = {"error": str(error)}
+    else:
+        answer = _figures(compiled, request["mesh"])
+    (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}))
+
+
+def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:
+    if request["topology"] is None:
+        found = jax.devices()
+    else:
+        found = topologies.get_topology_desc(**request["topology"]).devices
+    known = {device.id: device for device in found}
+    devices = [known[identity] for identity in request["devices"]]
+    return _shardy.compile_program(bytecode, devices, request["free_arguments"], request["free_results"])
+
+
+def _figures(compiled: Any, mesh: dict[str, int]) -> dict[str, Any]:
+    memory = compiled.get_compiled_memory_stats()
+    program = parse_program(compiled.hlo_modules()[0].to_string())
+    sizes = {
+        f"{name}_nbytes": getattr(memory, f"{name}_size_in_bytes")
+        for name in ("argument", "output", "alias", "temp", "generated_code")
+    }
+    collectives = [vars(each) for each in program.collectives(mesh)]
+    flops, accessed = program.flops(), program.nbytes_accessed()
+    return {**sizes, "collectives": collectives, "flops": flops, "accessed_nbytes": accessed}
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""Hidden reshards: arrays that a step moves between devices although no rule asks for it."""
+
+from __future__ import annotations
+
+import collections
+
+from keras_dist.distribution.lint import Problem
+from keras_dist.distribution.render import render_bytes
+from keras_dist.planner.propagation import Collective, Propagated
+
+_LEAST_PART = 0.01
+
+
+def hidden_reshards(step: Propagated) -> tuple[Problem, ...]:
+    """Return a problem for each submodule for which a step moves arrays that no rule asks it to move.
+
+    These are gathers, all-to-alls and permutes that Shardy puts before an operation because its operands lie otherwise
+    than it needs them; not those of constraints, nor sums. Those in loops come first, then the largest; of less than a
+    hundredth of all bytes that the step moves nothing is said.
+    """
+    grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
+    for each in step.collectives:
+        if not each.is_asked:
+            grouped[each.needed_by or each.layer, each.kind, each.axes].append(each)
+    least = _LEAST_PART * sum(each.nbytes_per_step for each in step.collectives)
+    found = [(_nbytes(group), *key, group) for key, group in grouped.items() if _nbytes(group) >= least]
+    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -item[0], item[1]))
+    return tuple(_problem(*item) for item in found)
+
+
+def _problem(nbytes: int, layer: str, kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
+    where, over = repr(layer) if layer else "the step", " and ".join(map(repr, axes))
+    turns = max(each.turns for each in group)
+    how_often = f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
+    made = dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group)
+    return Problem(
+        "reshard",
+        layer,
+        f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
+        f"{render_bytes(nbytes)} a step{how_often}, made by {', '.join(made)}",
+        f"operands that lie as {where} uses them, or a rule that says where they are gathered",
+        f"shard the weights of {where} and of what comes before it over {over} along dims that belong together "
+        "(kd.planner.dim_classes lists them), or along none",
+    )
+
+
+def _nbytes(group: list[Collective]) -> int:
+    return sum(each.nbytes_per_step for each in group)

@@ -1,0 +1,185 @@
+"""How long a step takes at least on a machine: its arithmetic, its memory and its wires, each at its peak.
+
+Bandwidth alone counts, latency does not: times of small exchanges are too small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from keras_dist._arguments import argument_error
+from keras_dist.planner.propagation import Collective, Kind
+from keras_dist.planner.targets import Place, Target, as_target, places_in_mesh
+
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """The times that a step takes at least, each at the peak of what it is limited by.
+
+    Attributes:
+        compute_seconds: multiplications of matrices.
+        memory_seconds: reading and writing memory.
+        communication_seconds: exchanges, by the axes of the mesh along which they go, one after the other.
+    """
+
+    compute_seconds: float
+    memory_seconds: float
+    communication_seconds: Mapping[Axes, float]
+
+    @property
+    def seconds_by_resource(self) -> dict[str, float]:
+        """Seconds of each: `compute`, `memory`, and `communication over data` for each axis."""
+        over = {f"communication over {', '.join(axes)}": time for axes, time in self.communication_seconds.items()}
+        return {"compute": self.compute_seconds, "memory": self.memory_seconds, **over}
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes longest, as `seconds_by_resource` names it."""
+        times = self.seconds_by_resource
+        return max(times, key=lambda name: times[name])
+
+    @property
+    def step_seconds(self) -> float:
+        """`max(compute, memory, sum of communication)`: a step in which all that can overlap does. A lower bound."""
+        return max(self.compute_seconds, self.memory_seconds, sum(self.communication_seconds.values()))
+
+    @property
+    def serial_step_seconds(self) -> float:
+        """`max(compute, memory) + sum of communication`: a step that waits for each exchange."""
+        return max(self.compute_seconds, self.memory_seconds) + sum(self.communication_seconds.values())
+
+
+def roofline(
+    target: str | Target,
+    mesh: Mapping[str, int],
+    *,
+    flops: float,
+    accessed_nbytes: float,
+    collectives: Iterable[Collective],
+    dtype: str = "bfloat16",
+    devices: Sequence[str] | None = None,
+) -> Roofline:
+    """Return the least time of a step on a target.
+
+    With `F` FLOPs and `B` bytes of a device, `F / peak` and `B / bandwidth` of its chip, shared by the devices of the
+    chip; each exchange takes what `collective_seconds` says, times its turns.
+
+    Args:
+        target: a machine, or its name.
+        mesh: sizes of the axes of the mesh, in its order.
+        flops: of one device in a step.
+        accessed_nbytes: bytes that one device reads and writes in a step.
+        collectives: the exchanges of a step.
+        dtype: `bfloat16`, `float32` or `int8`: of what is multiplied.
+        devices: names of the mesh's devices in its order; by default, and if they are not those of the target, they
+            stand as a mesh of this shape has them by default.
+
+    Raises:
+        UnknownNameError, ConfigError: the name of the target is none.
+        MeshError: the mesh is of another number of devices.
+        ModelError: there is no figure for the element type.
+
+    Example:
+        >>> from keras_dist.planner import Collective, roofline
+        >>> reduced = Collective("all_reduce", ("model",), 2**30, 1, "", "dot_general")
+        >>> line = roofline("v5p:4x4x4", {"data": 16, "model": 4}, flops=1e12, accessed_nbytes=1e9, collectives=[reduced])
+        >>> line.bottleneck, round(1e3 * line.step_seconds, 1)
+        ('communication over model', 8.1)
+
+    Source: How To Scale Your Model, https://jax-ml.github.io/scaling-book/
+    """
+    machine = as_target(target)
+    chip = machine.chip
+    if dtype not in chip.flops_per_second:
+        raise argument_error("dtype", dtype, f"one of {', '.join(chip.flops_per_second)}", example="bfloat16")
+    places = places_in_mesh(machine, tuple(mesh.values()), devices)
+    seconds: dict[Axes, float] = {}
+    for each in collectives:
+        once = collective_seconds(machine, each.kind, each.nbytes, group_of(places, tuple(mesh), each.axes))
+        seconds[each.axes] = seconds.get(each.axes, 0.0) + once * max(each.turns, 1)
+    return Roofline(
+        compute_seconds=flops * chip.devices / chip.flops_per_second[dtype],
+        memory_seconds=accessed_nbytes * chip.devices / chip.hbm_bytes_per_second,
+        communication_seconds=seconds,
+    )
+
+
+def group_of(places: np.ndarray, names: Sequence[str], axes: Axes) -> list[Place]:
+    """Return the places of the first group of devices that exchange along axes of a mesh.
+
+    Args:
+        places: of the devices of the mesh, as an array of its shape.
+        names: of its axes.
+        axes: along which they exchange.
+    """
+    return list(places[tuple(slice(None) if name in axes else 0 for name in names)].flat) if axes else [places.flat[0]]
+
+
+def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequence[Place]) -> float:
+    """Return the seconds of one exchange of a group of devices.
+
+    A group of `n` devices in `s` slices (TPUs) or hosts (GPUs), `m = n / s` in each, exchanges in two steps, as
+    hierarchical collectives do. `V` bytes are those of the larger of what a device gives and what it has afterwards,
+    `W` and `N` the bytes a second that a device sends inside and over the network::
+
+        all_gather, reduce_scatter   (m - 1) / m * V / W + (s - 1) / s * (V / m) / N
+        all_reduce                   twice that: a reduce_scatter, then an all_gather
+        all_to_all                   max over dims of a * V / (4 * W_dim), at least (m - 1) / m * V / W;
+                                     and (s - 1) / s * V / N
+        collective_permute           V / link, or V / N where the group is in more than one slice or host
+
+    `W` of GPUs is that of NVLink. TPUs send along all dims of their net in which the group extends, `W` is the sum of
+    their `W_dim`: two links where the group is a ring, one where it is a line of `a` chips. A dim is a ring if the group
+    goes all along it and its size is a multiple of what the chip's net wraps at. Devices of one chip share its links,
+    and exchange with each other through its memory.
+
+    Args:
+        target: the machine.
+        kind: of exchange.
+        nbytes: `V`.
+        group: where the devices are.
+    """
+    count = len(group)
+    if count == 1:
+        return 0.0
+    chip = target.chip
+    islands = len({place.host if target.platform == "cuda" else place.slice_index for place in group})
+    inside = count // islands
+    network = chip.network_bytes_per_second / chip.devices
+    dims = _dims(target, group)
+    bandwidth = sum(each for _, each in dims)
+    if kind == "collective_permute":
+        return nbytes / (network if islands > 1 else chip.link_bytes_per_second / chip.devices)
+    if kind == "all_to_all":
+        local = (inside - 1) / inside * nbytes / bandwidth if inside > 1 else 0.0
+        if target.platform == "tpu" and inside > 1:
+            local = max(local, *(size * nbytes / (4 * each) for size, each in dims))
+        return local + (islands - 1) / islands * nbytes / network
+    once = (inside - 1) / inside * nbytes / bandwidth if inside > 1 else 0.0
+    once += (islands - 1) / islands * nbytes / inside / network
+    return 2 * once if kind == "all_reduce" else once
+
+
+def _dims(target: Target, group: Sequence[Place]) -> list[tuple[int, float]]:
+    """In which dims of the net of a slice a group extends: how far, and the bytes a second that a device sends there."""
+    chip = target.chip
+    if target.platform != "tpu":
+        return [(len(group), chip.link_bytes_per_second)]
+    found: list[tuple[int, float]] = []
+    for dim, size in enumerate(target.shape):
+        extent = len({place.coords[dim] for place in group})
+        if extent > 1:
+            is_ring = extent == size and size % chip.wraps_at == 0 and _is_whole(target)
+            found.append((extent, (2 if is_ring else 1) * chip.link_bytes_per_second / chip.devices))
+    return found or [(len(group), chip.hbm_bytes_per_second / chip.devices)]
+
+
+def _is_whole(target: Target) -> bool:
+    """Whether a slice is one of whole cubes, without which a net of three dims has no rings."""
+    chip = target.chip
+    return chip.torus_dims < 3 or (len(target.shape) == 3 and all(not size % chip.wraps_at for size in target.shape))

@@ -1,0 +1,140 @@
+"""`ShardedModule`: a program in MLIR as Shardy's passes leave it, with the layouts of its values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from keras_dist._shardy import sdy
+from keras_dist.distribution.layout import Axis
+from keras_dist.training.activations import path_of_scope
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+
+
+class ShardedModule:
+    """A program in MLIR as Shardy's passes leave it.
+
+    Args:
+        operation: of the module, as `_shardy.run_passes` gives it. It is kept: its values die with it.
+
+    Attributes:
+        functions: the functions by name.
+        sizes: the sizes of the axes of the mesh.
+    """
+
+    def __init__(self, operation: Any) -> None:
+        self._operation = operation
+        self.functions: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        for inner in operation.regions[0].blocks[0].operations:
+            if inner.operation.name == "func.func":
+                self.functions[text_of(inner.attributes["sym_name"])] = inner.operation
+            elif inner.operation.name == "sdy.mesh":
+                axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(inner.attributes["mesh"]).axes)
+                self.sizes |= {axis.name: axis.size for axis in axes}
+
+    def local_shape(self, value: Any) -> list[int]:
+        """The shape of one device's shard."""
+        shape = list(value.type.shape) if hasattr(value.type, "shape") else []
+        sharding = self.sharding(value)
+        if sharding is None:
+            return shape
+        return [-(-size // self._shards(dim)) for size, dim in zip(shape, sharding.dimension_shardings, strict=True)]
+
+    def nbytes(self, value: Any) -> int:
+        """Bytes of one device's shard."""
+        if not hasattr(value.type, "element_type"):
+            return 0
+        return math.prod(self.local_shape(value)) * _element_bytes(str(value.type.element_type))
+
+    def axes(self, value: Any) -> tuple[Axis, ...]:
+        """For each dim of a value the axes of the mesh over which it is split."""
+        sharding = self.sharding(value)
+        if sharding is None:
+            return (None,) * (value.type.rank if hasattr(value.type, "rank") else 0)
+        found = [[axis.name for axis in map(sdy.AxisRefAttr, each.axes)] for each in _dims(sharding)]
+        return tuple(tuple(names) if len(names) > 1 else names[0] if names else None for names in found)
+
+    def _shards(self, dim: Any) -> int:
+        axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes)
+        parts = [(axis.name, axis.sub_axis_info) for axis in axes]
+        return math.prod(self.sizes[name] if part is None else sdy.SubAxisInfoAttr(part).size for name, part in parts)
+
+    def sharding(self, value: Any) -> Any:
+        """The sharding of a value; None where it is whole on every device."""
+        owner = value.owner
+        if is_argument(owner):
+            owner, index = owner.owner.operation, value.arg_number
+            attributes = owner.attributes
+            if owner.name == "func.func":
+                attributes = attributes["arg_attrs"][index] if "arg_attrs" in attributes else {}
+            # the arguments of a loop lie as its results
+        else:
+            attributes, index = owner.operation.attributes, value.result_number
+        named = (name for name in ("out_sharding", "sharding", "sdy.sharding") if name in attributes)
+        found = next((attributes[name] for name in named), None)
+        if found is None:
+            return None
+        if sdy.TensorShardingPerValueAttr.isinstance(found):
+            found = sdy.TensorShardingPerValueAttr(found).shardings[index]
+        return sdy.TensorShardingAttr(found)
+
+
+def _dims(sharding: Any) -> list[Any]:
+    return [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+
+
+def layers_of(operation: Any) -> list[str]:
+    """The paths of the submodules that an operation is in, as far as its name tells them, the innermost last."""
+    return layers_in(name_of(operation))
+
+
+def layers_in(name: str) -> list[str]:
+    """The paths of submodules in the name of an operation, the innermost last."""
+    paths = (path_of_scope(part) for part in re.split(r"[/()]", name))
+    return [path for path in paths if path]
+
+
+def layer_in(name: str) -> str:
+    """The path of the innermost submodule in the name of an operation, or an empty string."""
+    return (layers_in(name) or [""])[-1]
+
+
+def layer_of(operation: Any) -> str:
+    """The path of the innermost submodule that an operation is in; empty where its name tells none."""
+    return layer_in(name_of(operation))
+
+
+def operations_in(operation: Any) -> Iterator[Any]:
+    """An operation, and all inside of it."""
+    yield operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from operations_in(inner.operation)
+
+
+def name_of(operation: Any) -> str:
+    """What JAX calls an operation, with the scopes around it."""
+    return getattr(operation.location, "name_str", "")
+
+
+def is_argument(owner: Any) -> bool:
+    """Whether the owner of a value is a block, of which the value is an argument."""
+    return hasattr(owner, "arguments")
+
+
+def text_of(attribute: Any) -> str:
+    """An attribute that is a name."""
+    return str(attribute).strip('"@')
+
+
+def _element_bytes(name: str) -> int:
+    """Bytes of an element, as of `f32` or `ui8`."""
+    bits = re.search(r"\d+", name)
+    size = 1 if bits is None else int(bits[0]) / 8
+    return math.ceil(2 * size if name.startswith("complex") else size)

@@ -1,0 +1,256 @@
+"""Machines to plan for, which need not be there: `target("v5e:4x4")`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist.distribution import arrangement
+from keras_dist.errors import ConfigError, MeshError, UnknownNameError, did_you_mean, shorten
+from keras_dist.planner.hardware import CHIPS, Chip, Platform
+
+_FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d+(?:x\d+)*)(?:\*(?P<slices>\d+))?")
+_EXAMPLES = "'cpu:8', 'v5e:4x4', 'v5p:8x8x8', 'v5e:4x4*2' (two slices), 'h100:1x16x8' (slices x hosts x GPUs)"
+_MOST_DEVICES = 2**17
+_SLICE_IDS = 100_000
+_KINDS = {
+    "v2": "TPU v2",
+    "v3": "TPU v3",
+    "v4": "TPU v4",
+    "v5e": "TPU v5 lite",
+    "v5p": "TPU v5",
+    "v6e": "TPU v6 lite",
+    "tpu7x": "TPU7x",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a device of a target is.
+
+    It has the attributes by which JAX arranges TPUs in a mesh along their wires.
+
+    Attributes:
+        id: the number in its name, as JAX gives it.
+        slice_index: which slice of the target it is in.
+        host: which host of all of them.
+        coords: of its chip in the slice; of a GPU, its number in the host.
+        core_on_chip: which device of its chip.
+        platform: `tpu`, `gpu` or `cpu`.
+        device_kind: what JAX calls such devices.
+    """
+
+    id: int
+    slice_index: int
+    host: int
+    coords: tuple[int, ...]
+    core_on_chip: int
+    platform: str
+    device_kind: str
+
+    @property
+    def process_index(self) -> int:
+        """The process that would run it: one a host."""
+        return self.host
+
+    @property
+    def name(self) -> str:
+        """Its name, as meshes take it."""
+        return f"{self.platform}:{self.id}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A machine to plan for. Made by `target`.
+
+    Attributes:
+        name: as it was given.
+        chip: what its chips can do.
+        shape: of a slice: TPUs by dim of their net, hosts and GPUs of a host, or one number of CPU devices.
+        slices: how many such slices it has, over the network between which bandwidth is low.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int
+
+    @property
+    def platform(self) -> Platform:
+        """What programs are lowered for: `jax.jit(f).trace(x).lower(lowering_platforms=(target.platform,))`."""
+        return self.chip.platform
+
+    @property
+    def device_count(self) -> int:
+        """Number of its devices; a chip of two cores is two."""
+        return self.slices * math.prod(self.shape) * self.chip.devices
+
+    @property
+    def hbm_nbytes(self) -> int:
+        """Bytes of memory of one device, as the maker says; 0 where it has that of its host."""
+        return self.chip.hbm_nbytes // self.chip.devices
+
+    @functools.cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Its devices in the order of their numbers, slice by slice."""
+        return tuple(_gpus(self) if self.platform == "cuda" else _torus(self))
+
+    def arranged(self, shape: Sequence[int]) -> np.ndarray:
+        """Return the places of the devices as a mesh of this shape has them by default: inner axes along the wires.
+
+        Raises:
+            MeshError: the shape is not that of a mesh of all of its devices.
+        """
+        if math.prod(shape) != self.device_count:
+            raise _wrong_size(self, shape)
+        return arrangement.by_default(self.places, shape)  # type: ignore[arg-type]  # which have what it asks for
+
+
+def target(name: str) -> Target:
+    """Return the machine of this name.
+
+    Args:
+        name: a chip and the shape of a slice: `cpu:8` are eight devices, `v5e:4x4` TPUs in a net of two dims,
+            `v5p:8x8x8` of three, `v5e:4x4*2` two such slices, and `h100:1x16x8` slices, hosts of each, and GPUs of
+            each host.
+
+    Raises:
+        UnknownNameError: there is no figure for such a chip.
+        ConfigError: what follows is no shape of such machines.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> v5e = kd.planner.target("v5e:4x4*2")
+        >>> v5e.device_count, v5e.chip.hbm_nbytes // 2**30, v5e.platform
+        (32, 16, 'tpu')
+    """
+    found = _FORM.fullmatch(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    chip_name = found["chip"] if found else str(name).partition(":")[0]
+    if isinstance(name, str) and chip_name not in CHIPS:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UnknownNameError(
+            f"`target`: no chip is called {chip_name!r}{did_you_mean(chip_name, CHIPS)}",
+            given=f"target={shorten(name)}",
+            expected=f"one of {', '.join(CHIPS)}",
+            fix=f"for example {_EXAMPLES}",
+        )
+    if found is None:
+        raise _no_target(name, "a chip and a shape, with ':' between them")
+    chip = CHIPS[chip_name]
+    shape, slices = tuple(map(int, found["shape"].split("x"))), int(found["slices"] or 1)
+    if chip.platform == "cuda":
+        if len(shape) != 3 or found["slices"]:
+            raise _no_target(name, "slices x hosts x GPUs, three numbers")
+        slices, *rest = shape
+        shape = tuple(rest)
+    elif chip.platform == "cpu" and (len(shape) != 1 or found["slices"]):
+        raise _no_target(name, "one number of devices")
+    elif chip.platform == "tpu" and (len(shape) not in (2, 3) or len(shape) > chip.torus_dims):
+        raise _no_target(name, "two dims" if chip.torus_dims == 2 else "two or three dims")
+    count = slices * math.prod(shape) * chip.devices
+    if not 1 <= count <= _MOST_DEVICES:
+        raise _no_target(name, f"at least one device and at most {_MOST_DEVICES:,}")
+    return Target(name, chip, shape, slices)
+
+
+def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> list[str]:
+    """Return names of a target's devices, for a mesh of devices that are not there.
+
+    Args:
+        target: it, or its name.
+        mesh_shape: sizes of the axes of the mesh. With them the devices come in the order in which the mesh has its
+            inner axes along the wires, and outer ones over slices or hosts; without, in the order of their numbers.
+
+    Raises:
+        UnknownNameError, ConfigError: as `target`.
+        MeshError: the mesh is of another number of devices.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.DeviceMesh("data=64,model=16", devices=kd.planner.devices("v5p:8x8x16", (64, 16)))
+        <DeviceMesh shape=(64, 16), axis_names=['data', 'model']>
+    """
+    machine = as_target(target)
+    places = machine.places if mesh_shape is None else machine.arranged(mesh_shape).flat
+    return [place.name for place in places]
+
+
+def as_target(name: str | Target) -> Target:
+    """Return a target that is given as such or by its name."""
+    return name if isinstance(name, Target) else target(name)
+
+
+def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | None) -> np.ndarray:
+    """Return the places of a target's devices in a mesh, as an array of the mesh's shape.
+
+    Args:
+        target: the machine.
+        shape: sizes of the axes.
+        names: of the mesh's devices in its order. If they are not those of the target, or None, the devices stand as
+            a mesh of this shape has them by default.
+
+    Raises:
+        MeshError: the mesh is of another number of devices.
+    """
+    if math.prod(shape) != target.device_count:
+        raise _wrong_size(target, shape)
+    known = {place.name: place for place in target.places}
+    if names is None or set(names) != known.keys():
+        return target.arranged(shape)
+    found = np.empty(len(known), dtype=object)
+    found[:] = [known[name] for name in names]
+    return found.reshape(tuple(shape))
+
+
+def _torus(target: Target) -> list[Place]:
+    """TPUs, numbered along the first dim first, two cores of a chip one after the other; CPUs as a line of them."""
+    chip, found = target.chip, []
+    kind, shape = _KINDS.get(chip.name, chip.name), target.shape
+    bounds = [2 if size % 2 == 0 and dim < 2 else 1 for dim, size in enumerate(shape)]
+    hosts = math.prod(size // bound for size, bound in zip(shape, bounds, strict=True))
+    for number in range(target.slices):
+        first = (number + 1) * _SLICE_IDS if target.slices > 1 else 0
+        for index, backwards in enumerate(itertools.product(*map(range, reversed(shape)))):
+            at = backwards[::-1]
+            host = 0
+            for place, size, bound in reversed([*zip(at, shape, bounds, strict=True)]):
+                host = host * (size // bound) + place // bound
+            coords = (*at, *[0] * (3 - len(at)))
+            for core in range(chip.devices):
+                identity = first + index * chip.devices + core
+                host_of_all = number * hosts + host if chip.platform == "tpu" else 0
+                found.append(Place(identity, number, host_of_all, coords, core, chip.platform, kind))
+    return found
+
+
+def _gpus(target: Target) -> list[Place]:
+    hosts, each = target.shape
+    sizes = (target.slices, hosts, each)
+    return [
+        Place(index, number, number * hosts + host, (gpu,), 0, "gpu", f"NVIDIA {target.chip.name.upper()}")
+        for index, (number, host, gpu) in enumerate(itertools.product(*map(range, sizes)))
+    ]
+
+
+def _no_target(name: Any, expected: str) -> ConfigError:
+    return ConfigError(
+        f"`target` is none: {shorten(name)}",
+        given=f"target={shorten(name)}",
+        expected=expected,
+        fix=f"for example {_EXAMPLES}",
+    )
+
+
+def _wrong_size(target: Target, shape: Sequence[int]) -> MeshError:
+    return MeshError(
+        f"a mesh of {math.prod(shape):,} devices is not one of all devices of {target.name!r}",
+        given=f"a mesh of shape {tuple(shape)}",
+        expected=f"{target.device_count:,} devices",
+        fix="another target, or a mesh of another shape: a program runs on all devices of its target",
+    )

@@ -1,0 +1,189 @@
+"""`trace_step`: a train step, traced and lowered for devices that need not exist. Nothing is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist._signatures import takes
+from keras_dist._types import PyTree
+from keras_dist.data.batch import unpack
+from keras_dist.data.shapes import ShapeSource
+from keras_dist.distribution.abstract import without_arrays
+from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.devices import list_devices
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.plan import LayoutPlan, make_row
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.variables import leaf_paths
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses import Loss
+from keras_dist.training.activations import input_names, naming_scopes
+from keras_dist.training.choices import Choices
+from keras_dist.training.compiled import rows_multiple
+from keras_dist.training.executions import data_layouts
+from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.objective import resolve_objective
+from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
+from keras_dist.training.state_cell import StateCell
+from keras_dist.training.step import Forward
+from keras_dist.training.trainer import Trainer
+
+OPTIMIZER = "adam"
+"""The optimizer of steps of models that have none."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepProgram:
+    """A train step, lowered for a mesh: what planners look at.
+
+    Attributes:
+        lowered: the program.
+        state: where each array of the state lives.
+        batch: where each array of the batch lives: of the rows that the program takes, with their padding.
+        arguments: for each argument of the program its path in `state` or `batch`; empty for what metrics accumulate.
+        assumed: what was not given and is assumed of the step, as text.
+        distribution: the distribution that it is lowered for.
+    """
+
+    lowered: jax.stages.Lowered
+    state: LayoutPlan
+    batch: LayoutPlan
+    arguments: tuple[str, ...]
+    assumed: tuple[str, ...]
+    distribution: Distribution
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A model whose call can be traced without its weights, as `keras_dist.Model`."""
+
+    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
+        """How it is called under a distribution."""
+        ...
+
+    def _chosen(self) -> Choices:
+        """What `compile` chose."""
+        ...
+
+
+def trace_step(
+    model_or_factory: Any,
+    batch: PyTree,
+    distribution: Distribution | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    *,
+    platform: str | None = None,
+) -> StepProgram:
+    """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
+
+    Args:
+        model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`; or what makes one: `factory()`, which is called
+            under the distribution, or `factory(rngs=rngs)`. The weights of a model are not looked at.
+        batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
+        distribution: by default that of the model, else the current one.
+        optimizer: in place of that of `compile`; without any `"adam"`.
+        loss: in place of that of `compile`; without any the mean of the outputs, which needs no targets.
+        platform: what it is lowered for: `"cpu"`, `"tpu"`, `"cuda"`; by default the devices of the mesh.
+
+    Raises:
+        DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
+        LayoutError: the layout rules cannot be applied.
+        ModelError: there is no model, or it does not take the batch.
+    """
+    x, y, sample_weight = unpack(batch, "batch")
+    source = ShapeSource(x, y, sample_weight)
+    distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
+    with without_arrays(platform), distribution.scope() if distribution else contextlib.nullcontext():
+        forward, choices = _forward_of(model_or_factory, source.x, distribution)
+        return _lowered(source, forward, choices, optimizer, loss)
+
+
+def _forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
+    """How the model is called, and what `compile` chose for it."""
+    if isinstance(given, type) and issubclass(given, Traceable):
+        given = given()
+    if isinstance(given, Traceable):
+        return given._forward_on(x, distribution), given._chosen()
+    placed = distribution or DataParallel(devices=list_devices()[:1])
+    if isinstance(given, nnx.Module):
+        graph, _ = split_module(given, None, needs_values=False)
+    elif callable(given) and takes(given, rngs=None):
+        graph, _ = traced_in(placed, None, lambda: trace_factory(given, None))
+    elif callable(given) and takes(given):
+        return _forward_of(given(), x, distribution)
+    else:
+        raise ModelError(
+            "the planner: neither a model nor a factory of one",
+            given=f"{shorten(given)} of type {type(given).__name__}",
+            expected="a keras_dist.Model, a flax.nnx.Module, or a callable: factory() or factory(rngs=rngs)",
+            fix="for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)",
+        )
+    return Forward(graph, None, placed, 0), Choices()
+
+
+def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer: Any, loss: Any) -> StepProgram:
+    graph, distribution = forward.graph, forward.distribution
+    plan = distribution.plan_variables(graph.specs, graph.treedef)
+    cell = StateCell(graph, plan, plan.shapes)
+    choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
+    cell.add_slots(choices.optimizers)
+    trainer = Trainer(cell, forward, choices)
+    with naming_scopes():
+        lowered = trainer.lower_train(source)
+    state, batch = cell.state_plan, _plan_of_batch(source, distribution)
+    others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
+    paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
+    named = tuple(paths[index] for index in _jax.arguments_kept(lowered))
+    return StepProgram(lowered, state, batch, named, assumed, distribution)
+
+
+def _completed(choices: Choices, optimizer: Any, loss: Any, trainable: PyTree) -> tuple[Choices, tuple[str, ...]]:
+    """What the step minimises and how, and what of that is assumed."""
+    assumed: list[str] = []
+    chosen = choices.optimizer if optimizer is None else optimizer
+    if chosen is None:
+        chosen = OPTIMIZER
+        assumed.append(f"optimizer {OPTIMIZER!r}")
+    if not isinstance(chosen, Mapping):
+        chosen = as_optimizer(chosen, DEFAULT)
+    objective = choices.objective
+    if loss is not None:
+        objective = resolve_objective(loss)
+    elif objective is None and choices.train_step is None:
+        objective = resolve_objective(_MeanOfOutputs())
+        assumed.append("loss: the mean of the outputs")
+    named = resolve_optimizers(chosen, trainable)
+    return dataclasses.replace(choices, optimizer=chosen, objective=objective, optimizers=named), tuple(assumed)
+
+
+class _MeanOfOutputs(Loss):
+    """The mean of the outputs: what stands for a loss that is not known, with a gradient for each output."""
+
+    needs_targets = False
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        return jnp.mean(y_pred.astype(jnp.float32))
+
+
+def _plan_of_batch(source: ShapeSource, distribution: Distribution) -> LayoutPlan:
+    arrays = source.whole(rows_multiple(source.x, distribution)).arrays
+    layouts: list[TensorLayout] = jax.tree.leaves(data_layouts(arrays, distribution))
+    x, y, sample_weight = arrays
+    named = [("target", y), ("sample_weight", sample_weight)]
+    names = [*input_names(x), *(f"{name}/{path}".rstrip("/") for name, tree in named for path in leaf_paths(tree))]
+    rows = [
+        make_row(name, leaf.shape, leaf.dtype, "batch", layout, layout.reason or "the batch dim")
+        for name, leaf, layout in zip(names, jax.tree.leaves(arrays), layouts, strict=True)
+    ]
+    return LayoutPlan(distribution.device_mesh, tuple(rows), jax.tree.structure(arrays))
