@@ -102,7 +102,7 @@ class Session:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
         graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
-        self.forward = Forward(graph, self._call, distribution, self.cell.plan, self.seed, loss, remat)
+        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat, self.cell.plan)
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 

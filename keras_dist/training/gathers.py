@@ -20,7 +20,16 @@ from keras_dist.distribution.plan import LayoutPlan, Row
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # equations of jaxprs have no types
 
-_MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "name", "reshape", "squeeze", "stop_gradient", "transpose")
+_MOVES = (
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "name",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+)
 """Operations on one array that are done to the gathered weight, wherever it is used."""
 _PLACES = ("sharding_constraint", "shard_map")
 """Operations in which the module itself says where weights lie."""
@@ -174,12 +183,18 @@ class _Gathers:
         if not isinstance(value, _Weight):
             return value
         array = value.value
-        for axes in (value.axes, value.compute_axes):  # the transpose of the first scatters what that of the second sums
+        for axes in (
+            value.axes,
+            value.compute_axes,
+        ):  # the transpose of the first scatters what that of the second sums
             sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
             array = jax.lax.with_sharding_constraint(array, sharding)
         return dataclasses.replace(value, value=array).moved()
 
     def _call(self, equation: Any, values: list[Any]) -> list[Any]:
+        layouts = *equation.params["in_shardings"], *equation.params["out_shardings"]
+        if any(isinstance(layout, jax.sharding.Sharding) for layout in layouts):  # the module itself says it
+            return _jax.evaluate(equation, list(map(_not_gathered, values)))
         with _jax.in_context_of(equation):
             return self.evaluate(equation.params["jaxpr"], values)
 

@@ -54,20 +54,20 @@ class Forward:
         graph: the module without its arrays.
         call: `call(module, x, training, rngs) -> y_pred`; None for `module(x)`, which draws from its own streams.
         distribution: gives the layouts of inputs and activations.
-        plan: gives those of variables and gradients; None for one device.
         seed: fixes the `rngs` of every step; programs that were traced with another one keep that.
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
+        plan: where variables live; None where XLA shall choose when they are gathered.
     """
 
     graph: ModuleGraph
     call: ModuleCall | None
     distribution: Distribution
-    plan: LayoutPlan | None
     seed: int
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
     remat: Remat | None = None
+    plan: LayoutPlan | None = None
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
@@ -109,17 +109,18 @@ class Forward:
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
     def scattered(self, grads: PyTree) -> PyTree:
-        """Gradients of some of the trained variables, as the slots lie that they update (traced)."""
+        """Gradients of some of the trained variables, which lie as the slots that they update (traced)."""
         if self.plan is None:
             return grads
         paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
         flat = traverse_util.flatten_dict(grads)
         for parts, gradient in flat.items():
-            row = self.plan.row(paths[parts])
-            # as its parameter, too: else the backward pass might be split as the slots are
-            for axes in dict.fromkeys((row.axes, row.slot_axes)):
-                gradient = distribute_tensor(gradient, TensorLayout(axes, self.plan.mesh))
-            flat[parts] = gradient
+            if parts in paths and _jax.is_traced(gradient):
+                row = self.plan.row(paths[parts])
+                # as the parameter first: else the backward pass may be split as the slots are
+                for axes in dict.fromkeys((row.axes, row.slot_axes)):
+                    gradient = distribute_tensor(gradient, TensorLayout(axes, self.plan.mesh))
+                flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 
     def module(self, trainable: PyTree, rest: PyTree) -> Any:
