@@ -30,8 +30,8 @@ class FullySharded(RuleBased):
 
     Compiled steps gather a parameter over `axis` where they compute with it, and scatter its gradient. No gathered one is
     kept for the backward pass, which gathers it again: at any time a device holds those that it computes with, also of
-    blocks that are stacked and run in a loop (`nnx.scan`, `jax.lax.scan`), one of them at a turn. A stack must not be
-    sharded along the dim that the loop runs over, which is its first: give it a rule with another one.
+    blocks that are stacked and run in a loop (`nnx.scan`, `jax.lax.scan`), one of them at a turn. A stack that is sharded
+    along the dim that the loop runs over, because none of its other dims divides, is gathered whole, before the loop.
 
     Args:
         device_mesh: the devices.

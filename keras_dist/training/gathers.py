@@ -224,11 +224,13 @@ class _Gathers:
                 inputs[index] = stack.of_dims(arrays[index], range(1, len(stack.axes)))
             return inside.evaluate(program, inputs)
 
-        given = [self._gathered(value) for value in values[:constants]]
-        given += [
-            stacks[index].value if index in stacks else _not_gathered(value)
-            for index, value in enumerate(values[constants:], constants)
-        ]
+        given = list(map(_not_gathered, values))
+        for index, value in enumerate(values):
+            is_split = index >= carried and isinstance(value, _Weight) and not value.moves  # along the dim of the loop
+            if index in stacks:
+                given[index] = value.value
+            elif index < constants or is_split:
+                given[index] = self._gathered(value)
         shapes = [_jax.shape_of(value.aval) for value in _jax.parts_of_jaxpr(program)[0].invars]
         return _jax.evaluate(equation, given, jaxpr=jax.make_jaxpr(body)(*shapes))
 

@@ -88,7 +88,11 @@ def test_a_program_that_is_compiled():
 
 @pytest.mark.parametrize(
     ("target", "error", "said"),
-    [("v5x:2x4", UnknownNameError, "no chip is called"), ("v5e:", ConfigError, "`target` is none"), (3, ConfigError, "`target` is none")],
+    [
+        ("v5x:2x4", UnknownNameError, "no chip is called"),
+        ("v5e:", ConfigError, "`target` is none"),
+        (3, ConfigError, "`target` is none"),
+    ],
 )
 def test_targets_that_are_none(target, error, said):
     x = jax.ShapeDtypeStruct((32, SIZE), np.float32)

@@ -123,7 +123,9 @@ def nested(w, x):
 
 def handed_on(w, x):
     """A weight that a loop carries, and one that is not used but returned."""
-    return jax.lax.scan(lambda carry, _: ((carry[0] @ carry[1][:WIDTH], carry[1]), None), (x, w["table"]), None, 2)[0][0]
+    return jax.lax.scan(lambda carry, _: ((carry[0] @ carry[1][:WIDTH], carry[1]), None), (x, w["table"]), None, 2)[0][
+        0
+    ]
 
 
 USES = [scanned, scanned_again, unrolled, unrolled_again, by_counter, tied, in_half, reshaped, penalty, recurrent]
