@@ -289,7 +289,7 @@ def parts_of_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def parts_of_scan(equation: Any) -> tuple[int, int]:
-    """Return how many inputs of a scan are constants, and how many are constants or carried; a turn gets slices of others."""
+    """Return how many inputs of a scan are constants, and how many are constants or carried: the others are sliced."""
     params = equation.params
     if "ft_in" in params:  # from JAX 0.12 on
         constants, carried, _ = params["ft_in"].unpack()

@@ -28,10 +28,11 @@ class FullySharded(RuleBased):
     is sharded over `axis` (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden,
     and the plan says so.
 
-    Compiled steps gather a parameter over `axis` where they compute with it, and scatter its gradient. No gathered one is
-    kept for the backward pass, which gathers it again: at any time a device holds those that it computes with, also of
-    blocks that are stacked and run in a loop (`nnx.scan`, `jax.lax.scan`), one of them at a turn. A stack that is sharded
-    along the dim that the loop runs over, because none of its other dims divides, is gathered whole, before the loop.
+    Compiled steps gather a parameter over `axis` in the operation that takes it, and scatter its gradient. The backward
+    pass gathers it again, so that no gathered one is kept; of blocks that are stacked and run in a loop (`nnx.scan`,
+    `jax.lax.scan`) each turn gathers its own. A stack whose largest dim that divides is the one that the loop runs over
+    is gathered whole, before the loop. How early the gathers of a step without loops begin is XLA's choice: on CPUs they
+    all come first.
 
     Args:
         device_mesh: the devices.

@@ -142,10 +142,10 @@ class Distribution:
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which steps gather parameters where they compute with them; none, as here, lets XLA choose.
+        """The mesh axes over which compiled steps gather parameters where they use them; along none XLA chooses.
 
-        Compiled steps gather each at its use, in the forward and again in the backward pass, keep no gathered one from
-        the one to the other, and scatter its gradient.
+        Each is gathered in the operation that takes it, in the forward and again in the backward pass, and none is kept
+        from the one to the other; its gradient is scattered.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""What Shardy finds in the train step of a transformer is what XLA's program moves, by bytes along each axis of the mesh."""
+"""Shardy finds in the train step of a transformer what XLA moves in it, by bytes along each axis of the mesh."""
 
 import functools
 
@@ -136,6 +136,23 @@ def test_a_fully_sharded_step_gathers_and_scatters_what_the_textbook_says(kind):
     assert found["all_reduce", ("data",)] == parameters(kind) + again + 4  # and the loss
     most = 2 * parameters(kind) + again
     assert 0.9 * most < found["all_gather", ("data",)] < most, "the backward pass needs no biases"
+
+
+def test_steps_of_users_gather_as_ours_do():
+    loss = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with distributed("fully sharded", False).scope():
+        other = own()
+
+    def train_step(state, batch, rngs):
+        def loss_of(trainable):
+            outputs, rest = other.stateless_call(trainable, state.rest, batch[0], training=True)
+            return loss(batch[1], outputs), rest
+
+        (value, rest), grads = jax.value_and_grad(loss_of, has_aux=True)(state.trainable)
+        return other.apply_gradients(state, grads).replace(rest=rest), {"loss": value}
+
+    other.compile("adam", train_step=train_step)
+    assert propagate(other.lower_train_step(X, X)).nbytes_by_axes() == moved("own", "fully sharded")
 
 
 def test_scanned_blocks_are_gathered_turn_by_turn():
