@@ -31,8 +31,8 @@ class FullySharded(RuleBased):
     Compiled steps gather a parameter over `axis` in the operation that takes it, and scatter its gradient. The backward
     pass gathers it again, so that no gathered one is kept; of blocks that are stacked and run in a loop (`nnx.scan`,
     `jax.lax.scan`) each turn gathers its own. A stack whose largest dim that divides is the one that the loop runs over
-    is gathered whole, before the loop. How early the gathers of a step without loops begin is XLA's choice: on CPUs they
-    all come first.
+    is gathered whole, before the loop. How early the gathers of a step without loops begin is XLA's choice: on CPUs all
+    of them come first.
 
     Args:
         device_mesh: the devices.

@@ -113,7 +113,7 @@ class Forward:
         if self.plan is None:
             return grads
         paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
-        flat = traverse_util.flatten_dict(grads)
+        flat: dict[Any, Any] = dict(traverse_util.flatten_dict(grads))
         for parts, gradient in flat.items():
             if parts in paths and _jax.is_traced(gradient):
                 row = self.plan.row(paths[parts])

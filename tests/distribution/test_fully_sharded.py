@@ -77,7 +77,8 @@ def test_parameters_are_computed_with_as_the_rules_say(rules: kd.LayoutMap, mesh
         "all": ("model", None),
         "none": (None, None),
     }
-    assert all(row.compute_axes == row.axes for row in kd.ModelParallel(rules).plan({"both": f32(64, 128)}).rows)
+    by_rules = kd.ModelParallel(rules).plan({name: f32(64, 128) for name in ("both", "all")})
+    assert all(row.compute_axes == row.axes for row in by_rules.rows)
 
 
 def test_rng_and_counters_are_replicated() -> None:
