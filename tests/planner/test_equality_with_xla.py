@@ -157,7 +157,7 @@ def test_steps_of_users_gather_as_ours_do():
     other.compile("adam", train_step=train_step)
     found, expected = (propagate(each.lower_train_step(x, x)).nbytes_by_axes() for each in (other, ours))
     assert found == expected
-    assert 2 * WIDTH * HIDDEN * 4 < found["all_gather", ("data",)]
+    assert found["all_gather", ("data",)] > 2 * WIDTH * HIDDEN * 4
 
 
 def test_scanned_blocks_are_gathered_turn_by_turn():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist.planner import propagate
@@ -14,7 +15,13 @@ from tests.training.collectives import nbytes_by_axes
 
 MESH = {"data": 4, "model": 2}
 LAYERS, WIDTH, HIDDEN, ROWS = 3, 8, 16, 8
-SHAPES = {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH), "table": (32, WIDTH), "bias": (WIDTH,)}
+SHAPES = {
+    "up": (LAYERS, WIDTH, HIDDEN),
+    "down": (LAYERS, HIDDEN, WIDTH),
+    "table": (32, WIDTH),
+    "bias": (WIDTH,),
+    "odd": (4, 3),
+}
 STACK, TABLE = 4 * WIDTH * HIDDEN, 4 * 32 * WIDTH
 
 
@@ -128,8 +135,13 @@ def handed_on(w, x):
     ]
 
 
+def along_the_loop(w, x):
+    """A stack of which no dim divides but that of the loop."""
+    return jax.lax.scan(lambda x, part: (x * part, None), x[:, :3], w["odd"])[0]
+
+
 USES = [scanned, scanned_again, unrolled, unrolled_again, by_counter, tied, in_half, reshaped, penalty, recurrent]
-USES += [conditional, with_own_rule, constrained, with_inner_jit, nested, handed_on]
+USES += [conditional, with_own_rule, constrained, with_inner_jit, nested, handed_on, along_the_loop]
 
 
 def step(function, gathers=True):
@@ -178,6 +190,7 @@ GATHERED = {
     in_half: [(TABLE // 2, 1)],
     reshaped: [(TABLE, 1)],
     constrained: [(TABLE, 1)],
+    along_the_loop: [(4 * 4 * 3, 1)],
 }
 
 
@@ -186,7 +199,7 @@ def test_what_is_gathered_how_often(function):
     assert gathered(function) == GATHERED[function]
 
 
-@pytest.mark.parametrize("function", [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, nested])
+@pytest.mark.parametrize("function", [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, along_the_loop])
 def test_xla_moves_as_much(function):
     assert propagate(lowered(function)).nbytes_by_axes() == nbytes_by_axes(lowered(function).compile(), MESH)
 
@@ -195,8 +208,8 @@ def test_sums_over_two_axes_are_two_of_xla():
     """The sums of the squares of the two stacks, which are sharded over both axes: XLA adds up along one at a time."""
     over_both = 2 * 4
     found, compiled = propagate(lowered(penalty)).nbytes_by_axes(), nbytes_by_axes(lowered(penalty).compile(), MESH)
-    assert found == {("all_reduce", ("data", "model")): over_both, ("all_reduce", ("data",)): 12}
-    assert compiled == {("all_reduce", ("model",)): over_both, ("all_reduce", ("data",)): 12 + over_both}
+    assert found == {("all_reduce", ("data", "model")): over_both, ("all_reduce", ("data",)): 16}
+    assert compiled == {("all_reduce", ("model",)): over_both, ("all_reduce", ("data",)): 16 + over_both}
 
 
 @pytest.mark.parametrize("function", [scanned, scanned_again])
@@ -213,3 +226,28 @@ def test_no_stack_is_ever_whole(function):
     compiled = step.lower(deep.treedef.unflatten(deep.rows), jax.ShapeDtypeStruct((8, 64), "float32")).compile()
     of_a_layer = deep.nbytes // depth
     assert compiled.memory_analysis().temp_size_in_bytes < deep.nbytes_per_device + of_a_layer < deep.nbytes // 4
+
+
+sees_values = []
+
+
+class Looking(nnx.Module):
+    """Tells whether it sees values."""
+
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (WIDTH, WIDTH)))
+
+    def __call__(self, x):
+        sees_values.append(not isinstance(x, jax.core.Tracer))
+        return x @ self.kernel[...]
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_steps_that_are_not_compiled_are_not_traced_for_gathers(eagerly):
+    with kd.FullySharded(kd.DeviceMesh("data=8")).scope():
+        model = kd.Model.from_nnx(Looking, seed=0)
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    expected = np.mean((X @ model.weights[0].numpy() - X) ** 2)
+    sees_values.clear()
+    assert model.train_on_batch(X, X) == pytest.approx(expected, rel=1e-5)
+    assert any(sees_values) == eagerly
