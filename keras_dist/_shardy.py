@@ -7,7 +7,7 @@ import io
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +68,85 @@ def rename(operation: Any, name: str) -> None:
         operation.location = ir.Location.name(name)
 
 
+def factors_of(operation: Any) -> tuple[list[list[list[int]]], list[int]] | None:
+    """How Shardy takes an operation's dims apart, as `sdy-populate-op-sharding-rules` says; None where it does not.
+
+    Returns:
+        For each operand, then each result, the factors of each dim, major first; and the size of each factor.
+    """
+    if "sdy.sharding_rule" not in operation.attributes:
+        return None
+    rule = sdy.OpShardingRuleAttr(operation.attributes["sdy.sharding_rule"])
+    tensors = [
+        [list(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(tensor).dim_mappings]
+        for tensor in (*rule.operand_mappings, *rule.result_mappings)
+    ]
+    return tensors, list(rule.factor_sizes)
+
+
+def lay_out(
+    module: Any,
+    sizes: Mapping[str, int],
+    arguments: Sequence[Sequence[str | tuple[str, ...] | None]],
+    results: Sequence[Sequence[str | tuple[str, ...] | None]],
+) -> Any:
+    """Give a copy of a lowered module other layouts, on another mesh.
+
+    Args:
+        module: the operation of the module, whose `main` has no layouts, or others.
+        sizes: the axes of the mesh, by name.
+        arguments: for each argument of `main` the mesh axes of each dim.
+        results: the same for its results.
+
+    Returns:
+        The operation of the copied module. Its values must not outlive it.
+    """
+    with module.context, ir.Location.unknown():
+        copy = module.clone()
+        block = copy.regions[0].blocks[0]
+        found = {str(each.operation.attributes["sym_name"]): each.operation for each in block.operations}
+        mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in sizes.items()])
+        if '"mesh"' in found:
+            found['"mesh"'].attributes["mesh"] = mesh
+        else:
+            with ir.InsertionPoint.at_block_begin(block):
+                sdy.MeshOp("mesh", mesh)
+        known: dict[tuple[Any, ...], Any] = {}
+
+        def attribute(axes: Sequence[str | tuple[str, ...] | None]) -> Any:
+            key = tuple(axes)
+            if key not in known:
+                named = [() if axis is None else (axis,) if isinstance(axis, str) else axis for axis in key]
+                dims = ", ".join("{" + ", ".join(f'"{name}"' for name in names) + "}" for names in named)
+                sharding = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{dims}]>")
+                known[key] = ir.DictAttr.get({"sdy.sharding": sharding})
+            return known[key]
+
+        main = found['"main"']
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([attribute(axes) for axes in arguments])
+        main.attributes["res_attrs"] = ir.ArrayAttr.get([attribute(axes) for axes in results])
+    return copy
+
+
+def main_of(module: Any) -> Any:
+    """The block of a module's `main`."""
+    operations = [each.operation for each in module.regions[0].blocks[0].operations]
+    main = next(each for each in operations if str(each.attributes["sym_name"]) == '"main"')
+    return main.regions[0].blocks[0]
+
+
+def drop_constraints(module: Any) -> None:
+    """Take the constraints of layouts out of a module: each value is then what was constrained."""
+    blocks = [block for region in module.regions for block in region.blocks]
+    for block in blocks:  # which grows
+        for each in list(block.operations):
+            operation = each.operation
+            blocks += [inner for region in operation.regions for inner in region.blocks]
+            if operation.name == "sdy.sharding_constraint":
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+
+
 def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
     """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
 
@@ -89,7 +168,7 @@ def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[boo
     arguments = of._lowering.compile_args
     ordered = len(arguments["ordered_effects"])
     free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
-    return (mlir.module_to_bytecode(of.compiler_ir("stablehlo")), *map(list, free))
+    return mlir.module_to_bytecode(of.compiler_ir("stablehlo")), list(free[0]), list(free[1])
 
 
 def argument_nbytes(lowered: jax.stages.Lowered) -> int:

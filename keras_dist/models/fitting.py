@@ -18,6 +18,7 @@ from keras_dist.data.recognition import Source, is_data_set, source_of
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.mixed_precision import with_loss_scale
+from keras_dist.models.automatic_layout import find_layout
 from keras_dist.models.session import Session
 from keras_dist.training.choices import Choices, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
@@ -125,6 +126,8 @@ def fit(
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
         validation.check_passes(epochs)
+    model._check_compiled("fit")
+    find_layout(model, examples)
     session = ready_to_train(model, "fit", examples.source.x)
     if validation is not None:
         session.objective("fit with validation")

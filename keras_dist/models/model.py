@@ -31,6 +31,7 @@ from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable
+from keras_dist.planner import AutoParallel
 from keras_dist.training.graph import Trainable
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.step import ModuleCall
@@ -55,7 +56,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             self._check_initialised()
         finally:
             record.is_constructing = False
-        if self._graph is not None:
+        if self._graph is not None and not isinstance(record.made_under, AutoParallel):  # found by `fit`
             self._with_weights()
 
     return outermost

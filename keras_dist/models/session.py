@@ -35,6 +35,7 @@ from keras_dist.models.naming import is_below, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
+from keras_dist.planner import AutoParallel
 from keras_dist.training.choices import Choices
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
@@ -411,7 +412,7 @@ class Session:
     def check_current_distribution(self, method: str) -> None:
         """Check that the current distribution, if there is one, is that of the model."""
         current = current_distribution()
-        if current is not None and current != self.distribution:
+        if current is not None and current != self.distribution and not isinstance(current, AutoParallel):
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",
                 given=f"current {describe(current)}",

@@ -1,29 +1,47 @@
-"""What a train step needs before it runs: where its state lives, what moves between devices, and what it computes."""
+"""What a train step needs before it runs: where its state lives, what moves between devices, and what it computes.
 
+And which layout would be better: `AutoParallel` finds one.
+"""
+
+from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.checking import CheckReport, check
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
+from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
+from keras_dist.planner.found import Found
 from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
+from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.planning import plan
 from keras_dist.planner.propagation import Collective, Propagated, propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
+from keras_dist.planner.search import Candidate
 from keras_dist.planner.targets import Target, devices, target
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 __all__ = [
+    "AutoParallel",
+    "Candidate",
+    "CheckReport",
     "Chip",
     "Collective",
     "Comparison",
     "CompiledFigures",
+    "DimClass",
+    "DimClasses",
+    "Found",
+    "LogicalRules",
     "PlanReport",
     "Propagated",
     "Roofline",
     "StepProgram",
     "Target",
     "assert_plan",
+    "check",
     "compile_for",
     "devices",
+    "dim_classes",
     "figures",
     "plan",
     "propagate",

@@ -34,6 +34,7 @@ from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
+from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainer import Trainer
@@ -84,6 +85,7 @@ def trace_step(
     loss: Any = None,
     *,
     platform: str | None = None,
+    remat: str | None = None,
 ) -> StepProgram:
     """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
 
@@ -95,6 +97,7 @@ def trace_step(
         optimizer: in place of that of `compile`; without any `"adam"`.
         loss: in place of that of `compile`; without any the mean of the outputs, which needs no targets.
         platform: what it is lowered for: `"cpu"`, `"tpu"`, `"cuda"`; by default the devices of the mesh.
+        remat: in place of that of `compile`.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
@@ -105,11 +108,13 @@ def trace_step(
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
     with without_arrays(platform), distribution.scope() if distribution else contextlib.nullcontext():
-        forward, choices = _forward_of(model_or_factory, source.x, distribution)
+        forward, choices = forward_of(model_or_factory, source.x, distribution)
+        if remat is not None:
+            forward = dataclasses.replace(forward, remat=resolve_remat(remat))
         return _lowered(source, forward, choices, optimizer, loss)
 
 
-def _forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
+def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
     """How the model is called, and what `compile` chose for it."""
     if isinstance(given, type) and issubclass(given, Traceable):
         given = given()
@@ -121,7 +126,7 @@ def _forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tup
     elif callable(given) and takes(given, rngs=None):
         graph, _ = traced_in(placed, None, lambda: trace_factory(given, None))
     elif callable(given) and takes(given):
-        return _forward_of(given(), x, distribution)
+        return forward_of(given(), x, distribution)
     else:
         raise ModelError(
             "the planner: neither a model nor a factory of one",

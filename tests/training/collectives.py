@@ -2,7 +2,8 @@
 
 import collections
 
-from keras_dist.planner.hlo import KINDS, arrays_of, parse_program
+from keras_dist.planner.hlo import KINDS, parse_program
+from keras_dist.planner.hlo_text import arrays_of
 
 
 def collectives_of(lowered):

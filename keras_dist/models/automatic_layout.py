@@ -1,0 +1,49 @@
+"""The layout of a model that is made under `AutoParallel`: found when its first batch is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from keras_dist.data.batching import Batching
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.errors import DistributionError
+from keras_dist.planner import AutoParallel
+from keras_dist.training.placement import Examples
+from keras_dist.training.rematerialisation import resolve_remat
+
+if TYPE_CHECKING:
+    from keras_dist.models.trainer import Trainer
+
+
+def find_layout(model: Trainer, examples: Examples) -> None:
+    """Find the layout of a model whose weights do not exist yet, if it is made under `AutoParallel`.
+
+    Args:
+        model: compiled.
+        examples: what it is to be trained on.
+
+    Raises:
+        DistributionError: the examples do not tell the size of their batches.
+    """
+    asked = model._outside.made_under or current_distribution()
+    if model._session is not None or not isinstance(asked, AutoParallel):
+        return
+    if not isinstance(examples, Batching):
+        raise DistributionError(
+            "AutoParallel: the shapes of the batches are not known before they come",
+            given=f"{examples.source.title}",
+            expected="arrays, or a source of rows by number",
+            fix="found = distribution.search(factory, (x, y), optimizer, loss), and make the model under "
+            "found.distribution",
+        )
+    rows = min(examples.batch_size, examples.source.length)
+    batch = examples.source.gather(np.arange(rows), rows).arrays
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    found, record = asked.search(model, shapes), model._outside
+    record.made_under = found.distribution
+    if found.best.remat is not None and record.choices is not None:
+        record.choices = dataclasses.replace(record.choices, remat=resolve_remat(found.best.remat))

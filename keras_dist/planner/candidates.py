@@ -1,0 +1,108 @@
+"""`Screen`: what a step would need under other layouts, on other meshes, without tracing it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_dist import _shardy
+from keras_dist.distribution.layout import Axis
+from keras_dist.planner.propagation import Propagated, propagate_module
+from keras_dist.planner.sharded_module import is_argument
+from keras_dist.planner.tracing import StepProgram
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+_WITH_RULES = "inline,func.func(sdy-populate-op-sharding-rules)"
+_CLEAN = "func.func(sdy-drop-sharding-rules),canonicalize,cse,symbol-dce"
+
+
+class Screen:
+    """A lowered step, in which layouts are exchanged: a copy of its module is laid out and propagated, in milliseconds.
+
+    What the optimizer computes of gradients element by element is left out: it is most of the operations, and as it
+    lies where the weights do it moves nothing.
+
+    Args:
+        program: the step, lowered for any mesh.
+    """
+
+    def __init__(self, program: StepProgram) -> None:
+        self._program = program  # keeps the context of the module
+        self._module = _shardy.copy_of(program.lowered)
+        _shardy.drop_constraints(self._module)
+        _shardy.run_passes(self._module, _WITH_RULES)
+        block = _shardy.main_of(self._module)
+        _return_gradients(block, program)
+        _shardy.run_passes(self._module, _CLEAN)
+        block = _shardy.main_of(self._module)
+        returned = _returned(block)
+        state = [row.path for row in program.state.rows]
+        names = [*state, *[""] * (len(returned) - len(state))]
+        self._arguments = _with_ranks(program.arguments, block.arguments)
+        self._results = _with_ranks(names, returned)
+
+    def propagate(self, sizes: Mapping[str, int], layouts: Mapping[str, Sequence[Axis]]) -> Propagated:
+        """Return what the step needs on a mesh.
+
+        Args:
+            sizes: the axes of the mesh.
+            layouts: for each array of the state and of the batch the axes of its dims; others are replicated. What
+                the step returns of the state lies as it was given.
+        """
+        arguments, results = (
+            [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
+        )
+        return propagate_module(_shardy.lay_out(self._module, sizes, arguments, results))
+
+
+def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:
+    return [(name, value.type.rank) for name, value in zip(names, values, strict=True)]
+
+
+def _returned(block: Any) -> list[Any]:
+    return list(list(block.operations)[-1].operation.operands)
+
+
+def _return_gradients(block: Any, program: StepProgram) -> None:
+    """Return the gradient of each weight in its place, and slots as they were, where these follow from it."""
+    end = list(block.operations)[-1].operation
+    arguments = dict(zip(program.arguments, block.arguments, strict=True))
+    gradients: set[Any] = set()
+    for index, row in enumerate(program.state.rows):
+        value = end.operands[index]
+        if row.role not in ("parameter", "slot") or row.path not in arguments or not value.type.rank:
+            continue
+        sources = _sources(value)
+        if row.role == "slot" and sources <= gradients:
+            end.operands[index] = arguments[row.path]
+        elif row.role == "parameter" and len(sources) == 1:
+            (gradient,) = sources
+            if gradient.type == value.type:
+                end.operands[index] = gradient
+                gradients.add(gradient)
+
+
+def _sources(value: Any) -> set[Any]:
+    """What a value is computed of element by element, arguments, constants and scalars left out."""
+    found: set[Any] = set()
+    seen, left = {value}, [value]
+    while left:
+        current = left.pop()
+        if is_argument(current.owner) or not current.type.rank:
+            continue
+        operation = current.owner.operation
+        if not _is_elementwise(operation):
+            found.add(current)
+            continue
+        left += [operand for operand in operation.operands if operand not in seen]
+        seen |= set(operation.operands)
+    return found
+
+
+def _is_elementwise(operation: Any) -> bool:
+    """Whether all dims of operands and results are the same; numbers, which are sent everywhere, have none."""
+    rule = _shardy.factors_of(operation)
+    if rule is None:
+        return not list(operation.operands)  # a constant
+    return len({str(dims) for dims in rule[0] if dims}) == 1

@@ -1,0 +1,309 @@
+"""Which dims of a traced step belong together, and what happens to them, by Shardy's sharding rules of its operations.
+
+Nothing here knows names of layers or parameters, nor the primitives of a framework: a rule says of any operation which
+dims of its operands and results are one. What a few operations do with dims (products, convolutions, lookups) is noted,
+so that a class of dims can be named by its part in the step.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from keras_dist import _shardy
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+Event = Literal[
+    "produced", "consumed", "looked up", "indexed", "stacked", "batched", "contracted", "channel", "spatial", "reduced"
+]
+"""What happens to a dim: a weight makes it, contracts it, or has it beside a dim that tokens index; tokens index it; a
+product with a weight keeps it apart; so does one of activations, or contracts it; a convolution has it as features, or
+moves along it; a maximum is taken over it."""
+
+PASSES = "sdy-flatten-call-graph,func.func(sdy-populate-op-sharding-rules)"
+"""What makes of a lowered step a module that `DimGraph` reads: each call gets a function of its own."""
+
+_Node = tuple[Any, int]  # a value and one of its dims
+
+
+class DimGraph:
+    """Union-find over the dims of all values of a step.
+
+    Args:
+        module: the operation of a module after `PASSES`.
+        is_batch: for each argument of `main` whether it is part of a batch.
+
+    Attributes:
+        arguments: the arguments of `main`.
+    """
+
+    def __init__(self, module: Any, is_batch: Sequence[bool]) -> None:
+        self._module = module  # its values die with it
+        self._classes, self._tight = _UnionFind(), _UnionFind()
+        self._events: list[tuple[_Node, Event]] = []
+        self._splits: list[tuple[_Node, _Node, int]] = []  # a dim; its minor factor, and the size of the major one
+        self._origins: dict[Any, frozenset[int] | None] = {}  # of a value: the weights it is made of; None: the batch
+        self._tokens: set[Any] = set()
+        self._used: set[frozenset[int]] = set()
+        operations = [each.operation for each in module.regions[0].blocks[0].operations]
+        functions = [each for each in operations if each.name == "func.func"]
+        self._functions = {str(each.attributes["sym_name"]).strip('"'): each for each in functions}
+        main = self._functions["main"].regions[0].blocks[0]
+        self.arguments = list(main.arguments)
+        for index, (argument, of_batch) in enumerate(zip(self.arguments, is_batch, strict=True)):
+            self._origins[argument] = None if of_batch else frozenset([index])
+            if of_batch and _is_integer(argument):
+                self._tokens.add(argument)
+        rows = [argument for argument, of_batch in zip(self.arguments, is_batch, strict=True) if of_batch]
+        self._join([(argument, 0) for argument in rows if argument.type.rank])
+        self._walk(main)
+
+    def class_of(self, argument: int, dim: int) -> _Node:
+        """What stands for the class of a dim of an argument of `main`."""
+        return self._classes.find((self.arguments[argument], dim))
+
+    def parts_of(self, argument: int, dim: int) -> int:
+        """Into how many parts a dim of an argument falls by itself.
+
+        Those are fewer than its size where it holds one dim after another, of which products of activations contract
+        the minor: the heads of a projection.
+        """
+        if self._parts is None:
+            contracted = {self._classes.find(node) for node, event in self._events if event == "contracted"}
+            self._parts = {}
+            for node, minor, parts in self._splits:
+                if self._classes.find(minor) in contracted:
+                    root = self._tight.find(node)
+                    self._parts[root] = math.gcd(self._parts.get(root, 0), parts)
+        value = self.arguments[argument]
+        return self._parts.get(self._tight.find((value, dim)), value.type.shape[dim])
+
+    _parts: dict[_Node, int] | None = None
+
+    def events(self) -> dict[_Node, list[Event]]:
+        """What happens to each class, in program order."""
+        found: dict[_Node, list[Event]] = collections.defaultdict(list)
+        for node, event in self._events:
+            found[self._classes.find(node)].append(event)
+        return dict(found)
+
+    def order(self) -> dict[_Node, int]:
+        """For each class when the step comes to it, as a number."""
+        found: dict[_Node, int] = {}
+        for number, node in enumerate(self._classes):
+            found.setdefault(self._classes.find(node), number)
+        return found
+
+    def _join(self, nodes: Iterable[_Node], is_tight: bool = True) -> None:
+        first, *others = nodes or [None]
+        for other in others:
+            self._classes.join(first, other)  # pyright: ignore[reportArgumentType]
+            if is_tight:
+                self._tight.join(first, other)  # pyright: ignore[reportArgumentType]
+
+    def _same(self, *values: Any) -> None:
+        """Join the dims of values of one shape, except constants: those that are equal are often one value."""
+        known = [value for value in values if hasattr(value.type, "rank") and self._origins.get(value) != frozenset()]
+        for dim in range(known[0].type.rank if known else 0):
+            self._join([(value, dim) for value in known])
+
+    def _walk(self, block: Any) -> None:
+        for each in block.operations:
+            operation = each.operation
+            if operation.name == "func.call":
+                self._call(operation)
+            elif operation.name == "stablehlo.while":
+                self._loop(operation)
+            elif operation.name in ("stablehlo.case", "stablehlo.if"):
+                self._branches(operation)
+            elif operation.name == "stablehlo.optimization_barrier":
+                for operand, result in zip(operation.operands, operation.results, strict=True):
+                    self._take_over(operand, result)
+            elif operation.results:
+                self._trace(operation)
+                self._note(operation)
+                self._apply_rule(operation)
+
+    def _call(self, operation: Any) -> None:
+        block = self._functions[str(operation.attributes["callee"]).lstrip("@")].regions[0].blocks[0]
+        for given, argument in zip(operation.operands, block.arguments, strict=True):
+            self._take_over(given, argument)
+        self._walk(block)
+        for value, result in zip(_returned(block), operation.results, strict=True):
+            self._take_over(value, result)
+
+    def _loop(self, operation: Any) -> None:
+        condition, body = (region.blocks[0] for region in operation.regions)
+        returned = _returned(body)
+        for index, (given, argument) in enumerate(zip(operation.operands, body.arguments, strict=True)):
+            self._take_over(given, argument)
+            if returned[index] != argument:  # what changes from turn to turn is no weight; counters are constants
+                self._origins[argument] = None if argument.type.rank else frozenset()
+        self._walk(body)
+        for given, argument, value, result in zip(
+            operation.operands, body.arguments, returned, operation.results, strict=True
+        ):
+            self._origins[result] = self._origins[argument]
+            self._same(given, argument, value, result, condition.arguments[argument.arg_number])
+
+    def _branches(self, operation: Any) -> None:
+        for region in operation.regions:
+            self._walk(region.blocks[0])
+        for index, result in enumerate(operation.results):
+            self._origins[result] = None
+            self._same(result, *(_returned(region.blocks[0])[index] for region in operation.regions))
+
+    def _take_over(self, value: Any, other: Any) -> None:
+        self._origins[other] = self._origin(value)
+        if value in self._tokens:
+            self._tokens.add(other)
+        self._same(value, other)
+
+    def _origin(self, value: Any) -> frozenset[int] | None:
+        return self._origins.get(value, frozenset())
+
+    def _trace(self, operation: Any) -> None:
+        """Note what the results are made of."""
+        origins = [self._origin(operand) for operand in operation.operands]
+        is_product = operation.name == "stablehlo.dot_general" and frozenset() in origins  # as a constant gradient's
+        made_of = None if None in origins or is_product else frozenset[int]().union(*[each for each in origins if each])
+        are_tokens = bool(origins) and all(
+            value in self._tokens or origin == frozenset()
+            for value, origin in zip(operation.operands, origins, strict=True)
+        )
+        for result in operation.results:
+            self._origins[result] = made_of
+            if are_tokens and made_of is None and _is_integer(result):
+                self._tokens.add(result)
+
+    def _apply_rule(self, operation: Any) -> None:
+        rule = _shardy.factors_of(operation)
+        if rule is None:
+            if operation.name == "sdy.sharding_constraint":
+                self._same(operation.operands[0], operation.results[0])
+            return
+        tensors, sizes = rule
+        whole: dict[int, list[_Node]] = collections.defaultdict(list)
+        joined: list[tuple[_Node, list[int]]] = []
+        for value, dims in zip([*operation.operands, *operation.results], tensors, strict=True):
+            if self._origin(value) == frozenset():
+                continue
+            for dim, factors in enumerate(dims):
+                factors = [factor for factor in factors if sizes[factor] > 1]
+                if math.prod(sizes[factor] for factor in factors) != value.type.shape[dim]:
+                    continue  # a part of the dim, as of a slice: kept apart
+                if len(factors) == 1:
+                    whole[factors[0]].append((value, dim))
+                elif factors:
+                    joined.append(((value, dim), factors))
+        for nodes in whole.values():
+            self._join(nodes)
+        for node, (major, *minor) in joined:
+            if major in whole:
+                self._join([whole[major][0], node], is_tight=False)
+            self._splits += [(node, whole[factor][0], sizes[major]) for factor in minor if factor in whole]
+
+    def _note(self, operation: Any) -> None:
+        if operation.name == "stablehlo.dot_general":
+            self._note_product(operation)
+        elif operation.name == "stablehlo.convolution":
+            self._note_convolution(operation)
+        elif operation.name in ("stablehlo.gather", "stablehlo.dynamic_gather"):
+            self._note_lookup(operation)
+        elif operation.name == "stablehlo.reduce" and self._origin(operation.operands[0]) is None:
+            inner = operation.regions[0].blocks[0].operations[0].operation.name
+            if inner == "stablehlo.maximum":
+                for dim in _numbers(operation.attributes["dimensions"], r"array<i64: ([\d, ]+)>"):
+                    self._events.append(((operation.operands[0], dim), "reduced"))
+
+    def _note_product(self, operation: Any) -> None:
+        text = str(operation.attributes["dot_dimension_numbers"])
+        sides = [
+            (
+                value,
+                _numbers(text, side + r"_batching_dimensions = \[([\d, ]+)\]"),
+                _numbers(text, side + r"_contracting_dimensions = \[([\d, ]+)\]"),
+            )
+            for value, side in zip(operation.operands, ("lhs", "rhs"), strict=True)
+        ]
+        if all(self._origin(value) is None for value, *_ in sides):
+            value, batching, contracting = sides[0]
+            self._events += [((value, dim), "batched") for dim in batching]
+            self._events += [((value, dim), "contracted") for dim in contracting]
+            return
+        for value, batching, contracting in sides:
+            if self._is_first_use(value):
+                free = [dim for dim in range(value.type.rank) if dim not in (*batching, *contracting)]
+                self._events += [((value, dim), "stacked") for dim in batching]
+                self._events += [((value, dim), "consumed") for dim in contracting]
+                self._events += [((value, dim), "produced") for dim in free]
+
+    def _note_convolution(self, operation: Any) -> None:
+        if not self._is_first_use(operation.operands[1]):
+            return
+        text = str(operation.attributes["dimension_numbers"])
+        for value, layout, marks in zip(
+            operation.operands, re.findall(r"\[([^\]]*)\]", text), ("f", "io"), strict=False
+        ):
+            for dim, mark in enumerate(layout.split(", ")):
+                if mark in marks:
+                    self._events.append(((value, dim), "channel"))
+                elif marks == "f" and mark != "b":
+                    self._events.append(((value, dim), "spatial"))
+
+    def _note_lookup(self, operation: Any) -> None:
+        table, indices = operation.operands[0], operation.operands[1]
+        if indices not in self._tokens:
+            return
+        text = str(operation.attributes["dimension_numbers"])
+        indexed = _numbers(text, r"start_index_map = \[([\d, ]+)\]")
+        self._events += [((table, dim), "indexed") for dim in indexed]
+        if self._is_first_use(table):
+            beside = (dim for dim in range(table.type.rank) if dim not in indexed)
+            self._events += [((table, dim), "looked up") for dim in beside]
+
+    def _is_first_use(self, value: Any) -> bool:
+        """Whether a value is made of weights alone that no product has taken: in the forward pass, not the backward."""
+        origin = self._origin(value)
+        if not origin or origin in self._used:
+            return False
+        self._used.add(origin)
+        return True
+
+
+class _UnionFind:
+    def __init__(self) -> None:
+        self._parents: dict[_Node, _Node] = {}
+
+    def __iter__(self) -> Iterator[_Node]:
+        """The nodes, in the order in which they came."""
+        return iter(list(self._parents))
+
+    def find(self, node: _Node) -> _Node:
+        parents = self._parents
+        while parents.setdefault(node, node) != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    def join(self, node: _Node, other: _Node) -> None:
+        self._parents[self.find(other)] = self.find(node)
+
+
+def _returned(block: Any) -> list[Any]:
+    return list(list(block.operations)[-1].operation.operands)
+
+
+def _is_integer(value: Any) -> bool:
+    return (
+        str(value.type.element_type).removeprefix("u").startswith("i") if hasattr(value.type, "element_type") else False
+    )
+
+
+def _numbers(attribute: Any, pattern: str) -> list[int]:
+    found = re.search(pattern, str(attribute))
+    return [int(number) for number in found[1].split(",")] if found else []

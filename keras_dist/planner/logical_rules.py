@@ -1,0 +1,147 @@
+"""`LogicalRules`: layouts by what dims are, in the place of rules by paths."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from keras_dist._arguments import argument_error
+from keras_dist._types import PyTree
+from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.lint import frames_inside
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.model_parallel import ModelParallel
+from keras_dist.distribution.strategy import resolve_axes
+from keras_dist.errors import DistributionError, LayoutWarning
+from keras_dist.planner.dim_classes import INPUTS, DimClasses, Unsharded, dim_classes
+
+BATCH = "batch"
+
+
+class LogicalRules:
+    """Mesh axes for classes of dims: `{"mlp": "model", "batch": "data"}`; see `dim_classes`.
+
+    Names that the model itself gives to dims, as `nnx.with_partitioning` and `sharding_names=` do, are names of the
+    classes in which they are.
+
+    Args:
+        rules: for names of classes a mesh axis, several, or None for unsharded. Classes that are not named are whole on
+            each device.
+
+    Raises:
+        DistributionError: `rules` is no dict of these.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> mlp = lambda: kd.Sequential(
+        ...     [kd.Input((16,)), kd.layers.Dense(64, "relu", name="up"), kd.layers.Dense(16, name="down")]
+        ... )
+        >>> rules = kd.planner.LogicalRules({"mlp": "model", "batch": "data"})
+        >>> parallel = rules.distribution(mlp, np.zeros((8, 16), "float32"), kd.DeviceMesh("data=2,model=4"))
+        >>> parallel.layout_map["up/kernel"].axes, parallel.layout_map["down/kernel"].axes
+        ((None, 'model'), ('model', None))
+
+    Source: `flax.linen.logical_axis_rules`; https://docs.jax.dev/en/latest/sharded-computation.html
+    """
+
+    def __init__(self, rules: Mapping[str, Axis | list[str]]) -> None:
+        if not isinstance(rules, Mapping) or not all(isinstance(name, str) for name in rules):  # pyright: ignore[reportUnnecessaryIsInstance]
+            expected = "for each name of a class of dims a mesh axis, a tuple of axes, or None"
+            example = {"mlp": "model", "batch": "data"}
+            raise argument_error(
+                "rules", rules, expected, wrong="is no such dict", example=example, error=DistributionError
+            )
+        self.rules: dict[str, Axis] = {
+            name: tuple(axes) if isinstance(axes, list) else axes for name, axes in rules.items()
+        }
+
+    def layout_map(
+        self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
+    ) -> LayoutMap:
+        """Return the rules by paths for a model: those of repeated blocks as one regular expression.
+
+        Args:
+            model_or_factory: as for `kd.plan`.
+            batch: as for `kd.plan`.
+            mesh: the devices.
+            optimizer: in place of that of `compile`.
+            loss: in place of that of `compile`.
+
+        Raises:
+            DistributionError: a rule names an axis that the mesh does not have.
+            LayoutError: a rule names a class that the model does not have.
+
+        Warns:
+            LayoutWarning: the axes do not divide a dim of a class, which stays whole.
+        """
+        return self.distribution(model_or_factory, batch, mesh, optimizer, loss).layout_map
+
+    def distribution(
+        self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
+    ) -> ModelParallel:
+        """Return the distribution for a model, its batch over the axes of `batch` or the first; see `layout_map`."""
+        check_mesh(mesh, DistributionError)
+        return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
+
+    def applied(self, classes: DimClasses, mesh: DeviceMesh) -> ModelParallel:
+        """Return the distribution for a model whose classes of dims are known; see `layout_map`."""
+        for name, axes in self.rules.items():
+            if name not in classes.logical_names:
+                _ = classes[name]
+            if axes is not None:
+                resolve_axes(f"rules[{name!r}]", axes, mesh)
+        layouts, left = classes.layouts({BATCH: mesh.axis_names[0], **self.rules}, mesh.axis_sizes)
+        warn_of_unsharded(left)
+        rules = layout_map_of(layouts, classes, mesh)
+        batch_axes = self.rules.get(BATCH) or mesh.axis_names[0]
+        return ModelParallel(rules, batch_axes, axis_names=axis_names_of(self.rules, classes))
+
+
+def axis_names_of(rules: Mapping[str, Axis], classes: DimClasses) -> dict[str, Axis]:
+    """The axes of the names that the model gives to dims, which are classes."""
+    return {name: rules.get(name) for name in classes.logical_names}
+
+
+def layout_map_of(layouts: Mapping[str, Sequence[Axis]], classes: DimClasses, mesh: DeviceMesh) -> LayoutMap:
+    """The rules that give weights and inputs these layouts; other arrays follow, or have their batch dim sharded."""
+    weights = [row.path for row in classes.program.state.rows if row.role in ("parameter", "statistic")]
+    rules = LayoutMap(mesh)
+    for rule, axes in folded({path: layouts[path] for path in weights if path in layouts}, weights).items():
+        rules[rule] = tuple(axes)
+    for row in classes.program.batch.rows:
+        axes = layouts.get(row.path, ())
+        if row.path.startswith(INPUTS) and any(axes[1:]):
+            rules[row.path] = tuple(axes)
+    return rules
+
+
+def folded(layouts: Mapping[str, Sequence[Axis]], paths: Iterable[str]) -> dict[str, Sequence[Axis]]:
+    r"""Rules for layouts by path, with one regular expression for the same variable of all blocks: `blocks/\d+/kernel`.
+
+    Args:
+        layouts: of some of the paths.
+        paths: all that the rules will see; those without a layout match none of the rules.
+    """
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        alike.setdefault(
+            "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in path.split("/")), []
+        ).append(path)
+    rules: dict[str, Sequence[Axis]] = {}
+    for rule, members in alike.items():
+        found = {tuple(layouts[path]) if path in layouts else None for path in members}
+        if len(members) > 1 and len(found) == 1 and None not in found:
+            rules[rule] = layouts[members[0]]
+        else:
+            rules |= {re.escape(path): layouts[path] for path in members if path in layouts}
+    return rules
+
+
+def warn_of_unsharded(left: Sequence[Unsharded]) -> None:
+    """Say which dims stay whole although their class is sharded."""
+    if left:
+        listed = "; ".join(str(each) for each in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
+        warnings.warn(f"not sharded: {listed}", LayoutWarning, stacklevel=frames_inside())

@@ -1,0 +1,305 @@
+"""Layouts that many models are trained under, as functions that return a distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist._types import PyTree
+from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.fully_sharded import FullySharded
+from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.model_parallel import ModelParallel
+from keras_dist.distribution.strategy import Distribution, resolve_axes
+from keras_dist.errors import DistributionError, LayoutError
+from keras_dist.planner.dim_classes import DimClasses, dim_classes
+from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of, warn_of_unsharded
+
+__all__ = ["data_parallel", "fully_sharded", "hybrid", "sequence_parallel", "spatial", "tensor_parallel", "zero1"]
+
+_TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
+
+
+def data_parallel(mesh: DeviceMesh) -> Distribution:
+    """Every device holds the whole model and a part of the batch.
+
+    Args:
+        mesh: the devices; the batch is split over all of its axes.
+
+    Raises:
+        DistributionError: `mesh` is no mesh.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.presets.data_parallel(kd.DeviceMesh("data=8")).num_model_replicas
+        8
+    """
+    names = tuple(check_mesh(mesh, DistributionError).axis_names)
+    return DataParallel(mesh) if len(names) == 1 else ModelParallel(LayoutMap(mesh), names)
+
+
+def zero1(mesh: DeviceMesh) -> DataParallel:
+    """As `data_parallel`, with the slots of the optimizer sharded (ZeRO-1).
+
+    Args:
+        mesh: the devices, on one axis.
+
+    Raises:
+        DistributionError: `mesh` is no mesh, or has several axes.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.presets.zero1(kd.DeviceMesh("data=8")).shard_optimizer
+        True
+
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054.
+    """
+    if len(check_mesh(mesh, DistributionError).shape) > 1:
+        raise DistributionError(
+            "zero1 takes a mesh of one axis",
+            given=f"mesh {mesh.describe()}",
+            expected="one axis, over which the batch and the slots are split",
+            fix=f'DeviceMesh("data={mesh.size}"), or presets.fully_sharded(mesh)',
+        )
+    return DataParallel(mesh, shard_optimizer=True)
+
+
+def fully_sharded(mesh: DeviceMesh) -> FullySharded:
+    """Every weight and slot sharded over all devices, and so is the batch (FSDP, ZeRO-3).
+
+    Args:
+        mesh: the devices.
+
+    Raises:
+        DistributionError: `mesh` is no mesh.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> kd.presets.fully_sharded(kd.DeviceMesh("data=8")).axis
+        'data'
+
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054.
+    """
+    names = tuple(check_mesh(mesh, DistributionError).axis_names)
+    return FullySharded(mesh, names)
+
+
+def tensor_parallel(
+    model_or_factory: Any,
+    batch: PyTree,
+    mesh: DeviceMesh,
+    axis: str | None = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+) -> ModelParallel:
+    """Heads, hidden dims of MLPs, vocabularies and channels sharded, the batch over the other axes (Megatron-LM).
+
+    The dims are found in the train step, by `kd.planner.dim_classes`: it does not matter what layers and weights are
+    called.
+
+    Args:
+        model_or_factory: as for `kd.plan`.
+        batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
+        mesh: the devices.
+        axis: the axis for these dims; by default the last.
+        optimizer: in place of that of `compile`.
+        loss: in place of that of `compile`.
+
+    Raises:
+        DistributionError: the mesh has no other axis for the batch, or none of that name.
+        LayoutError: the model has no such dims.
+
+    Warns:
+        LayoutWarning: the axis does not divide a dim, as few heads of keys and values, which stays whole.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> mlp = lambda: kd.Sequential(
+        ...     [kd.Input((16,)), kd.layers.Dense(64, "relu", name="up"), kd.layers.Dense(16, name="down")]
+        ... )
+        >>> mesh = kd.DeviceMesh("data=2,model=4")
+        >>> parallel = kd.presets.tensor_parallel(mlp, np.zeros((8, 16), "float32"), mesh)
+        >>> parallel.layout_map["down/kernel"].axes
+        ('model', None)
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053.
+    """
+    classes = dim_classes(model_or_factory, batch, optimizer, loss)
+    axis, others = _axis_and_others(mesh, axis)
+    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, axis), others)
+    return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
+
+
+def hybrid(
+    model_or_factory: Any,
+    batch: PyTree,
+    mesh: DeviceMesh,
+    fsdp: str | Sequence[str] | None = None,
+    tensor: str | None = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+) -> FullySharded:
+    """As `tensor_parallel` over one axis, with weights and slots fully sharded over the others.
+
+    Args:
+        model_or_factory: as for `kd.plan`.
+        batch: as for `tensor_parallel`.
+        mesh: the devices.
+        fsdp: the axis, or axes, for the batch, over which weights are fully sharded; by default all but `tensor`.
+        tensor: the axis for heads, MLPs, vocabularies and channels; by default the last.
+        optimizer: in place of that of `compile`.
+        loss: in place of that of `compile`.
+
+    Raises:
+        DistributionError: the mesh has one axis, or none of these names.
+        LayoutError: the model has no such dims.
+
+    Warns:
+        LayoutWarning: as for `tensor_parallel`.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> mlp = lambda: kd.Sequential(
+        ...     [kd.Input((16,)), kd.layers.Dense(64, "relu", name="up"), kd.layers.Dense(16, name="down")]
+        ... )
+        >>> mesh = kd.DeviceMesh("data=2,model=4")
+        >>> both = kd.presets.hybrid(mlp, np.zeros((8, 16), "float32"), mesh, fsdp="data", tensor="model")
+        >>> both.axis, both.layout_map["up/kernel"].axes
+        ('data', (None, 'model'))
+    """
+    classes = dim_classes(model_or_factory, batch, optimizer, loss)
+    tensor, others = _axis_and_others(mesh, tensor)
+    others = others if fsdp is None else resolve_axes("fsdp", fsdp, mesh)
+    rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, tensor), others)
+    return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
+
+
+def sequence_parallel(
+    model_or_factory: Any,
+    batch: PyTree,
+    mesh: DeviceMesh,
+    axis: str | None = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+) -> ModelParallel:
+    """The positions of a sequence split over an axis, the batch over the others, and every weight whole.
+
+    Args:
+        model_or_factory: as for `kd.plan`.
+        batch: as for `tensor_parallel`.
+        mesh: the devices.
+        axis: the axis for positions; by default the last.
+        optimizer: in place of that of `compile`.
+        loss: in place of that of `compile`.
+
+    Raises:
+        DistributionError: the mesh has one axis, or none of that name.
+        LayoutError: the inputs have no positions.
+
+    Warns:
+        LayoutWarning: the axis does not divide the positions, which stay whole.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> layers = kd.layers.Embedding(32, 8), kd.layers.Dense(16, "relu"), kd.layers.Dense(32)
+        >>> model = lambda: kd.Sequential([kd.Input((12,), dtype="int32"), *layers])
+        >>> mesh = kd.DeviceMesh("data=2,model=4")
+        >>> kd.presets.sequence_parallel(model, np.zeros((8, 12), "int32"), mesh).layout_map["input/x"].axes
+        ('data', 'model')
+
+    Source: Li et al. 2021, arXiv:2105.13120.
+    """
+    return _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "sequence")
+
+
+def spatial(
+    model_or_factory: Any,
+    batch: PyTree,
+    mesh: DeviceMesh,
+    axis: str | None = None,
+    *,
+    optimizer: Any = None,
+    loss: Any = None,
+) -> ModelParallel:
+    """The first spatial dim of images split over an axis, the batch over the others, and every weight whole.
+
+    Args:
+        model_or_factory: as for `kd.plan`.
+        batch: as for `tensor_parallel`.
+        mesh: the devices.
+        axis: the axis for rows of pixels; by default the last.
+        optimizer: in place of that of `compile`.
+        loss: in place of that of `compile`.
+
+    Raises:
+        DistributionError: the mesh has one axis, or none of that name.
+        LayoutError: no convolution moves along a dim of the inputs.
+
+    Warns:
+        LayoutWarning: the axis does not divide the dim, which stays whole.
+
+    Example:
+        >>> import keras_dist as kd, numpy as np
+        >>> model = lambda: kd.Sequential([kd.Input((16, 16, 3)), kd.layers.Conv2D(8, 3, padding="same")])
+        >>> mesh = kd.DeviceMesh("data=2,model=4")
+        >>> kd.presets.spatial(model, np.zeros((8, 16, 16, 3), "float32"), mesh).layout_map["input/x"].axes
+        ('data', 'model', None, None)
+    """
+    return _split(dim_classes(model_or_factory, batch, optimizer, loss), mesh, axis, "spatial")
+
+
+def _split(classes: DimClasses, mesh: DeviceMesh, axis: str | None, name: str) -> ModelParallel:
+    """The distribution with one class of dims of the inputs over an axis."""
+    axis, others = _axis_and_others(mesh, axis)
+    rules, layout_map = _applied(classes, mesh, {classes[name].name: axis}, others)
+    return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
+
+
+def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
+    """The axis for the model, by default the last, and the others, for the batch."""
+    names = list(check_mesh(mesh, DistributionError).axis_names)
+    axis = names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
+    others = tuple(name for name in names if name != axis)
+    if not others:
+        raise DistributionError(
+            "the mesh has no axis for the batch",
+            given=f"mesh {mesh.describe()}, with {axis!r} for the model",
+            expected="two axes or more",
+            fix=f'DeviceMesh("data=1,{axis}={mesh.size}") for one replica of the model',
+        )
+    return axis, others[0] if len(others) == 1 else others
+
+
+def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str, Axis]:
+    """The classes that Megatron shards over an axis, where it divides any; of two that meet in a weight the first."""
+    chosen: list[str] = []
+    taken: set[str] = set()
+    for each in classes:
+        weights = {path for path, _ in each.members}
+        divides = any(parts % mesh.axis_size(axis) == 0 for parts in each.parts)
+        if divides and each.name.rstrip("0123456789") in _TENSOR_PARALLEL and not weights & taken:
+            chosen.append(each.name)
+            taken |= weights
+    if not chosen:
+        raise LayoutError(
+            "the model has no dims for tensor parallelism",
+            given=f"classes of dims {[each.name for each in classes]}",
+            expected=f"one of {', '.join(_TENSOR_PARALLEL)}",
+            fix="presets.fully_sharded(mesh), or LogicalRules for one of its classes",
+        )
+    return dict.fromkeys(chosen, axis)
+
+
+def _applied(
+    classes: DimClasses, mesh: DeviceMesh, rules: dict[str, Axis], batch_axes: Axis
+) -> tuple[dict[str, Axis], LayoutMap]:
+    """The rules with that of the batch, and what follows from them by path; warns of what stays whole."""
+    rules = {BATCH: batch_axes, **rules}
+    layouts, left = classes.layouts(rules, mesh.axis_sizes)
+    warn_of_unsharded(left)
+    return rules, layout_map_of(layouts, classes, mesh)

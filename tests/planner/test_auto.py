@@ -1,0 +1,254 @@
+"""`AutoParallel`: what it finds without names, that it is the best of what it tried, and how it is kept."""
+
+import functools
+import json
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.assembly import distribution_from_config
+from tests.planner import models_to_lay_out as models
+from tests.planner.test_presets import live_nbytes, trained
+
+MESH = "data=2,model=4"
+MLPS = {
+    "nnx": (models.Mlp, ("up", "down")),
+    "renamed": (models.RenamedMlp, ("zebra", "embedding")),
+    "linen": (models.linen(models.LinenMlp, models.X), ("Dense_1", "Dense_0")),  # which is made first
+    "ours": (models.our_mlp, ("up", "down")),
+}
+
+
+@functools.cache
+def found_for(name, objective="step_time"):
+    factory, batch, loss = STEPS[name]
+    return kd.AutoParallel(kd.DeviceMesh(MESH), objective).search(factory, batch, "adam", loss)
+
+
+STEPS = {
+    **{f"mlp, {name}": (factory, (models.X, models.X), "mse") for name, (factory, _) in MLPS.items()},
+    "block, nnx": (models.Block, (models.SEQUENCES, models.SEQUENCES), "mse"),
+    "block, renamed": (models.RenamedBlock, (models.SEQUENCES, models.SEQUENCES), "mse"),
+    "block, linen": (
+        models.linen(models.LinenBlock, models.SEQUENCES),
+        (models.SEQUENCES, models.SEQUENCES),
+        "mse",
+    ),
+    "block, ours": (models.our_block, (models.SEQUENCES, models.SEQUENCES), "mse"),
+    "convnet": (models.Convnet, (models.IMAGES, models.CLASSES), models.CROSSENTROPY),
+    "lookup": (models.Lookup, (models.TOKENS, models.CLASSES), models.CROSSENTROPY),
+}
+
+
+def rules_of(found):
+    return {rule: layout.axes for rule, layout in found.layout_map.snapshot()}
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_megatrons_pairing_for_an_mlp(name):
+    up, down = MLPS[name][1]
+    assert rules_of(found_for(f"mlp, {name}")) == {
+        f"{up}/kernel": (None, "model"), f"{up}/bias": ("model",), f"{down}/kernel": ("model", None)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nnx", "renamed", "linen", "ours"])
+def test_megatrons_pairing_for_a_block(name):
+    found = found_for(f"block, {name}")
+    assert found.best.rules == {"batch": "data", "heads": "model", "mlp": "model"}
+    assert sorted(axes.count("model") for axes in rules_of(found).values()) == [1] * 10
+    assert found.best.fully_sharded == found_for("block, nnx").best.fully_sharded
+
+
+def test_a_renamed_block_has_the_same_layout():
+    names = {"z": "query", "y": "key", "x": "value", "vocab": "out", "second": "up", "first": "down"}
+    renamed, original = rules_of(found_for("block, renamed")), rules_of(found_for("block, nnx"))
+    for path, axes in renamed.items():
+        layer, _, weight = path.partition("/")
+        name = names[layer]
+        known = original[
+            f"attention/{name}/{weight}" if name in ("query", "key", "value", "out") else f"{name}/{weight}"
+        ]
+        assert tuple(axis for axis in known if axis) == tuple(axis for axis in axes if axis)
+        assert (known.index("model") == 0) == (axes.index("model") == 0)
+
+
+def test_channels_or_rows_of_a_convnet():
+    rules = found_for("convnet").best.rules
+    others = [name for name, axes in rules.items() if axes == "model"]
+    assert rules["batch"] in (("data", "model"), "data")
+    assert rules["batch"] == ("data", "model") or any(name.startswith("channels") for name in others)
+
+
+def test_the_vocabulary_of_an_embedding():
+    found = found_for("lookup")
+    assert rules_of(found)["table/embedding"][0] == "model"
+
+
+@pytest.mark.parametrize("name", ["mlp, nnx", "block, renamed", "convnet"])
+def test_it_is_the_best_of_what_it_tried(name):
+    for objective in ("step_time", "memory"):
+        found = found_for(name, objective)
+        figures = [each.step_seconds if objective == "step_time" else each.nbytes for each in found.candidates]
+        assert figures[0] == min(figures) and len(figures) > 8
+        assert found.is_complete and not found.is_cached
+
+
+@hypothesis.settings(max_examples=4, derandomize=True, deadline=None)
+@hypothesis.given(st.sampled_from(["mlp, nnx", "convnet", "lookup"]), st.sampled_from(["step_time", "memory"]))
+def test_bytes_are_those_of_the_live_arrays(name, objective):
+    found = found_for(name, objective)
+    model = trained(found.distribution, *STEPS[name])
+    small = 16  # counters, and the learning rate
+    assert live_nbytes(model) == model.state_plan.nbytes_per_device
+    assert abs(found.best.state_nbytes - live_nbytes(model)) <= small
+
+
+def test_all_meshes_of_some_devices_are_tried():
+    factory, batch, loss = STEPS["mlp, nnx"]
+    found = kd.AutoParallel([f"tpu:{index}" for index in range(64)]).search(factory, batch, "adam", loss)
+    assert {tuple(each.mesh.values()) for each in found.candidates} == {
+        (64,), (32, 2), (16, 4), (8, 8), (4, 16), (2, 32), (1, 64)
+    }  # fmt: skip
+    assert found.distribution.device_mesh.devices.flat[-1] == "tpu:63"
+
+
+def test_it_keeps_to_a_limit_of_memory():
+    name = "block, nnx"
+    free = found_for(name).best
+    limit = min(each.nbytes for each in found_for(name).candidates)
+    factory, batch, loss = STEPS[name]
+    bound = kd.AutoParallel(kd.DeviceMesh(MESH), memory_limit=limit + 1).search(factory, batch, "adam", loss).best
+    assert bound.nbytes <= limit + 1 < free.nbytes
+
+
+def test_blocks_are_computed_again_where_memory_counts():
+    def factory(rngs):
+        return models.Decoder(False, rngs)
+
+    batch, loss = (models.TOKENS, models.TOKENS), models.CROSSENTROPY
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), "memory")
+    found = auto.search(factory, batch, "adam", loss)
+    assert found.best.remat == r"blocks/\d+"
+    assert found.best.nbytes < min(each.nbytes for each in found.candidates if each.remat is None)
+    assert found.best.rules == {"batch": "data", "heads": "model", "mlp": "model", "vocab": "model"}
+    assert r"compile(remat='blocks/\\d+')" in str(found)
+    with auto.scope():
+        tokens = kd.Input((models.POSITIONS,), dtype="int32")
+        x = layers.Embedding(models.VOCAB, 16)(tokens)
+        made = kd.Model(tokens, layers.Dense(models.VOCAB)(x))
+    made.compile("adam", loss)
+    made.fit(models.TOKENS, models.TOKENS, batch_size=8, verbose=0)
+    assert made.state_plan.nbytes_per_device == live_nbytes(made) < made.state_plan.nbytes
+
+
+def test_it_says_why():
+    lines = found_for("block, nnx").explanation
+    moved = 4 * models.ROWS // 2 * models.POSITIONS * models.WIDTH // 1024
+    assert any(
+        line.startswith("model -> ") and f"all-reduce of {moved}.0 KiB, 6 times a step" in line for line in lines
+    )
+    assert any(line.startswith("embed not sharded: with it the step takes ") for line in lines)
+    assert any(line == "sequence not sharded: 4 does not divide 6" for line in lines)
+    text = str(found_for("block, nnx"))
+    assert "Candidates, the best first" in text and "data=2, model=4" in text
+
+
+@pytest.mark.parametrize("objective", ["step_time", "memory"])
+def test_what_it_writes_is_the_same_distribution(objective, tmp_path):
+    found = found_for("block, nnx", objective)
+    names = {}
+    exec(found.to_code(), names)
+    assert names["distribution"] == found.distribution
+    file = tmp_path / "run.toml"
+    file.write_text(found.to_toml())
+    read = distribution_from_config(file)
+    assert type(read) is type(found.distribution)
+    assert dict(read.layout_map.snapshot()) == dict(found.layout_map.snapshot())
+    assert read.batch_dim_name == found.distribution.batch_dim_name
+
+
+def test_what_was_found_is_kept(tmp_path):
+    factory, batch, loss = STEPS["mlp, nnx"]
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), cache=tmp_path)
+    first = auto.search(factory, batch, "adam", loss)
+    (file,) = tmp_path.iterdir()
+    again = auto.search(factory, batch, "adam", loss)
+    assert (first.is_cached, again.is_cached) == (False, True)
+    assert again.candidates == first.candidates and rules_of(again) == rules_of(first)
+    assert again.explanation == first.explanation
+    assert not auto.search(factory, batch, "sgd", loss).is_cached, "another step"
+    written = json.loads(file.read_text())
+    for damage in (
+        "{",
+        "[]",
+        json.dumps({**written, "candidates": [{**written["candidates"][0], "mesh": {"data": 8}}]}),
+    ):
+        file.write_text(damage)
+        redone = auto.search(factory, batch, "adam", loss)
+        assert not redone.is_cached and rules_of(redone) == rules_of(first)
+
+
+def test_the_time_limit_ends_the_search():
+    factory, batch, loss = STEPS["block, nnx"]
+    found = kd.AutoParallel(kd.DeviceMesh(MESH), time_limit_seconds=1e-6).search(factory, batch, "adam", loss)
+    assert not found.is_complete and found.best.rules == {"batch": "data"}
+    assert "time limit" in found.explanation[-1]
+
+
+def test_the_best_are_compiled_for_a_target():
+    factory, batch, loss = STEPS["mlp, nnx"]
+    mesh = kd.DeviceMesh(MESH)
+    found = kd.AutoParallel(mesh, target="cpu:8", time_limit_seconds=300).search(factory, batch, "adam", loss)
+    compiled = [each.compiled_seconds for each in found.candidates[:3]]
+    assert None not in compiled and compiled == sorted(compiled)
+    assert all(each.compiled_seconds is None for each in found.candidates[3:])
+    assert f"{1e3 * compiled[0]:.3g} ms" in str(found)
+    assert kd.AutoParallel(target="v5p:2x2x1").memory_limit == kd.planner.target("v5p:2x2x1").hbm_nbytes
+
+
+def test_a_model_under_it_has_no_layout_yet():
+    with kd.AutoParallel(kd.DeviceMesh(MESH)).scope(), pytest.raises(kd.errors.DistributionError, match="search"):
+        kd.Model.from_nnx(models.Mlp, seed=0)
+
+
+def test_fit_finds_the_layout():
+    kd.set_distribution(kd.AutoParallel(kd.DeviceMesh(MESH)))
+    model = models.our_mlp()
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(20, models.WIDTH)).astype(np.float32)
+    history = model.fit(x, x, batch_size=8, epochs=2, verbose=0)
+    assert model.state_plan.row("up/kernel").axes == (None, "model")
+    assert model.distribution.batch_dim_name == "data"
+    assert history.history["loss"][1] < history.history["loss"][0]
+    model.fit(x, x, batch_size=8, verbose=0)
+    assert model.predict(x, verbose=0).shape == x.shape
+
+
+def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
+    with kd.AutoParallel(kd.DeviceMesh(MESH)).scope():
+        model = models.our_mlp()
+    model.compile("adam", "mse")
+    with pytest.raises(kd.errors.DistributionError, match="shapes of the batches are not known"):
+        model.fit(iter([(models.X, models.X)]), verbose=0)
+    with pytest.raises(kd.errors.DistributionError, match="AutoParallel has no layout yet"):
+        model.predict(models.X, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"objective": "speed"}, "objective"),
+        ({"memory_limit": 0}, "memory_limit"),
+        ({"time_limit_seconds": 0}, "time_limit_seconds"),
+        ({"mesh_or_devices": []}, "device"),
+    ],
+)
+def test_arguments(arguments, message):
+    with pytest.raises(kd.errors.KerasDistError, match=message):
+        kd.AutoParallel(**arguments)
+    assert np.isfinite(kd.AutoParallel().time_limit_seconds)

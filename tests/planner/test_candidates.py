@@ -1,0 +1,102 @@
+"""Candidates: other layouts of a step that is traced once are what tracing it under them gives."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist.planner import LogicalRules, dim_classes
+from keras_dist.planner.candidates import Screen
+from keras_dist.planner.propagation import propagate
+from keras_dist.planner.tracing import trace_step
+from tests.planner import models_to_lay_out as models
+
+SIZES = {"data": 2, "model": 4}
+STEPS = {
+    "mlp": (models.Mlp, (models.X, models.X), "mse", {"mlp": "model"}),
+    "block": (models.Block, (models.SEQUENCES, models.SEQUENCES), "mse", {"heads": "model", "mlp": "model"}),
+    "our block": (models.our_block, (models.SEQUENCES, models.SEQUENCES), "mse", {"heads": "model"}),
+    "scanned": (
+        lambda rngs: models.Decoder(True, rngs),
+        (models.TOKENS, models.TOKENS),
+        models.CROSSENTROPY,
+        {"vocab": "model", "mlp": "model"},
+    ),
+    "convnet": (models.Convnet, (models.IMAGES, models.CLASSES), models.CROSSENTROPY, {"channels2": "model"}),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_candidate_is_what_tracing_gives(name, optimizer):
+    factory, batch, loss, rules = STEPS[name]
+    classes = dim_classes(factory, batch, optimizer, loss)
+    rules = {"batch": "data", **rules}
+    layouts, left = classes.layouts(rules, SIZES)
+    assert not left
+    screened = classes.screen.propagate(SIZES, layouts)
+    distribution = LogicalRules(rules).applied(classes, kd.DeviceMesh(SIZES))
+    program = trace_step(factory, batch, distribution, optimizer, loss)
+    traced = propagate(program.lowered)
+    assert screened.nbytes_by_axes() == traced.nbytes_by_axes()
+    assert screened.flops == traced.flops
+    planned = {row.path: row.axes for row in program.state.rows if any(row.axes)}
+    assert {path: axes for path, axes in layouts.items() if path in planned or path not in _batch(program)} == planned
+
+
+def _batch(program):
+    return {row.path for row in program.batch.rows}
+
+
+def test_candidates_do_not_disturb_each_other():
+    factory, batch, loss, rules = STEPS["mlp"]
+    classes = dim_classes(factory, batch, "adam", loss)
+    layouts = [classes.layouts({"batch": "data", **more}, SIZES)[0] for more in ({}, rules)]
+    first = [classes.screen.propagate(SIZES, layout) for layout in layouts]
+    again = [classes.screen.propagate(SIZES, layout) for layout in reversed(layouts)]
+    assert first == again[::-1]
+    assert first[0] != first[1]
+    wider = classes.screen.propagate({"data": 8, "model": 64}, layouts[1])
+    assert wider.flops * 8 * 64 == first[1].flops * 8
+
+
+def test_the_optimizer_is_left_out():
+    factory, batch, loss, _ = STEPS["mlp"]
+    sizes = [len(str(Screen(dim_classes(factory, batch, name, loss).program)._module)) for name in ("sgd", "adam")]
+    assert sizes[1] < 1.5 * sizes[0], "the update of Adam is several times as long as that of SGD"
+
+
+def test_logical_rules_for_unknown_names():
+    classes = dim_classes(models.Mlp, models.X)
+    mesh = kd.DeviceMesh(SIZES)
+    with pytest.raises(kd.errors.LayoutError, match="no dims 'mpl'"):
+        LogicalRules({"mpl": "model"}).applied(classes, mesh)
+    with pytest.raises(kd.errors.DistributionError, match="modle"):
+        LogicalRules({"mlp": "modle"}).applied(classes, mesh)
+    with pytest.raises(kd.errors.DistributionError, match="`rules` is no such dict"):
+        LogicalRules(["mlp"])
+
+
+def test_rules_of_repeated_blocks_are_one():
+    batch = models.TOKENS, models.TOKENS
+    rules = LogicalRules({"mlp": "model"})
+    found = rules.layout_map(
+        lambda rngs: models.Decoder(False, rngs), batch, kd.DeviceMesh(SIZES), "sgd", models.CROSSENTROPY
+    )
+    assert {rule: layout.axes for rule, layout in found.snapshot()} == {
+        r"blocks/\d+/down/kernel": ("model", None),
+        r"blocks/\d+/up/bias": ("model",),
+        r"blocks/\d+/up/kernel": (None, "model"),
+    }
+
+
+def test_logical_names_of_flax_are_rules():
+    def factory(rngs):
+        init = nnx.with_partitioning(nnx.initializers.ones, ("in", "wide"))
+        return nnx.Sequential(nnx.Linear(8, 32, kernel_init=init, rngs=rngs), nnx.relu, nnx.Linear(32, 8, rngs=rngs))
+
+    x = np.zeros((8, 8), np.float32)
+    found = LogicalRules({"wide": "model"}).distribution(factory, x, kd.DeviceMesh(SIZES))
+    plan = kd.plan(factory, x, found).state
+    assert plan.row("layers/0/kernel").axes == (None, "model")
+    assert plan.row("layers/2/kernel").axes == ("model", None)
