@@ -12,8 +12,6 @@ from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
@@ -113,13 +111,15 @@ class Forward:
         if self.plan is None:
             return grads
         paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
+        mesh = self.plan.mesh.backend_mesh
         flat: dict[Any, Any] = dict(traverse_util.flatten_dict(grads))
         for parts, gradient in flat.items():
             if parts in paths and _jax.is_traced(gradient):
                 row = self.plan.row(paths[parts])
                 # as the parameter first: else the backward pass may be split as the slots are
                 for axes in dict.fromkeys((row.axes, row.slot_axes)):
-                    gradient = distribute_tensor(gradient, TensorLayout(axes, self.plan.mesh))
+                    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+                    gradient = jax.lax.with_sharding_constraint(gradient, sharding)
                 flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 
