@@ -106,7 +106,7 @@ class Search:
             base = best
             singles = [self._try(sizes, {**base.rules, each.name: axis}) for each in self._shardable(base, axis)]
             gaining = sorted((each for each in singles if each and self.rank(each) < self.rank(base)), key=self.rank)
-            names = [next(reversed(each.rules)) for each in gaining[:_MOST_CLASSES]]
+            names = [list(each.rules)[-1] for each in gaining[:_MOST_CLASSES]]
             tried = [base, *gaining]
             for count in range(2, len(names) + 1):
                 for chosen in itertools.combinations(names, count):
