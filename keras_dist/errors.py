@@ -74,6 +74,10 @@ class LayoutError(_ErrorOfProblems, ValueError):
     """
 
 
+class UnknownPathError(KerasDistError, KeyError):
+    """A path names no array of a plan."""
+
+
 class RuleTimeoutError(KerasDistError, ValueError, TimeoutError):
     """A regular expression takes too long to match."""
 
@@ -130,6 +134,14 @@ class CompilationTimeoutError(CompilationError, TimeoutError):
 
 class EquivalenceError(KerasDistError, AssertionError):
     """Two distributions do not give the same model."""
+
+
+class PlanError(KerasDistError, AssertionError):
+    """A plan is not the one that was kept in a file."""
+
+
+class PlanFileError(KerasDistError, ValueError):
+    """A file that a plan is kept in cannot be read, or is damaged."""
 
 
 class RecompileWarning(UserWarning):

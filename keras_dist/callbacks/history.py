@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from keras_dist import _html
+from keras_dist._arguments import is_number
 from keras_dist.callbacks.callback import Callback, Logs
+from keras_dist.errors import shorten
 from keras_dist.training.throughput import Timing
 from keras_dist.visualization import plot_history
 
@@ -50,6 +53,15 @@ class History(Callback):
             raise ValueError("epochs and values are no lists")
         self.epoch, self.history = epoch, history
 
+    def _repr_html_(self) -> str:
+        count = max(map(len, self.history.values()), default=0)
+        epochs = self.epoch if len(self.epoch) == count else range(count)
+        columns = [_by_epoch(values, count) for values in self.history.values()]
+        lines = [(epoch + 1, *texts) for epoch, *texts in zip(epochs, *columns, strict=True)]
+        headers = ("epoch", *self.history)
+        heading = _html.paragraph(f"History of {count} epochs")
+        return _html.fragment(heading, _html.table(headers, lines, numbers=headers))
+
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
 
@@ -64,3 +76,13 @@ class History(Callback):
             MissingExtraError: matplotlib is not installed: `pip install 'keras_dist[plot]'`.
         """
         return plot_history(self, path)
+
+
+def _by_epoch(values: list[Any], count: int) -> list[str]:
+    """A text for each epoch; fewer values than epochs are every n-th epoch's."""
+    step = max(1, count // len(values)) if values else 1
+    texts = [""] * count
+    for index, value in enumerate(values):
+        place = min((index + 1) * step, count) - 1
+        texts[place] = f"{float(value):.5g}" if is_number(value) else shorten(value)
+    return texts

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, Self
 
+from keras_dist import _html
 from keras_dist._arguments import argument_error
 from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.render import render_axes
 from keras_dist.errors import LayoutError, shorten, type_name
 
 
@@ -112,6 +114,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def __repr__(self) -> str:
         rules = ", ".join(f"{key!r}: {layout.axes}" for key, layout in self._layout_map.items())
         return f"<{type(self).__name__} {{{rules}}}, device_mesh={self._device_mesh}>"
+
+    def _repr_html_(self) -> str:
+        mesh = "no mesh" if self._device_mesh is None else f"mesh {self._device_mesh.describe()}"
+        rows = [(rule, render_axes(layout.axes)) for rule, layout in self._layout_map.items()]
+        heading = _html.paragraph(f"{type(self).__name__} of {len(rows)} rules on {mesh}")
+        return _html.fragment(heading, _html.table(("rule", "layout"), rows))
 
     def copy(self) -> Self:
         """Return a copy with the same rules."""

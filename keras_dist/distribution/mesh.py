@@ -13,15 +13,15 @@ from typing import Any, ClassVar, cast
 import jax
 import numpy as np
 
-from keras_dist import _jax
+from keras_dist import _html, _jax
 from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.abstract import is_without_arrays, planned_platform
+from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
-
 
 _PLATFORMS = {"gpu": "cuda"}
 
@@ -114,6 +114,11 @@ class DeviceMesh:
         return self._devices
 
     @property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the devices, in row-major order."""
+        return self._key[2]
+
+    @property
     def size(self) -> int:
         """Number of devices."""
         return int(self._devices.size)
@@ -186,6 +191,11 @@ class DeviceMesh:
     def __repr__(self) -> str:
         spans = "" if self.dcn_shape is None else f", dcn_shape={self.dcn_shape}"
         return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}{spans}>"
+
+    def _repr_html_(self) -> str:
+        label, name = device_labels(self.device_names)[0], self.device_names[0]
+        heading = f"{type(self).__name__} {self.describe()} of {self.size} devices; device {label} is {name}"
+        return _html.fragment(_html.paragraph(heading), devices_svg(self.axis_sizes, self.device_names))
 
     def describe(self) -> str:
         """Return the short form in tables and errors: `{data: 2, model: 4}`."""

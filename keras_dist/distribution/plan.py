@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _jax
+from keras_dist import _html, _jax
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
@@ -21,10 +22,11 @@ from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.optimizer_slots import follower_axes, owners
 from keras_dist.distribution.placement import place_copy
-from keras_dist.distribution.render import render_plan
+from keras_dist.distribution.render import layout_html, render_plan
 from keras_dist.distribution.sharded_init import CompiledInit
+from keras_dist.distribution.shards import ShardPicture, picture_of
 from keras_dist.distribution.variables import Role, VariableSpec, leaf_parts, leaf_paths, shape_and_dtype
-from keras_dist.errors import LayoutError
+from keras_dist.errors import LayoutError, UnknownPathError, did_you_mean, shorten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +113,40 @@ class LayoutPlan:
         """Return the row of the array known as `path`.
 
         Raises:
-            KeyError: there is none.
+            UnknownPathError: there is none. It is a `KeyError`, too.
         """
-        return self._rows_by_path[path]
+        try:
+            return self._rows_by_path[path]
+        except (KeyError, TypeError):
+            raise self._unknown(path) from None
+
+    def show(self, path: str) -> ShardPicture:
+        """Return a picture of the shards of one array: which device holds which block of it.
+
+        Printed, it is a table; in a notebook, a drawing of the array and the mesh.
+
+        Args:
+            path: of the array.
+
+        Raises:
+            UnknownPathError: there is no such array.
+
+        Example:
+            >>> import keras_dist as kd, numpy as np
+            >>> rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
+            >>> rules["kernel"] = (None, "model")
+            >>> kd.ModelParallel(rules).plan({"kernel": np.zeros((16, 8))}).show("kernel")
+            kernel: 16 x 8 float32, (-, model), rule: kernel, on mesh {data: 2, model: 4}
+            4 blocks of 16 x 2, 128 B, each on 2 devices, which differ in data; device 0 is cpu:0
+            ┏━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┓
+            ┃      ┃ 0:2  ┃ 2:4  ┃ 4:6  ┃ 6:8  ┃
+            ┡━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━┩
+            │ 0:16 │ 0, 4 │ 1, 5 │ 2, 6 │ 3, 7 │
+            └──────┴──────┴──────┴──────┴──────┘
+
+        Source: `jax.debug.visualize_array_sharding`.
+        """
+        return picture_of(self.row(path), self.mesh)
 
     def arrange(self, paths: PyTree) -> LayoutPlan:
         """Return the plan for some of the arrays in another structure.
@@ -122,7 +155,7 @@ class LayoutPlan:
             paths: a pytree with a path of this plan at each leaf.
 
         Raises:
-            KeyError: a path is not in this plan.
+            UnknownPathError: a path is not in this plan.
         """
         leaves, treedef = jax.tree.flatten(paths)
         return LayoutPlan(self.mesh, tuple(self.row(path) for path in leaves), treedef, self.problems, self.rules)
@@ -277,6 +310,23 @@ class LayoutPlan:
             "nbytes": self.nbytes,
             "nbytes_per_device": self.nbytes_per_device,
         }
+
+    def _repr_html_(self) -> str:
+        return _html.fragment(
+            _html.paragraph(f"Layout of {len(self.rows)} arrays on mesh {self.mesh.describe()}"),
+            layout_html(self.rows),
+            *(_html.paragraph(f"warning: {problem.summary}: {problem.fix}") for problem in self.problems),
+        )
+
+    def _unknown(self, path: object) -> UnknownPathError:
+        paths = [row.path for row in self.rows]
+        near = difflib.get_close_matches(path, paths, n=3) if isinstance(path, str) else []
+        return UnknownPathError(
+            f"the plan has no array {shorten(path)}{did_you_mean(path, paths) if isinstance(path, str) else ''}",
+            given=shorten(path),
+            expected=f"one of {len(paths)} paths, such as {near or paths[:3]}",
+            fix="print(plan) lists them",
+        )
 
     def _follower(self, parameter: Row | None, leaf: ArrayLike | jax.ShapeDtypeStruct, path: str, role: Role) -> Row:
         shape, dtype = shape_and_dtype(leaf, path)

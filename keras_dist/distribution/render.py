@@ -1,4 +1,4 @@
-"""Plans as tables of text."""
+"""Plans as tables of text and of HTML."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist import _html
 from keras_dist.distribution.layout import Axis
 
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import LayoutPlan, Row
 
 TABLE_WIDTH = 120
+
+_HEADERS = ("path", "shape", "dtype", "role", "layout", "rule", "bytes", "per device")
+_NUMBERS = ("bytes", "per device")
 
 
 def render_plan(plan: LayoutPlan) -> str:
@@ -30,33 +34,42 @@ def render_plan(plan: LayoutPlan) -> str:
 def layout_table(rows: Sequence[Row], title: str) -> Table:
     """Return a table with a line for each of `rows`."""
     table = Table(title=title, title_justify="left", header_style="bold", show_footer=False)
-    table.add_column("path", overflow="fold")
-    for header in ("shape", "dtype", "role", "layout"):
-        table.add_column(header, overflow="fold")
-    table.add_column("rule", overflow="fold")
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("per device", justify="right", no_wrap=True)
+    for header in _HEADERS:
+        is_number = header in _NUMBERS
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for row in rows:
-        cells = (
-            row.path,
-            render_shape(row.shape),
-            str(row.dtype),
-            row.role,
-            render_axes(row.axes),
-            row.rule or "no rule",
-            render_bytes(row.nbytes),
-            render_bytes(row.nbytes_per_device),
-        )
-        table.add_row(*map(Text, cells))  # as they are: brackets in rules are not rich's markup
+        table.add_row(*map(Text, _cells(row)))  # as they are: brackets in rules are not rich's markup
     return table
+
+
+def layout_html(rows: Sequence[Row]) -> str:
+    """Return the table of `rows` as HTML, totals last."""
+    return _html.table(_HEADERS, map(_cells, rows), numbers=_NUMBERS, totals=[_total("total", rows)])
 
 
 def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:
     """Append, below a rule, a line with the sums of each group of rows."""
     table.add_section()
     for label, rows in totals.items():
-        whole, per_device = sum(row.nbytes for row in rows), sum(row.nbytes_per_device for row in rows)
-        table.add_row(label, *[""] * 5, render_bytes(whole), render_bytes(per_device))
+        table.add_row(*_total(label, rows))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.path,
+        render_shape(row.shape),
+        str(row.dtype),
+        row.role,
+        render_axes(row.axes),
+        row.rule or "no rule",
+        render_bytes(row.nbytes),
+        render_bytes(row.nbytes_per_device),
+    )
+
+
+def _total(label: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    whole, per_device = sum(row.nbytes for row in rows), sum(row.nbytes_per_device for row in rows)
+    return (label, *[""] * 5, render_bytes(whole), render_bytes(per_device))
 
 
 def render_axes(axes: Sequence[Axis]) -> str:

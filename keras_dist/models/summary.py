@@ -12,8 +12,10 @@ from flax import nnx
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist import _paths
 from keras_dist._patterns import pattern
 from keras_dist._types import PyTree
+from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
 from keras_dist.errors import ModelError, shorten
@@ -30,13 +32,20 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
     """The table of a model; of one of `from_nnx` its variables alone."""
     session = model._with_weights() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
-        return module_table(session.cell.plan, session.cell.state_plan)
+        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session, model.name))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)
 
 
-def module_table(plan: LayoutPlan, state_plan: LayoutPlan) -> Table:
-    """Every variable with layout and bytes per device, then the totals of the kinds."""
+def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence[Ruled]) -> Table:
+    """Every variable with layout and bytes per device, activations that rules name, then the totals of the kinds."""
     table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
+    for each in activations:
+        table.add_row(
+            *map(
+                Text,
+                (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", ""),
+            )
+        )
     groups = {
         "parameters": [row for row in plan.rows if row.role == "parameter"],
         "other variables": [row for row in plan.rows if row.role != "parameter"],
@@ -77,10 +86,44 @@ def layer_table(
     return table
 
 
-_HEADERS = ("layer (type)", "output shape", "params", "layout", "bytes", "per device")
+_HEADERS = ("layer (type)", "output shape", "params", "layout", "rule", "bytes", "per device")
 
 _Line = Mapping[str, str]
 """Cells by the headers of their columns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ruled:
+    """An activation or input whose layout a rule decides.
+
+    Attributes:
+        module: path of the submodule that returns it; None of an input.
+        name: what it is called in rules.
+        layout: as text.
+        rule: that decides.
+    """
+
+    module: str | None
+    name: str
+    layout: str
+    rule: str
+
+
+def ruled_activations(session: Session, root: str) -> list[Ruled]:
+    """The activations that rules name, in the order of the submodules of the model called `root`; then inputs."""
+    distribution, found = session.distribution, dict[str, Ruled]()
+    rules = distribution.layout_map
+    for path in session.cell.graph.module_paths:
+        name = _paths.join(filter(None, (path, "output")))
+        layout = distribution.get_tensor_layout(name)
+        if layout is not None:
+            decided = layout.reason if rules is None else rules.match(name)
+            module = "" if path == root else path.removeprefix(f"{root}/")  # rules may begin with the model's name
+            found.setdefault(module, Ruled(module, name, render_axes(layout.axes), decided or ""))
+    inputs = [rule for rule in rules or () if names_tensor(rule) and rule.startswith("input/")]
+    used = {each.rule for each in found.values()}
+    layouts = {rule: render_axes(rules.rule_layout(rule).axes) for rule in inputs if rules and rule not in used}
+    return [*found.values(), *(Ruled(None, rule, layout, rule) for rule, layout in layouts.items())]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,6 +201,7 @@ class _Arrays:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
+        self._activations = [] if session is None else ruled_activations(session, model.name)
         self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
@@ -178,15 +222,19 @@ class _Arrays:
         inner = list(_entries(layer)) if self._expand_nested and hasattr(layer, "layers") else []
         if not inner:
             yield from (self._of_row(row, depth) for row in rows)
+            yield from (self._of_activation(each, entry, depth) for each in self._activations_of(layer))
             return
         for part in inner:
             yield from self.of_entry(part, depth + 1)
         yield from self.of_rest(layer, inner, depth)
 
     def of_rest(self, model: Any, entries: list[_Entry], depth: int = 0) -> Iterator[_Line]:
-        """The lines of the variables of a model that are in none of its layers."""
+        """The lines of the variables and activations of a model that are in none of its layers."""
         listed = {row.path for entry in entries for row in self._rows(entry.operation)}
         yield from (self._of_row(row, depth) for row in self._rows(model) if row.path not in listed)
+        shown = {each.name for entry in entries for each in self._activations_of(entry.operation)}
+        rest = (each for each in self._activations_of(model) if each.name not in shown)
+        yield from (self._of_activation(each, None, depth) for each in rest)
 
     def totals(self) -> Iterator[_Line]:
         """The lines with the sums."""
@@ -222,6 +270,24 @@ class _Arrays:
         weights = [cell.row(variable.path) for variable in self._session.variables(path)]
         return [*weights, *(row for row in cell.plan.rows if row not in weights and is_below(row.path, path))]
 
+    def _activations_of(self, layer: Layer | Operation) -> list[Ruled]:
+        """The activations of a layer and of what is in it; of the whole model its inputs, too."""
+        path = self._paths.get(id(layer))
+        if path is None:
+            return []
+        return [
+            each for each in self._activations if (path == "" if each.module is None else is_below(each.module, path))
+        ]
+
+    def _of_activation(self, each: Ruled, entry: _Entry | None, depth: int) -> _Line:
+        is_whole = entry is not None and each.module == self._paths.get(id(entry.operation))
+        return {
+            "layer (type)": f"{_indent(depth + 1)}{each.name}",
+            "output shape": entry.shape if entry is not None and is_whole else "",
+            "layout": each.layout,
+            "rule": each.rule,
+        }
+
     def _count(self, layer: Layer | Operation) -> str:
         """The number of elements of a layer's weights."""
         if self._session is None and isinstance(layer, Layer):
@@ -238,6 +304,7 @@ class _Arrays:
             "output shape": f"{render_shape(row.shape)} {row.dtype}",
             "trainable": "Y" if self._is_trained(row) else "N",
             "layout": render_axes(row.axes),
+            "rule": row.rule or "no rule",
             "bytes": render_bytes(row.nbytes),
             "per device": render_bytes(row.nbytes_per_device),
         }

@@ -4,9 +4,11 @@ And which layout would be better: `AutoParallel` finds one.
 """
 
 from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
 from keras_dist.planner.found import Found
+from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.planning import plan
@@ -22,6 +24,7 @@ __all__ = [
     "Candidate",
     "Chip",
     "Collective",
+    "Comparison",
     "CompiledFigures",
     "DimClass",
     "DimClasses",
@@ -32,6 +35,7 @@ __all__ = [
     "Roofline",
     "StepProgram",
     "Target",
+    "assert_plan",
     "compile_for",
     "devices",
     "dim_classes",

@@ -35,7 +35,7 @@ _MOST_COMPILED = 3
 
 @register_strategy("auto")
 class AutoParallel(Distribution):
-    """Finds a layout for a model: which mesh, which dims over which of its axes, and whether weights are fully sharded.
+    """Finds a layout for a model: which mesh, which dims over which axes, and whether weights are fully sharded.
 
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
     (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the batch;
@@ -106,7 +106,8 @@ class AutoParallel(Distribution):
         self.memory_limit = check_optional(check_int, "memory_limit", memory_limit, 1, **what)
         if memory_limit is None and self.target is not None:
             self.memory_limit = self.target.hbm_nbytes or None
-        if not (isinstance(time_limit_seconds, int | float) and time_limit_seconds > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_number = isinstance(time_limit_seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or not time_limit_seconds > 0:
             raise argument_error("time_limit_seconds", time_limit_seconds, "a positive number", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = time_limit_seconds

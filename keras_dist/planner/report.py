@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from rich.text import Text
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes, render_text
+from keras_dist.planner import html
+from keras_dist.planner.comparison import Comparison, compare
 from keras_dist.planner.explanation import Explanation, explain
 from keras_dist.planner.origins import Activation
 from keras_dist.planner.propagation import Propagated
@@ -102,6 +105,44 @@ class PlanReport:
         """Return `to_dict()` as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=list)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as one page of HTML with pictures, which loads nothing from elsewhere.
+
+        Args:
+            path: of the file. In a job of several processes, the first one writes it.
+
+        Raises:
+            ModelError: `path` is not a path.
+            OSError: the file cannot be written.
+        """
+        html.write_page(self, path)
+
+    def compare(self, other: PlanReport) -> Comparison:
+        """Return what changes from this report to another one.
+
+        Args:
+            other: a report, of the same model or of another one.
+
+        Raises:
+            ModelError: `other` is not a report.
+
+        Example:
+            >>> import keras_dist as kd, numpy as np
+            >>> def report(distribution):
+            ...     with distribution.scope():
+            ...         model = kd.Sequential([kd.Input((16,)), kd.layers.Dense(64, name="d1")])
+            ...     model.compile("sgd", "mse")
+            ...     return model.plan(np.zeros((32, 16)), np.zeros((32, 64)))
+            >>> mesh = kd.DeviceMesh("batch=8")
+            >>> changes = report(kd.DataParallel(mesh)).compare(report(kd.FullySharded(mesh)))
+            >>> changes.nbytes_by_role["parameter"].before, changes.nbytes_by_role["parameter"].after
+            (4352, 544)
+        """
+        return compare(self, other)
+
+    def _repr_html_(self) -> str:
+        return html.fragment_of(self)
+
     def __str__(self) -> str:
         mesh = self.state.mesh.describe()
         sizes = Table(title=f"Each of the devices of mesh {mesh}", title_justify="left", header_style="bold")
@@ -126,35 +167,50 @@ class PlanReport:
 
     def _differences(self) -> Iterator[Table]:
         """What Shardy and XLA say of the bytes that a step moves, and by how much they differ."""
-        compiled = self.verdict and self.verdict.compiled
-        if not compiled or compiled.note:
+        lines = self.difference_lines()
+        if not lines:
             return
         table = Table(title="Bytes of collectives of a step", title_justify="left", header_style="bold")
-        for header in ("kind", "axes", "propagated", "compiled", "difference"):
+        for header in html.DIFFERENCE_HEADERS:
             table.add_column(header, justify="left" if header in ("kind", "axes") else "right")
+        for line in lines:
+            table.add_row(*line)
+        yield table
+
+    def difference_lines(self) -> list[tuple[str, ...]]:
+        """Kind, axes, propagated and compiled bytes of collectives, and their difference; none where not compiled."""
+        compiled = self.verdict and self.verdict.compiled
+        if not compiled or compiled.note:
+            return []
         said, real = self.step.nbytes_by_axes(), compiled.nbytes_by_axes()
+        lines: list[tuple[str, ...]] = []
         for key in sorted({*said, *real}):
             one, other = said.get(key, 0), real.get(key, 0)
             differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
-            table.add_row(key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs)
-        yield table
+            lines.append((key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs))
+        return lines
 
     def _moved(self) -> Table:
         moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")
-        for header in ("kind", "axes", "layer", "operation", "turns", "bytes"):
+        for header in html.COLLECTIVE_HEADERS:
             moved.add_column(header, justify="right" if header in ("turns", "bytes") else "left", overflow="fold")
+        *lines, total = self.collective_lines()
+        for line in lines:
+            moved.add_row(*map(Text, line))  # as they are: brackets in names are not rich's markup
+        moved.add_section()
+        moved.add_row(*total)
+        return moved
+
+    def collective_lines(self) -> list[tuple[str, ...]]:
+        """Kind, axes, layer, operation, turns and bytes of the collectives, the largest first; last the total."""
         grouped: dict[tuple[str, ...], list[int]] = {}
         for each in self.step.collectives:
             key = each.kind, ", ".join(each.axes), each.layer or "-", each.operation
             turns, nbytes = grouped.get(key, [0, 0])
             grouped[key] = [turns + each.turns, nbytes + each.nbytes_per_step]
         largest = sorted(grouped.items(), key=lambda item: -item[1][1])
-        for key, (turns, nbytes) in largest[:_MOST_LINES]:
-            moved.add_row(*key, f"{turns}", render_bytes(nbytes))
+        lines = [(*key, f"{turns}", render_bytes(nbytes)) for key, (turns, nbytes) in largest[:_MOST_LINES]]
         if rest := largest[_MOST_LINES:]:
-            moved.add_row(f"{len(rest)} more", "", "", "", "", render_bytes(sum(nbytes for _, (_, nbytes) in rest)))
-        moved.add_section()
-        moved.add_row(
-            "total", "", "", "", "", render_bytes(sum(each.nbytes_per_step for each in self.step.collectives))
-        )
-        return moved
+            lines.append((f"{len(rest)} more", "", "", "", "", render_bytes(sum(nbytes for _, (_, nbytes) in rest))))
+        total = sum(each.nbytes_per_step for each in self.step.collectives)
+        return [*lines, ("total", "", "", "", "", render_bytes(total))]

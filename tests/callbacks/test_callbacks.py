@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from typing import Any
 
 import jax
@@ -332,3 +333,16 @@ class TestListsThatAreGiven:
         given = CallbackList([history], add_progbar=True)
         assert model.fit(X, Y, verbose=2, callbacks=given) is history
         assert capsys.readouterr().out.count("accuracy") == 1
+
+
+def test_a_notebook_sees_a_history_as_a_table():
+    history = History()
+    history.epoch = [0, 1, 2, 3]
+    history.history = {"loss": [2.0, 1.5, 1.25, 1.125], "<val>": [0.123456789, np.float32(3)], "each": [[1, 2]] * 4}
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", history._repr_html_())
+    assert '<th class="kd-number">&lt;val&gt;</th>' in history._repr_html_()
+    assert cells[:8] == ["1", "2", "", "[1, 2]", "2", "1.5", "0.12346", "[1, 2]"]
+    assert cells[12:] == ["4", "1.125", "3", "[1, 2]"]
+    history.epoch = [0, 1]  # of the second of two trainings with one object
+    assert re.findall(r"<tr><td[^>]*>(.*?)</td>", history._repr_html_()) == ["1", "2", "3", "4"]
+    assert "History of 0 epochs" in History()._repr_html_()

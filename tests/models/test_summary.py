@@ -48,7 +48,16 @@ def branches():
 def test_layers_their_outputs_and_their_variables():
     with layouts.on("data=2,model=4", {"d1/kernel": (None, "model")}).scope():
         lines = lines_of(branches())
-    assert lines[0] == ["layer (type)", "output shape", "params", "connected to", "layout", "bytes", "per device"]
+    assert lines[0] == [
+        "layer (type)",
+        "output shape",
+        "params",
+        "connected to",
+        "layout",
+        "rule",
+        "bytes",
+        "per device",
+    ]
     assert cell(lines, "x (InputLayer)", "output shape") == "(None, 8)"
     assert cell(lines, "x (InputLayer)", "connected to") == "-"
     assert cell(lines, "d1 (Dense)", "params") == "72"
@@ -60,6 +69,48 @@ def test_layers_their_outputs_and_their_variables():
     assert kernel["output shape"] == "8 x 8 float32" and kernel["layout"] == "(-, model)"
     assert (kernel["bytes"], kernel["per device"]) == ("256 B", "64 B")
     assert cell(lines, "inner/batch_normalization/moving_mean", "layout") == "replicated"
+    assert kernel["rule"] == "d1/kernel" and cell(lines, "d1/bias", "rule") == "no rule"
+
+
+def test_rules_for_activations_have_lines():
+    rules = {
+        "d1/output": ("data", "model"),
+        "inner/dense.*/output": ("data", None),
+        "input/x": ("data", None),
+    }
+    with layouts.on("data=2,model=4", rules).scope():
+        lines = lines_of(branches())
+    names = [cells[0] for cells in lines]
+    assert names[names.index("d1 (Dense)") :][:4] == ["d1 (Dense)", "d1/kernel", "d1/bias", "d1/output"]
+    assert cell(lines, "d1/output", "layout") == "(data, model)" and cell(lines, "d1/output", "rule") == "d1/output"
+    assert cell(lines, "d1/output", "output shape") == "(None, 8)" and cell(lines, "d1/output", "bytes") == ""
+    assert names.index("inner (Sequential)") < names.index("inner/dense/output")
+    assert cell(lines, "inner/dense/output", "rule") == "inner/dense.*/output"
+    assert cell(lines, "inner/dense/output", "output shape") == "", "which is that of the layer inside"
+    assert cell(lines, "input/x", "layout") == "(data, -)"
+    with layouts.on("data=2,model=4", rules).scope():
+        expanded = lines_of(branches(), expand_nested=True)
+    assert cell(expanded, "inner/dense/output", "output shape") == "(None, 4)"
+
+
+def test_activations_in_foreign_modules_and_by_the_name_of_the_model():
+    with layouts.on("data=2,model=4", {"net/foreign/output": ("data", None)}).scope():
+        model = Net()
+        model.build((None, 8))
+        lines = lines_of(model)
+    assert cell(lines, "net/foreign/output", "rule") == "net/foreign/output"
+    rules = {"out/output": ("data", "model"), "out/kernel": (None, "model")}
+    with layouts.on("data=2,model=4", rules).scope():
+        lines = lines_of(kd.Model.from_nnx(Foreign))
+    assert lines[3][:1] + lines[3][3:6] == ["out/output", "activation", "(data, model)", "out/output"]
+
+
+class Foreign(nnx.Module):
+    def __init__(self, rngs):
+        self.out = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)
 
 
 def test_totals_and_what_is_trainable():
@@ -114,8 +165,8 @@ def test_a_chain_needs_no_connections():
 def test_a_model_without_weights_yet():
     model = kd.Sequential([layers.Dense(4), layers.Dense(2)])
     assert lines_of(model)[1:] == [
-        ["dense (Dense)", "?", "0 (unbuilt)", "", "", ""],
-        ["dense_1 (Dense)", "?", "0 (unbuilt)", "", "", ""],
+        ["dense (Dense)", "?", "0 (unbuilt)", "", "", "", ""],
+        ["dense_1 (Dense)", "?", "0 (unbuilt)", "", "", "", ""],
     ]
     model.build((None, 8))
     lines = lines_of(model)

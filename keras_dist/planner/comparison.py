@@ -1,0 +1,240 @@
+"""`Comparison`: what changes from one report to another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist import _html
+from keras_dist._arguments import argument_error
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.render import render_axes, render_bytes, render_shape, render_text
+
+if TYPE_CHECKING:
+    from keras_dist.planner.report import PlanReport
+
+_MOST_LAYOUTS = 40
+"""The most layouts in a table; `Comparison.layouts` has all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A number before and after.
+
+    Attributes:
+        before: in the first report; 0 for what is only in the second.
+        after: in the second report; 0 for what is only in the first.
+    """
+
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """What is added; negative for what is saved."""
+        return self.after - self.before
+
+    @property
+    def ratio(self) -> float | None:
+        """`after / before`; None where there was nothing before."""
+        return self.after / self.before if self.before else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, their difference and their ratio."""
+        return {**dataclasses.asdict(self), "difference": self.difference, "ratio": self.ratio}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutChange:
+    """An array that lies otherwise, has another shape, or is in one of the reports alone.
+
+    Attributes:
+        path: of the array.
+        before: its row in the first report, or None.
+        after: its row in the second report, or None.
+    """
+
+    path: str
+    before: Row | None
+    after: Row | None
+
+    @property
+    def nbytes(self) -> Change:
+        """Bytes on each device."""
+        return Change(*(0 if row is None else row.nbytes_per_device for row in (self.before, self.after)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the layouts, what decided them, and the bytes on each device."""
+        before, after = (
+            None if row is None else {"shape": list(row.shape), "axes": _plain(row.axes), "rule": row.rule}
+            for row in (self.before, self.after)
+        )
+        return {"path": self.path, "before": before, "after": after, "nbytes_per_device": self.nbytes.to_dict()}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """What changes from one report to another, made by `report.compare(other)`. Printing it gives tables.
+
+    Attributes:
+        meshes: both meshes, as text.
+        layouts: *exact*: the arrays that lie otherwise, in the order of the reports.
+        nbytes_by_role: *exact*: bytes on each device.
+        collectives: *propagated*: bytes of a step by kind and axes.
+        flops: *propagated*: of a step on each device.
+        activation_nbytes: *propagated*: the bound on bytes of intermediate results on each device.
+    """
+
+    meshes: tuple[str, str]
+    layouts: tuple[LayoutChange, ...]
+    nbytes_by_role: Mapping[str, Change]
+    collectives: Mapping[tuple[str, tuple[str, ...]], Change]
+    flops: Change
+    activation_nbytes: Change
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        figures = (*self.nbytes_by_role.values(), *self.collectives.values(), self.flops, self.activation_nbytes)
+        same_mesh = self.meshes[0] == self.meshes[1]
+        return same_mesh and not self.layouts and not any(figure.difference for figure in figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all changes as dicts, lists, strings and numbers."""
+        return {
+            "mesh": dict(zip(("before", "after"), self.meshes, strict=True)),
+            "exact": {
+                "layouts": [change.to_dict() for change in self.layouts],
+                "nbytes_by_role": {role: change.to_dict() for role, change in self.nbytes_by_role.items()},
+            },
+            "propagated": {
+                "collectives": [
+                    {"kind": kind, "axes": list(axes), "nbytes": change.to_dict()}
+                    for (kind, axes), change in self.collectives.items()
+                ],
+                "flops": self.flops.to_dict(),
+                "activation_nbytes": self.activation_nbytes.to_dict(),
+            },
+        }
+
+    def __str__(self) -> str:
+        heading = Text(f"{self._heading()}{': nothing changes' if self.is_empty else ''}")
+        return render_text(Group(heading, *(_as_text(*table) for table in self._tables())))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        tables = (
+            _html.paragraph(title) + _html.table(headers, lines, numbers=headers[first:])
+            for title, headers, first, lines in self._tables()
+        )
+        return _html.fragment(_html.paragraph(self._heading()), *tables)
+
+    def _heading(self) -> str:
+        before, after = self.meshes
+        return f"On mesh {before}" if before == after else f"From mesh {before} to mesh {after}"
+
+    def _tables(self) -> list[_Table]:
+        figures = [(f"bytes of role {role}", "exact", change, True) for role, change in self.nbytes_by_role.items()]
+        figures += [
+            ("bytes of intermediate results, at most", "propagated", self.activation_nbytes, True),
+            ("FLOPs of a step", "propagated", self.flops, False),
+        ]
+        tables: list[_Table] = []
+        if self.layouts:
+            headers = ("path", "layout before", "layout after", *_NUMBERS)
+            tables.append((f"{len(self.layouts)} layouts (exact)", headers, 3, self._layout_lines()))
+        lines = [(name, tier, *_cells(change, is_bytes)) for name, tier, change, is_bytes in figures]
+        tables.append(("Of one device", ("figure", "from", *_NUMBERS), 2, lines))
+        lines = [(kind, ", ".join(axes), *_cells(change)) for (kind, axes), change in self.collectives.items()]
+        if lines:
+            tables.append(("Bytes of collectives of a step (propagated)", ("kind", "axes", *_NUMBERS), 2, lines))
+        return tables
+
+    def _layout_lines(self) -> list[tuple[str, ...]]:
+        """Slots last, since most lie as what they belong to."""
+        ordered = sorted(self.layouts, key=lambda change: (change.after or change.before).role == "slot")  # type: ignore[union-attr]
+        lines = [
+            (
+                change.path,
+                _layout(change.before, change.after),
+                _layout(change.after, change.before),
+                *_cells(change.nbytes),
+            )
+            for change in ordered[:_MOST_LAYOUTS]
+        ]
+        if rest := ordered[_MOST_LAYOUTS:]:
+            total = Change(sum(change.nbytes.before for change in rest), sum(change.nbytes.after for change in rest))
+            lines.append((f"{len(rest)} more", "", "", *_cells(total)))
+        return lines
+
+
+_Table = tuple[str, Sequence[str], int, Sequence[Sequence[str]]]
+"""Title, headers, the first of those that are numbers, and lines."""
+
+_NUMBERS = ("before", "after", "change", "ratio")
+
+
+def compare(before: PlanReport, after: PlanReport) -> Comparison:
+    """Return what changes from one report to another."""
+    if not isinstance(after, type(before)):
+        raise argument_error("other", after, "a PlanReport, as kd.plan and model.plan return it")
+    rows = [{row.path: row for row in (*report.state.rows, *report.batch.rows)} for report in (before, after)]
+    layouts = [LayoutChange(path, rows[0].get(path), rows[1].get(path)) for path in _united(*rows)]
+    return Comparison(
+        (before.state.mesh.describe(), after.state.mesh.describe()),
+        tuple(change for change in layouts if _placement(change.before) != _placement(change.after)),
+        _changes(before.nbytes_by_role, after.nbytes_by_role),
+        _changes(before.step.nbytes_by_axes(), after.step.nbytes_by_axes()),
+        Change(before.step.flops, after.step.flops),
+        Change(before.step.activation_nbytes, after.step.activation_nbytes),
+    )
+
+
+def _changes(before: Mapping[Any, int], after: Mapping[Any, int]) -> dict[Any, Change]:
+    return {key: Change(before.get(key, 0), after.get(key, 0)) for key in _united(before, after)}
+
+
+def _united(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> list[Any]:
+    return list(dict.fromkeys((*first, *second)))
+
+
+def _placement(row: Row | None) -> object:
+    """What of a row tells whether it lies otherwise: bytes differ where meshes do."""
+    return row and (row.shape, str(row.dtype), row.axes, row.nbytes_per_device)
+
+
+def _plain(axes: Sequence[Any]) -> list[Any]:
+    return [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
+
+
+def _layout(row: Row | None, other: Row | None) -> str:
+    """The layout, with the shape where that is not the other one's."""
+    if row is None:
+        return "not there"
+    is_same = other is None or (row.shape, row.dtype) == (other.shape, other.dtype)
+    return render_axes(row.axes) + ("" if is_same else f" of {render_shape(row.shape)} {row.dtype}")
+
+
+def _cells(change: Change, is_bytes: bool = True) -> tuple[str, str, str, str]:
+    """Both numbers, their difference with its sign, and their ratio."""
+    show: Callable[[int], str] = render_bytes if is_bytes else "{:,}".format
+    sign = "+" if change.difference > 0 else "-"
+    difference = f"{sign}{show(abs(change.difference))}" if change.difference else "0"
+    ratio = "-" if change.ratio is None else f"x {change.ratio:.3g}"
+    return show(change.before), show(change.after), difference, ratio
+
+
+def _as_text(title: str, headers: Sequence[str], first_number: int, lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, header in enumerate(headers):
+        is_number = index >= first_number
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table

@@ -1,0 +1,287 @@
+"""Reports as HTML: one page that needs nothing else, and fragments for notebooks.
+
+A section is one function from the report to its heading and content, listed in `_SECTIONS`; one without content is left
+out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from keras_dist import _html
+from keras_dist._arguments import check_path
+from keras_dist._html import escaped
+from keras_dist.distribution.drawing import device_labels, devices_svg
+from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_shape
+from keras_dist.distribution.shards import picture_of
+from keras_dist.saving.drafts import writing_to
+
+if TYPE_CHECKING:
+    from keras_dist.planner.report import PlanReport
+
+_MOST_PICTURES = 24
+"""Of shards on one page."""
+
+_LEAST_SHARE = 0.001
+"""Of all bytes: what has less is not drawn."""
+
+_BAR_PIXELS = (520, 18, 30)
+"""Length of the longest bar, height, distance from one to the next."""
+
+_HUES = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92, "batch": 42}
+_INTERMEDIATE = "intermediate results"
+
+COLLECTIVE_HEADERS = ("kind", "axes", "layer", "operation", "turns", "bytes")
+DIFFERENCE_HEADERS = ("kind", "axes", "propagated", "compiled", "difference")
+
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1d2329; --card: #f5f6f8; --line: #d5d9de; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e3e7ec; --card: #1d2126; --line: #3a4048; } }
+body { margin: 0; background: var(--paper); color: var(--ink); }
+main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
+main h1 { font-size: 24px; font-weight: 600; margin: 0 0 4px; }
+main h2 { font-size: 17px; font-weight: 600; margin: 36px 0 12px; padding-top: 14px;
+  border-top: 1px solid var(--line); }
+main .card .kd-tag { margin-left: 0; }
+main .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px; margin: 20px 0 0; }
+main .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 12px 16px; }
+main .card b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
+main .shards { border: 1px solid var(--line); border-radius: 6px; padding: 14px 16px; margin: 0 0 12px; }
+main .shards p { margin: 2px 0 10px; font-size: 13px; }
+main details { margin: 0 0 10px; font-size: 13px; }
+main details ul { margin: 4px 0 0; padding-left: 20px; columns: 2; }
+@media print { main h2, main .shards { break-inside: avoid; } }
+"""
+
+
+def write_page(report: PlanReport, path: str | os.PathLike[str]) -> None:
+    """Write `page_of(report)` to a file, in a job in its first process."""
+    place = pathlib.Path(check_path("path", path, "plan.html"))
+    if is_chief():
+        with writing_to(place):
+            place.write_text(page_of(report), encoding="utf-8")
+
+
+def page_of(report: PlanReport) -> str:
+    """Return a page on its own, which loads nothing and runs nothing."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    title = f"Plan of a train step on mesh {report.state.mesh.describe()}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escaped(title)}</title><style>{_html.STYLE}{_PAGE_STYLE}</style></head>"
+        f'<body><main class="kd"><h1>Plan of a train step</h1>{_html.paragraph(_subtitle(report))}{_cards(report)}'
+        f"{_sections(report, 'h2')}</main></body></html>\n"
+    )
+
+
+def fragment_of(report: PlanReport) -> str:
+    """Return what a notebook shows."""
+    return _html.fragment(_html.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4"))
+
+
+def _sections(report: PlanReport, heading: str) -> str:
+    parts: list[str] = []
+    for section in _SECTIONS:
+        title, tier, content = section(report)
+        if content:
+            tag = f' <span class="kd-tag">{tier}</span>' if tier else ""
+            parts.append(f"<section><{heading}>{escaped(title)}{tag}</{heading}>{content}</section>")
+    return "".join(parts)
+
+
+def _subtitle(report: PlanReport) -> str:
+    mesh = report.state.mesh
+    target = "" if report.verdict is None else f", for {report.verdict.target}"
+    return f"on mesh {mesh.describe()} of {mesh.size} devices{target}"
+
+
+def _cards(report: PlanReport) -> str:
+    cards = (
+        (render_bytes(report.state.nbytes_per_device), "state on each device", "exact"),
+        (f"\N{LESS-THAN OR EQUAL TO} {render_bytes(report.step.activation_nbytes)}", _INTERMEDIATE, "propagated"),
+        (render_bytes(sum(each.nbytes_per_step for each in report.step.collectives)), "moved in a step", "propagated"),
+        (_in_units(report.step.flops), "FLOPs of a step on each device", "propagated"),
+    )
+    return f'<div class="cards">{"".join(_card(*card) for card in cards)}</div>'
+
+
+def _card(value: str, label: str, tier: str) -> str:
+    return f'<div class="card"><b>{escaped(value)}</b>{escaped(label)}<br><span class="kd-tag">{tier}</span></div>'
+
+
+def _in_units(number: float) -> str:
+    """A large number with the letter of its power of a thousand, as `6.36 M`."""
+    for unit in ("", " K", " M", " G", " T"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.3g} P"
+
+
+def _problems(report: PlanReport) -> tuple[str, str, str]:
+    rows = [(problem.summary, problem.given, problem.fix) for problem in report.problems]
+    return "Problems", "", _html.table(("what is wrong", "where", "fix"), rows) if rows else ""
+
+
+def _assumed(report: PlanReport) -> tuple[str, str, str]:
+    return "Assumed", "", "".join(map(_html.paragraph, report.assumed))
+
+
+def _mesh(report: PlanReport) -> tuple[str, str, str]:
+    mesh = report.state.mesh
+    label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
+    caption = _html.paragraph(f"{mesh.size} devices; device {label} is {name}")
+    return "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """A quantity: its name, how long its bar is, what is written beside it, its hue, or None for what is a bound."""
+
+    label: str
+    amount: float
+    text: str
+    hue: int | None
+
+
+def _memory(report: PlanReport) -> tuple[str, str, str]:
+    bars = [_bytes_bar(role, nbytes, "exact", _HUES[role]) for role, nbytes in report.nbytes_by_role.items()]
+    bars.append(_bytes_bar(_INTERMEDIATE, report.step.activation_nbytes, "propagated, at most", None))
+    return "Memory of each device by role", "", _bars(bars)
+
+
+def _target(report: PlanReport) -> tuple[str, str, str]:
+    """Whether it fits, beside the memory of a device, and the least time of a step."""
+    verdict = report.verdict
+    if verdict is None:
+        return "Target", "", ""
+    sizes = [
+        _bytes_bar("state and batch", verdict.least_nbytes, "exact", _HUES["parameter"]),
+        _bytes_bar("with intermediates", verdict.most_nbytes, "propagated, at most", None),
+    ]
+    if verdict.compiled is not None:
+        sizes.append(_bytes_bar("at the peak", verdict.compiled.peak_nbytes, "compiled", _HUES["slot"]))
+    if verdict.limit_nbytes:
+        sizes.append(_bytes_bar("memory of a device", verdict.limit_nbytes, "the limit", None))
+    times = "".join(
+        _html.paragraph(f"Least times of a step ({tier})")
+        + _bars(
+            [_Bar(name, seconds, f"{1e3 * seconds:.3g} ms", 22) for name, seconds in line.seconds_by_resource.items()]
+        )
+        for tier, line in verdict.rooflines.items()
+    )
+    return "Target", "", _html.paragraph(str(verdict)) + _bars(sizes) + times
+
+
+def _bytes_bar(label: str, nbytes: int, tier: str, hue: int | None) -> _Bar:
+    return _Bar(label, nbytes, f"{render_bytes(nbytes)} ({tier})", hue)
+
+
+def _bars(bars: Sequence[_Bar]) -> str:
+    """Bars one below the other; those of bounds are hollow."""
+    length, height, step = _BAR_PIXELS
+    most = max((bar.amount for bar in bars), default=0) or 1
+    left = max(190.0, *(len(bar.label) * 7.4 + 16 for bar in bars))
+    parts = [
+        f'<text x="{left - 10:g}" y="{top + 13}" text-anchor="end">{escaped(bar.label)}</text>'
+        f'<rect x="{left:g}" y="{top}" width="{max(1.0, length * bar.amount / most):.1f}" height="{height}" '
+        + ('fill="currentColor" fill-opacity="0.12"' if bar.hue is None else f'fill="hsl({bar.hue} 62% 50%)" ')
+        + (' stroke-dasharray="4 3"' if bar.hue is None else 'fill-opacity="0.65"')
+        + f' stroke="currentColor" stroke-opacity="0.6"/>'
+        f'<text x="{left + max(1.0, length * bar.amount / most) + 10:.1f}" y="{top + 13}">{escaped(bar.text)}</text>'
+        for bar, top in zip(bars, range(4, 4 + len(bars) * step, step), strict=True)
+    ]
+    size = (round(left) + length + 240, len(bars) * step + 4)
+    label = "; ".join(f"{bar.label} {bar.text}" for bar in bars)
+    return (
+        f'<svg role="img" aria-label="{escaped(label)}" width="{size[0]}" height="{size[1]}" '
+        f'viewBox="0 0 {size[0]} {size[1]}" font-size="13">{"".join(parts)}</svg>'
+    )
+
+
+def _collectives(report: PlanReport) -> tuple[str, str, str]:
+    *lines, total = report.collective_lines()
+    content = _html.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
+    return "Collectives of a step", "propagated", content if lines else _html.paragraph("Nothing moves.")
+
+
+def _differences(report: PlanReport) -> tuple[str, str, str]:
+    lines = report.difference_lines()
+    content = _html.table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
+    return "Collectives, propagated and compiled", "", content if lines else ""
+
+
+def _shards(report: PlanReport) -> tuple[str, str, str]:
+    groups = _alike(_rows(report))
+    whole = sum(row.nbytes for group in groups for row in group)
+    large = [group for group in groups if sum(row.nbytes for row in group) >= _LEAST_SHARE * whole][:_MOST_PICTURES]
+    rest = sum(map(len, groups)) - sum(map(len, large))
+    note = "A device has the colour of the block that it holds; neighbouring blocks have near colours."
+    note += f" Smaller arrays ({rest}) are in the table of layouts alone." if rest else ""
+    pictures = "".join(_picture(report, group) for group in large)
+    return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
+
+
+def _activations(report: PlanReport) -> tuple[str, str, str]:
+    """Where activations live, and what brought each axis there."""
+    lines = [
+        (
+            each.path,
+            render_shape(each.shape),
+            each.dtype,
+            render_axes(each.axes),
+            "; ".join(f"{axis}: from {', decided by '.join(chain)}" for axis, chain in each.origins),
+            render_bytes(each.nbytes_per_device),
+        )
+        for each in report.activations
+    ]
+    headers = ("path", "shape", "dtype", "layout", "why", "per device")
+    return "Activations", "propagated", _html.table(headers, lines, numbers=headers[-1:]) if lines else ""
+
+
+def _rows(report: PlanReport) -> list[Row]:
+    """What is not a slot, in the order of the tables."""
+    return [row for row in (*report.state.rows, *report.batch.rows) if row.role != "slot"]
+
+
+def _alike(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows in groups of one shape, element type, role and layout, those with the most bytes first."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.shape, str(row.dtype), row.role, row.axes), []).append(row)
+    return sorted(groups.values(), key=lambda group: -sum(row.nbytes for row in group))
+
+
+def _picture(report: PlanReport, group: Sequence[Row]) -> str:
+    first, *others = group
+    picture = picture_of(first, report.state.mesh)
+    listed = "".join(f"<li>{escaped(row.path)}</li>" for row in others)
+    more = f"<details><summary>and {len(others)} more that lie alike</summary><ul>{listed}</ul></details>"
+    rules = list(dict.fromkeys(row.rule or "none" for row in group))
+    named = ", ".join(rules[:3]) + (f" and {len(rules) - 3} more" if len(rules) > 3 else "")
+    text = (
+        f"{render_shape(first.shape)} {first.dtype}, {render_axes(first.axes)}, rule: {named}; "
+        f"{render_bytes(first.nbytes)}, of which {render_bytes(first.nbytes_per_device)} are on each device"
+    )
+    return (
+        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{_html.paragraph(text)}'
+        f"{more if others else ''}{picture.pictures()}</figure>"
+    )
+
+
+def _layout(report: PlanReport) -> tuple[str, str, str]:
+    slots = [row for row in report.state.rows if row.role == "slot"]
+    summary = f"{len(slots)} optimizer slots, of which most lie as what they belong to"
+    more = f"<details><summary>{summary}</summary>{layout_html(slots)}</details>"
+    return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
+
+
+_SECTIONS = (_problems, _assumed, _mesh, _target, _memory, _collectives, _differences, _shards, _layout, _activations)
