@@ -48,6 +48,7 @@ class Collective:
         needed_by: path of the submodule that needs it elsewhere; empty for reductions, and where it is not known.
         is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
             of a fully sharded layout, `jax.lax.with_sharding_constraint` in a module; reductions always are.
+        is_joined: whether its result is added to that of a collective before it, of which XLA makes one for TPUs and GPUs.
     """
 
     kind: Kind
@@ -58,6 +59,7 @@ class Collective:
     operation: str
     needed_by: str = ""
     is_asked: bool = True
+    is_joined: bool = False
 
     @property
     def nbytes_per_step(self) -> int:
@@ -155,6 +157,8 @@ class _Costs:
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
     peak: int = 0
+    reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
+    """For values that are the result of an all-reduce, or a sum of such, the index of the first of them."""
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
         self.accessed += other.accessed * max(turns, 1)
@@ -204,6 +208,12 @@ class _Program:
         name = operation.name.removeprefix("sdy.")
         if name in get_args(Kind):
             costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
+            if name == "all_reduce":
+                costs.reduced[operation.results[0]] = len(costs.collectives) - 1
+        elif operation.name in _ON_ONE_ARRAY and operation.operands[0] in costs.reduced:
+            costs.reduced[operation.results[0]] = costs.reduced[operation.operands[0]]
+        elif operation.name == "stablehlo.add":
+            self._join(operation, costs)
         elif operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             dtype = str(operation.operands[0].type.element_type)
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
@@ -219,6 +229,15 @@ class _Program:
                 costs.add(body, turns, layer_of(operation))
             return max((body.peak for body in bodies), default=0)
         return 0
+
+    def _join(self, addition: Any, costs: _Costs) -> None:
+        """Note that of two all-reduces whose results are only added XLA makes one, of the sum."""
+        if any(value not in costs.reduced or len(list(value.uses)) > 1 for value in addition.operands):
+            return
+        first, last = sorted(costs.reduced[value] for value in addition.operands)
+        if first != last and costs.collectives[first].axes == costs.collectives[last].axes:
+            costs.collectives[last] = dataclasses.replace(costs.collectives[last], is_joined=True)
+            costs.reduced[addition.results[0]] = first
 
     def _collective(self, kind: Kind, operation: Any) -> Collective:
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
@@ -262,6 +281,7 @@ _ALIASES = (
     "stablehlo.optimization_barrier",
 )
 """Operations whose results take no memory of their own: those of a loop are where its arguments are."""
+_ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
 _REDUCTIONS = (
     "stablehlo.reduce",
     "stablehlo.reduce_window",

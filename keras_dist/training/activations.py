@@ -22,6 +22,8 @@ from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers import Layer
 
 _SCOPE = "module "
+_CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
+_DECODED = str.maketrans("|\u27e8\u27e9", "/()")
 _names_scopes = contextvars.ContextVar("names_scopes", default=False)
 LONE_INPUT = "input/x"
 """The name in rules of an input that is one array."""
@@ -67,12 +69,12 @@ def naming_scopes() -> Iterator[None]:
 
 def scope_of(path: str) -> str:
     """The scope of a submodule, one part of an operation's name. `path_of_scope` takes it back."""
-    return _SCOPE + path.replace("/", "|")
+    return _SCOPE + path.translate(_CODED)
 
 
 def path_of_scope(scope: str) -> str | None:
     """The path of the submodule whose scope it is; None for any other scope."""
-    return scope.removeprefix(_SCOPE).replace("|", "/") if scope.startswith(_SCOPE) else None
+    return scope.removeprefix(_SCOPE).translate(_DECODED) if scope.startswith(_SCOPE) else None
 
 
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:

@@ -22,6 +22,8 @@ KNOWN = {
     "_extras.py": {"importlib"},  # extras by names that stand in the package
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
+    "_shardy.py": {"subprocess"},  # starts the program beside it
+    "planner/compiled.py": {"subprocess"},  # starts the module beside it
     "_gloo.py": {"ctypes"},  # the standard output of C++
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader

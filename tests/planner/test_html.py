@@ -113,7 +113,7 @@ def test_paths_and_rules_are_text(page, report):
     parsed = Parsed(page.read_text())
     cells = parsed.texts["td"]
     assert f"{STRANGE}/kernel" in cells and f"{re.escape(STRANGE)}/(kernel|<b>)" in cells
-    assert f"{STRANGE}/kernel" in parsed.texts["h3"]
+    assert f"{STRANGE}/kernel" in parsed.texts["h3"] and f"{STRANGE}/output" in cells
     assert "b" not in set(parsed.tags) - {"b"} and parsed.tags.count("b") == 4, "the figures at the top"
     assert "<script" not in page.read_text() and "<script" not in report._repr_html_()
 

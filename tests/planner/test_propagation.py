@@ -191,3 +191,31 @@ def test_layers_are_named_also_in_the_backward_pass(kind, up):
 def test_what_is_not_lowered_is_refused():
     with pytest.raises(kd.errors.ModelError, match="`lowered` is not a lowered program"):
         propagate(jax.jit(jnp.sum))
+
+
+def test_reductions_that_are_only_added_are_one_for_tpus():
+    """The gradient of what several column-parallel kernels read: XLA reduces it once."""
+    mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P()))
+    columns = jax.ShapeDtypeStruct((WIDTH, HIDDEN), jnp.float32, sharding=NamedSharding(mesh, P(None, "model")))
+
+    def loss(x, query, key, value):
+        return sum(jnp.sum((x @ kernel) ** 2) for kernel in (query, key, value))
+
+    step = jax.jit(jax.grad(loss), out_shardings=NamedSharding(mesh, P()))
+    found = propagate(step.trace(x, columns, columns, columns).lower(lowering_platforms=("tpu",)))
+    reduced = [each for each in found.collectives if each.nbytes == 4 * ROWS * WIDTH]
+    assert sorted(each.is_joined for each in reduced) == [False, True, True]
+    sizes, all_of_them = {"model": 8}, {"flops": 0, "accessed_nbytes": 0, "collectives": found.collectives}
+    once = dict(all_of_them, collectives=[each for each in found.collectives if not each.is_joined])
+    for target, joins in (("v5e:2x4", True), ("cpu:8", False)):
+        lines = [kd.planner.roofline(target, sizes, **options).step_seconds for options in (all_of_them, once)]
+        assert (lines[0] == lines[1]) == joins
+
+    def both(x, query, key):
+        first, second = (jax.grad(lambda x: jnp.sum((x @ kernel) ** 2))(x) for kernel in (query, key))
+        return first, first + second
+
+    kept = jax.jit(both, out_shardings=NamedSharding(mesh, P())).trace(x, columns, columns)
+    found = propagate(kept.lower(lowering_platforms=("tpu",)))
+    assert not any(each.is_joined for each in found.collectives), "one of them is a result itself"
