@@ -119,6 +119,36 @@ def test_all_meshes_of_some_devices_are_tried():
     assert found.distribution.device_mesh.devices.flat[-1] == "tpu:63"
 
 
+@pytest.mark.parametrize("kind", ["whole", "shard_optimizer", "fully_sharded"])
+def test_on_one_axis_slots_or_all_weights_are_sharded(kind):
+    factory, batch, loss = STEPS["mlp, nnx"]
+    first = kd.AutoParallel(kd.DeviceMesh("data=8")).search(factory, batch, "adam", loss)
+    by_kind = {
+        "fully_sharded" if each.fully_sharded else "shard_optimizer" if each.shard_optimizer else "whole": each
+        for each in first.candidates
+    }
+    meant = by_kind[kind]
+    assert by_kind["fully_sharded"].nbytes < by_kind["shard_optimizer"].nbytes < by_kind["whole"].nbytes
+    others = [each for each in by_kind.values() if each.step_seconds < meant.step_seconds]
+    assert all(each.nbytes > meant.nbytes for each in others), "what is faster needs more memory"
+    found = kd.AutoParallel(kd.DeviceMesh("data=8"), memory_limit=meant.nbytes).search(factory, batch, "adam", loss)
+    assert found.best == meant
+    preset = {
+        "whole": kd.presets.data_parallel,
+        "shard_optimizer": kd.presets.zero1,
+        "fully_sharded": kd.presets.fully_sharded,
+    }
+    planned = [
+        kd.planner.trace_step(factory, batch, each, "adam", loss).state
+        for each in (found.distribution, preset[kind](kd.DeviceMesh("data=8")))
+    ]
+    assert planned[0].nbytes_per_device == planned[1].nbytes_per_device
+    assert abs(planned[0].nbytes_per_device - meant.state_nbytes) <= 16
+    names = {}
+    exec(found.to_code(), names)
+    assert names["distribution"] == found.distribution
+
+
 def test_it_keeps_to_a_limit_of_memory():
     name = "block, nnx"
     free = found_for(name).best
