@@ -38,10 +38,10 @@ class AutoParallel(Distribution):
     """Finds a layout for a model: which mesh, which dims over which axes, and whether weights are fully sharded.
 
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
-    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the batch;
-    where memory counts or is short also with repeated blocks computed again in the backward pass. Of up to six classes
-    that gain by themselves all combinations are tried. What is found is the same each time, unless the time limit ends
-    the search.
+    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the
+    batch; where memory counts or is short also with repeated blocks computed again in the backward pass. Of up to six
+    classes that gain by themselves all combinations are tried. What is found is the same each time, unless the time
+    limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
     first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
@@ -116,7 +116,7 @@ class AutoParallel(Distribution):
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: Any) -> AutoParallel:
         """Return the distribution of a config file with `strategy = "auto"`."""
-        return cls(mesh, config.objective, config.memory_limit)
+        return cls(mesh, config.objective, config.target, config.memory_limit)
 
     def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> Found:
         """Find the layout of a model. Allocates nothing, and the devices need not exist.
