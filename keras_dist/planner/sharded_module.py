@@ -28,9 +28,10 @@ class ShardedModule:
 
     def __init__(self, operation: Any) -> None:
         self._operation = operation
-        self._nbytes: dict[Any, int] = {}  # by type and sharding, of which there are few
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
+        self._shardings: dict[tuple[Any, int], Any] = {}
+        self._shards_of: dict[tuple[Any, Any], tuple[list[int], int]] = {}
         for inner in operation.regions[0].blocks[0].operations:
             if inner.operation.name == "func.func":
                 self.functions[text_of(inner.attributes["sym_name"])] = inner.operation
@@ -40,23 +41,24 @@ class ShardedModule:
 
     def local_shape(self, value: Any) -> list[int]:
         """The shape of one device's shard."""
-        return self._shard(value.type, self.sharding(value))
-
-    def _shard(self, kind: Any, sharding: Any) -> list[int]:
-        shape = list(kind.shape) if hasattr(kind, "shape") else []
-        if sharding is None:
-            return shape
-        return [-(-size // self._shards(dim)) for size, dim in zip(shape, sharding.dimension_shardings, strict=True)]
+        return self._shard_of(value)[0]
 
     def nbytes(self, value: Any) -> int:
         """Bytes of one device's shard."""
+        return self._shard_of(value)[1]
+
+    def _shard_of(self, value: Any) -> tuple[list[int], int]:
+        """Shape and bytes of one device's shard, looked up once for all values of a type that lie alike."""
         kind, sharding = value.type, self.sharding(value)
         key = kind, sharding
-        if key not in self._nbytes:
-            has_elements = hasattr(kind, "element_type")
-            size = _element_bytes(str(kind.element_type)) if has_elements else 0
-            self._nbytes[key] = math.prod(self._shard(kind, sharding)) * size
-        return self._nbytes[key]
+        if key not in self._shards_of:
+            shape = list(kind.shape) if hasattr(kind, "shape") else []
+            if sharding is not None:
+                dims = zip(shape, sharding.dimension_shardings, strict=True)
+                shape = [-(-size // self._shards(dim)) for size, dim in dims]
+            each = _element_bytes(str(kind.element_type)) if hasattr(kind, "element_type") else 0
+            self._shards_of[key] = shape, math.prod(shape) * each
+        return self._shards_of[key]
 
     def axes(self, value: Any) -> tuple[Axis, ...]:
         """For each dim of a value the axes of the mesh over which it is split."""
@@ -86,9 +88,12 @@ class ShardedModule:
         found = next((attributes[name] for name in named), None)
         if found is None:
             return None
-        if sdy.TensorShardingPerValueAttr.isinstance(found):
-            found = sdy.TensorShardingPerValueAttr(found).shardings[index]
-        return sdy.TensorShardingAttr(found)
+        key = found, index
+        if key not in self._shardings:
+            if sdy.TensorShardingPerValueAttr.isinstance(found):
+                found = sdy.TensorShardingPerValueAttr(found).shardings[index]
+            self._shardings[key] = sdy.TensorShardingAttr(found)
+        return self._shardings[key]
 
 
 def _dims(sharding: Any) -> list[Any]:
