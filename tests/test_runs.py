@@ -434,6 +434,12 @@ def test_a_mistake_names_its_key(overrides, summary, fix):
     assert error.given
 
 
+def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):
+    monkeypatch.setenv("KERAS_DIST_MESH", "data=8,what")
+    with pytest.raises(ConfigError, match=r"^mesh\.shape: Shape does not match"):
+        assembly.distribution_of(config.load("run.toml", ["mesh.shape={data=3, model=1}"]))
+
+
 @pytest.mark.parametrize("key", ["model", "data"])
 def test_what_a_run_needs(key):
     table = json.loads(settings().to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -19,6 +20,7 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
 from keras_dist.planner import AutoParallel
+from keras_dist.saving.buckets import folder_path, in_bucket
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +86,8 @@ def placed(
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
-            kept = None if run.checkpoint is None else run.checkpoint.directory
+            kept = None if run.checkpoint is None else folder_path(run.checkpoint.directory)
+            kept = None if kept is None or in_bucket(kept) else kept
             auto = AutoParallel(
                 mesh, chosen.objective, target=chosen.target, memory_limit=chosen.memory_limit, cache=kept
             )
@@ -127,10 +130,12 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
     try:
         return DeviceMesh(mesh.shape, devices=devices, dcn_shape=mesh.dcn_shape)
     except MeshError as error:
-        variable = os.environ.get(MESH_VARIABLE, "")
-        is_its = variable.strip() and parse_mesh_shape(variable) == mesh.shape
+        variable, source = os.environ.get(MESH_VARIABLE, ""), "mesh.shape"
+        with contextlib.suppress(MeshError):  # something else may have replaced it
+            if parse_mesh_shape(variable) == mesh.shape:
+                source = f"environment variable {MESH_VARIABLE}={variable!r}"
         raise ConfigError(
-            f"{f'environment variable {MESH_VARIABLE}={variable!r}' if is_its else 'mesh.shape'}: {error.summary}",
+            f"{source}: {error.summary}",
             given=error.given,
             expected=error.expected,
             fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",
