@@ -363,7 +363,7 @@ def test_a_plan_for_devices_that_are_not_here(target, mesh, platform):
 
 
 def test_a_mesh_of_another_size_than_the_target():
-    with pytest.raises(ConfigError, match="mesh.shape"):
+    with pytest.raises(ConfigError, match=r"mesh\.shape"):
         assembly.plan_inputs(settings("mesh.shape=data=16,model=4"), "v5e:2x4")
 
 
