@@ -128,7 +128,7 @@ class _Origins:
         row = self._rows.get(path)
         if row is None:
             return ("what metrics accumulate",)
-        followed = (row.rule or "").removeprefix(_FOLLOWS)
+        followed = (row.rule or "").removeprefix(_FOLLOWS).partition(", ")[0]
         if row.role == "slot" and followed in self._rows:  # whose layout is the reason for that of the slot
             path, row = followed, self._rows[followed]
         return (path, said_of(row, self._rules))
