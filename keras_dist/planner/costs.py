@@ -79,6 +79,13 @@ def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Prop
     return dataclasses.replace(step, collectives=tuple(exchanged))
 
 
+def with_gathered_updates(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
+    """What a step exchanges in which each device updates a part of the weights, and gathers the others."""
+    return dataclasses.replace(
+        step, collectives=(*step.collectives, Collective("all_gather", axes, gathered, 1, "", "update"))
+    )
+
+
 def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> int:
     """Bytes of one device's shards."""
     total = 0

@@ -274,8 +274,9 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
     members: dict[Any, list[_Member]] = collections.defaultdict(list)
     for index, path in enumerate(program.arguments):
         row = state.get(path) or batch.get(path)
-        for dim in range(len(row.shape)) if row is not None else ():
-            members[graph.class_of(index, dim)].append(_Member(path, dim, graph.parts_of(index, dim), row))
+        if row is not None:
+            for dim in range(len(row.shape)):
+                members[graph.class_of(index, dim)].append(_Member(path, dim, graph.parts_of(index, dim), row))
     groups: list[_Group] = []
     for root in sorted(members, key=lambda each: order.get(each, len(order))):  # dims that no operation orders: last
         own = [member for member in members[root] if member.row.role in _OWN]
