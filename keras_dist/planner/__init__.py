@@ -6,7 +6,7 @@ And which layout would be better: `AutoParallel` finds one.
 from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
-from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
+from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
 from keras_dist.planner.found import Found
 from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
@@ -35,6 +35,7 @@ __all__ = [
     "Roofline",
     "StepProgram",
     "Target",
+    "Unsharded",
     "assert_plan",
     "compile_for",
     "devices",
