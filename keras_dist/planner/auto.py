@@ -162,7 +162,8 @@ class AutoParallel(Distribution):
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         """The classes of dims of the step, which are the same with any `remat`."""
         model, batch, optimizer, loss = step
-        one_device, platform = OneDevice(), None if self.target is None else self.target.platform
+        names = list(self._meshes()[-1])
+        one_device, platform = OneDevice(names), None if self.target is None else self.target.platform
         program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 

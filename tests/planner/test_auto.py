@@ -262,6 +262,16 @@ def test_the_best_are_compiled_for_a_target(monkeypatch):
     assert kd.AutoParallel(target="v5p:2x2x1").memory_limit == kd.planner.target("v5p:2x2x1").hbm_nbytes
 
 
+def test_modules_may_name_axes_of_the_mesh():
+    class Constraining(models.Mlp):
+        def __call__(self, x):
+            return super().__call__(jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec("data")))
+
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH))
+    found = auto.search(Constraining, (models.X, models.X), "adam", "mse")
+    assert rules_of(found) == rules_of(found_for("mlp, nnx"))
+
+
 def test_a_model_under_it_has_no_layout_yet():
     with kd.AutoParallel(kd.DeviceMesh(MESH)).scope(), pytest.raises(kd.errors.DistributionError, match="search"):
         kd.Model.from_nnx(models.Mlp, seed=0)
