@@ -26,7 +26,7 @@ help: ## show this list
 setup: $(READY) ## make the environment, once (.venv)
 
 demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
-	@$(if $(MESH),KERAS_DIST_MESH="$(MESH)") $(BIN)/python -m keras_dist.cli.demo
+	@$(BIN)/keras-dist demo $(if $(MESH),--mesh "$(MESH)")
 
 notebooks: $(READY) ## run every notebook, and keep what it prints
 	$(BIN)/python -m tests.test_notebooks

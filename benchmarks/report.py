@@ -27,6 +27,7 @@ ORDER = (
     "import",
     "start",
     "checkpoint",
+    "plan",
 )
 REACHED, MISSED = "#2a9d8f", "#e76f51"
 

@@ -1,7 +1,7 @@
 """Train a convolutional network on handwritten digits: the same script in one process, and in a job of several.
 
     python train_digits.py --alone                                   # one process
-    python -m keras_dist.cli.launch --processes 2 train_digits.py    # two processes of this machine
+    keras-dist launch --processes 2 train_digits.py                  # two processes of this machine
     sbatch slurm/train.sbatch train_digits.py --folder /shared/run   # several machines; as well mpi/ and kubernetes/
 
 `initialize` finds the place of the process in its job: in `TF_CONFIG`, in `KERAS_DISTRIBUTION_*`, or where Slurm, Open

@@ -6,7 +6,7 @@
 
 In a job of several processes (DTensor's clients), as `TF_CONFIG` or the launcher describe it, each has so many devices:
 
-    python -m keras_dist.cli.launch --processes 2 examples/dtensor_keras.py --devices 4
+    keras-dist launch --processes 2 examples/dtensor_keras.py --devices 4
 
 What differs from the original: imports; `jnp` for `tf`; `dtensor.function` for `tf.function`; and a function to
 differentiate in the place of the tape. The same numbers come out on any number of devices and processes.

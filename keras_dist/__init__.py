@@ -14,6 +14,7 @@ from keras_dist import _environment, _not_here
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
+    from keras_dist import assembly as assembly
     from keras_dist import callbacks as callbacks
     from keras_dist import checkpoint as checkpoint
     from keras_dist import config as config
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from keras_dist import training as training
     from keras_dist import utils as utils
     from keras_dist import visualization as visualization
+    from keras_dist.assembly import distribution_from_config as distribution_from_config
     from keras_dist.callbacks import History as History
     from keras_dist.compilation_cache import use_compilation_cache as use_compilation_cache
     from keras_dist.distribution import DataParallel as DataParallel
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from keras_dist.distribution import list_devices as list_devices
     from keras_dist.distribution import set_distribution as set_distribution
     from keras_dist.distribution import use_cpu_devices as use_cpu_devices
-    from keras_dist.from_config import distribution_from_config as distribution_from_config
     from keras_dist.initializers import Initializer as Initializer
     from keras_dist.layers import Input as Input
     from keras_dist.layers import InputSpec as InputSpec
@@ -80,6 +81,7 @@ _environment.size_thread_pool(_environment.fake_device_count())
 
 _PACKAGES = (
     "activations",
+    "assembly",
     "callbacks",
     "checkpoint",
     "config",
@@ -131,7 +133,7 @@ _PACKAGE_OF = {
     "Variable": "layers",
     "check_equivalence": "training",
     "distribute_tensor": "distribution",
-    "distribution_from_config": "from_config",
+    "distribution_from_config": "assembly",
     "get_device_count": "distribution",
     "initialize": "distribution",
     "list_devices": "distribution",

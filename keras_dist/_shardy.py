@@ -168,7 +168,7 @@ def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[boo
     arguments = of._lowering.compile_args
     ordered = len(arguments["ordered_effects"])
     free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
-    return (mlir.module_to_bytecode(of.compiler_ir("stablehlo")), *map(list, free))
+    return mlir.module_to_bytecode(of.compiler_ir("stablehlo")), list(free[0]), list(free[1])
 
 
 def argument_nbytes(lowered: jax.stages.Lowered) -> int:

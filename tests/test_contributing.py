@@ -69,7 +69,7 @@ for wrong, said in {
     'strategy = "last_dm"': "did you mean 'last_dim'?",
     'strategy = "last_dim"\\naxs = "model"': "axs: unknown key (did you mean 'axis'?)",
     'strategy = "last_dim"\\naxis = "modl"': "axis: the mesh has no axis 'modl' (did you mean 'model'?)",
-    'strategy = "last_dim"\\naxis = 3': "axis: is neither an axis name nor a list of them",
+    'strategy = "last_dim"\\naxis = 3': "expected: an axis name, or a list of axis names",
     'strategy = "last_dim"\\nstrict = true': "strict: is not an option of strategy 'last_dim'",
 }.items():
     pathlib.Path("run.toml").write_text(f"mesh.shape = {{data = 2, model = 4}}\\n[distribution]\\n{wrong}")

@@ -26,7 +26,7 @@ def test_make_help_lists_every_target(target):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_demo_passes_the_mesh_on():
-    assert 'KERAS_DIST_MESH="data=8,model=1"' in make("-n", "demo", "MESH=data=8,model=1").stdout
+    assert 'keras-dist demo --mesh "data=8,model=1"' in make("-n", "demo", "MESH=data=8,model=1").stdout
 
 
 def test_ci_runs_what_a_person_runs():

@@ -13,4 +13,4 @@ port=${PORT:-8476}        # free on the first host, and open to the others
 first=$(sed -e 's/#.*//' "$hosts" | awk 'NF { print $1; exit }')
 
 exec mpirun --hostfile "$hosts" --map-by ppr:1:node --bind-to none --mca odls_base_sigkill_timeout 120 \
-    python -m keras_dist.cli.launch --processes "$processes" --coordinator "$first:$port" --grace 110 "$@"
+    keras-dist launch --processes "$processes" --coordinator "$first:$port" --grace 110 -- "$@"

@@ -129,7 +129,7 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
                 f"the arrays in {str(folder)!r} cannot be read",
                 given=f"{type(error).__name__}: {error}",
                 expected="what was written there",
-                fix="restore another step; `python -m keras_dist.cli.doctor` tells what is damaged",
+                fix="restore another step; `keras-dist doctor` tells what is damaged",
             ) from error
     missing = tuple(name for name in raw if not isinstance(found.get(name), jax.Array | np.ndarray))
     if missing:

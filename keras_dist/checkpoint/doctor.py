@@ -10,32 +10,26 @@ import os
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from keras_dist import _jax
 from keras_dist._arguments import check_path
 from keras_dist.checkpoint import manifest
-from keras_dist.checkpoint.snapshot import FORMAT, RECORD, is_array, is_count
+from keras_dist.checkpoint.render import render_diagnosis
+from keras_dist.checkpoint.snapshot import FORMAT, KINDS, RECORD, is_array, is_count
+from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.distribution.render import render_bytes, render_shape, render_text
-from keras_dist.errors import CheckpointError, shorten
+from keras_dist.distribution.render import render_shape
+from keras_dist.errors import CheckpointError, MeshError, shorten
 from keras_dist.saving.buckets import absolute, files_below, folder_path, refreshed
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
 from keras_dist.saving.regular_files import read_regular
 
-KINDS = ("variables", "optimizers", "training")
-"""The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
-
 _STEP = re.compile(r"step_\d+")
 _ASIDE = re.compile(r".+\.damaged_*")
-_LISTED = 20
-_RULES_LISTED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +156,7 @@ class Diagnosis:
         drafts: folders of saves that are still running or were killed; they are never read.
         aside: damaged folders that were moved aside.
         writer: who holds the lock; None if nobody.
+        restoring: for each state that has a plan, what restoring it on the mesh that `examine` was given would do.
     """
 
     path: pathlib.Path
@@ -169,9 +164,18 @@ class Diagnosis:
     drafts: tuple[str, ...]
     aside: tuple[str, ...]
     writer: Holder | None
+    restoring: Mapping[str, Restoring] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return render_diagnosis(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values that JSON can hold."""
+        found = dataclasses.asdict(self)
+        found |= {"path": str(self.path), "is_good": self.is_good}
+        for state, told in zip(self.states, found["states"], strict=True):
+            told |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
+        return found
 
     @property
     def is_good(self) -> bool:
@@ -179,14 +183,16 @@ class Diagnosis:
         return bool(self.states) and all(state.is_good for state in self.states)
 
 
-def examine(path: str | os.PathLike[str]) -> Diagnosis:
+def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None = None) -> Diagnosis:
     """Compare the files of checkpoints with their manifests. No array is read, no device is started.
 
     Args:
         path: a directory of checkpoints, or the folder of one. Nothing in it is changed.
+        mesh: sizes of axes, also as `"data=2,model=4"`: `restoring` then tells what restoring on it would do.
 
     Raises:
         CheckpointError: there is no such directory.
+        MeshError: `mesh` is none, or a size is -1.
 
     Example:
         >>> import tempfile
@@ -199,6 +205,7 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
+    sizes = None if mesh is None else _sizes(mesh)
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
     if not path.is_dir():
         raise CheckpointError(
@@ -221,36 +228,21 @@ def examine(path: str | os.PathLike[str]) -> Diagnosis:
         tuple(one.name for one in around if is_draft(one)),
         tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
         holder_of(directory),
+        {} if sizes is None else {state.name: state.restored_on(sizes) for state in states if state.mesh},
     )
 
 
-def render_diagnosis(found: Diagnosis) -> str:
-    """Render a table of the states, and lines about damage, writers and layouts."""
-    lines: list[str] = []
-    if found.states:
-        lines.append(render_text(_table(found)))
-    else:
-        lines.append(f"no checkpoints in {found.path}")
-    for state in found.states:
-        lines += _listed(f"damaged: {state.name}: ", state.problems)
-    lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
-    lines += [f"put aside: {name}" for name in found.aside]
-    if found.writer is not None:
-        ends = {True: "", False: "; it has ended without releasing it", None: "; whether it runs is not known here"}
-        lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
-    lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
-    lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
-    return "\n".join(lines)
-
-
-def render_restoring(name: str, found: Restoring) -> str:
-    """Render the totals and problems of one state on another mesh."""
-    before, after = render_bytes(found.nbytes_per_device_saved), render_bytes(found.nbytes_per_device)
-    total = (
-        f"{name} on mesh {_mesh(found.mesh)}: {found.arrays} arrays, {render_bytes(found.nbytes)}; "
-        f"{after} on each device, {before} where it was saved"
-    )
-    return "\n".join([total, *_listed("  ", found.problems)])
+def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
+    """The sizes of mesh axes; all must be given, for no device is counted."""
+    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else dict(mesh)
+    if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
+        raise MeshError(
+            f"examine: axis {wrong[0]!r} of `mesh` has no size",
+            given=f"mesh={shorten(mesh)}",
+            expected="an integer >= 1 for each axis: no device is counted",
+            fix="write the size that the axis is to have",
+        )
+    return sizes
 
 
 def _is_state(folder: pathlib.Path) -> bool:
@@ -362,67 +354,3 @@ def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, 
         else:
             shards *= parts
     return array.nbytes // shards, problems
-
-
-def _table(found: Diagnosis) -> Table:
-    table = Table(title=f"Checkpoints in {found.path}", title_justify="left", header_style="bold")
-    table.add_column("state", overflow="fold")
-    table.add_column("step", justify="right")
-    table.add_column("written (UTC)")
-    for kind in KINDS:
-        table.add_column(kind, justify="right")
-    table.add_column("documents", overflow="fold")
-    table.add_column("epoch, batch")
-    table.add_column("files")
-    for state in found.states:
-        cells = (
-            state.name,
-            "?" if state.step is None else str(state.step),
-            "?" if state.written is None else f"{state.written.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}",
-            *(_amount([array for array in state.arrays if array.kind == kind]) for kind in KINDS),
-            ", ".join(state.documents),
-            "" if state.epoch is None else f"{state.epoch}, {state.batch}",
-            f"{state.files}, good" if state.is_good else f"{state.files}, DAMAGED",
-        )
-        table.add_row(*map(Text, cells))  # as they are: brackets in names are not rich's markup
-    return table
-
-
-def _amount(arrays: Sequence[SavedArray]) -> str:
-    return f"{len(arrays)}: {render_bytes(sum(array.nbytes for array in arrays))}" if arrays else "-"
-
-
-def _versions(state: SavedState) -> str:
-    several = f", {state.processes} processes" if state.processes > 1 else ""
-    return ", ".join(f"{name} {version}" for name, version in state.versions.items()) + several
-
-
-def _plan(state: SavedState) -> str:
-    if not state.mesh:
-        return ""
-    planned = [array for array in state.arrays if array.axes is not None]
-    each, whole = sum(array.nbytes_per_device for array in planned), sum(array.nbytes for array in planned)
-    rules = [f"{rule} ({render_bytes(nbytes)})" for rule, nbytes in [*state.rules.items()][:_RULES_LISTED]]
-    kept_away = f"; kept away from each by {', '.join(rules)}" if rules else ""
-    return f"mesh {_mesh(state.mesh)}, {render_bytes(each)} of {render_bytes(whole)} on each device{kept_away}"
-
-
-def _mesh(sizes: Mapping[str, int]) -> str:
-    return "{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"
-
-
-def _grouped(label: str, texts: Mapping[str, str]) -> list[str]:
-    """Return a line for each text, after the names that share it."""
-    names: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        names.setdefault(text, []).append(name)
-    return [
-        f"{label} {'all' if len(found) == len(texts) > 1 else ', '.join(found)}: {text}"
-        for text, found in names.items()
-        if text
-    ]
-
-
-def _listed(prefix: str, lines: Sequence[str]) -> list[str]:
-    more = [f"{prefix}and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
-    return [f"{prefix}{line}" for line in lines[:_LISTED]] + more

@@ -32,6 +32,8 @@ from keras_dist.saving.regular_files import read_regular
 FORMAT = 1
 RECORD = "record"
 """The document that every checkpoint has; see `Stored.record`."""
+KINDS = ("variables", "optimizers", "training")
+"""The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
 
 _LIMIT = 2**63
 """There are fewer of anything."""

@@ -96,7 +96,7 @@ def _detected(environ: Mapping[str, str]) -> tuple[int, int] | None:
                 "launch: a node has more than one launcher",
                 given=f"{tasks} tasks on {nodes} nodes",
                 expected="one task for each node, which starts the processes of the node",
-                fix="srun --ntasks-per-node=1 python -m keras_dist.cli.launch --processes ...",
+                fix="srun --ntasks-per-node=1 keras-dist launch --processes ...",
             )
         return nodes, _integer(environ, "SLURM_NODEID")
     if _OPEN_MPI in environ:

@@ -1,7 +1,12 @@
-"""Reading TOML, YAML and JSON files into plain tables."""
+"""Reading TOML, YAML and JSON files into plain tables.
+
+What would take parsers seconds is refused before: large files, keys and brackets nested deeply, and aliases of YAML
+that stand for very much.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,6 +20,13 @@ import yaml
 from keras_dist.config.problems import show
 from keras_dist.errors import ConfigError, did_you_mean, nearest
 
+LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**17, 32, 2**15
+
+_LONG = (r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+(?:"{3,5})?', r"'''(?:[^']|'{1,2}(?!'))*+(?:'{3,5})?")
+_QUOTED = re.compile("|".join([*_LONG, r'"(?:[^"\\\n]|\\.)*+"?', r"'[^'\n]*+'?", r"#[^\n]*+"]), re.DOTALL)
+_STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_TOO_DEEP = f"nested too deeply: at most {LIMIT_DEPTH} tables and lists in each other are read"
+
 
 def read_table(file: Path) -> dict[Any, Any]:
     """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table."""
@@ -25,7 +37,7 @@ def read_table(file: Path) -> dict[Any, Any]:
             expected="a file .toml, .yaml (or .yml) or .json",
             fix="rename the file to the format that it is in",
         )
-    text = _read_text(file)
+    text = read_text(file)
     try:
         table = _PARSERS[file.suffix.lower()](text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -40,11 +52,22 @@ def read_table(file: Path) -> dict[Any, Any]:
     return cast("dict[Any, Any]", table)
 
 
-def _read_text(file: Path) -> str:
-    if os.path.isdir(file):
-        raise ConfigError(f"{file}: is a directory", given=repr(str(file)), expected="a file", fix="name a file in it")
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not in UTF-8.
+    """
+    given, size = repr(str(file)), os.path.getsize(file) if os.path.isfile(file) else 0
+    if os.path.exists(file) and not os.path.isfile(file):
+        what = "is a directory" if os.path.isdir(file) else "is no regular file"
+        raise ConfigError(f"{file}: {what}", given=given, expected="a file", fix="name a file")
+    if size > LIMIT_BYTES:
+        size, most = f"{size:,} bytes", f"at most {LIMIT_BYTES:,} bytes"
+        raise ConfigError(f"{file}: is too large", given=size, expected=most, fix="keep data in files of their own")
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        with file.open("rb") as stream:
+            return stream.read(LIMIT_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise _missing(file) from error
     except UnicodeDecodeError as error:
@@ -68,11 +91,8 @@ def _missing(file: Path) -> ConfigError:
         beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in _PARSERS)
     except OSError:
         beside = []
-    fix = (
-        "check the path"
-        if os.path.isdir(file.parent)
-        else f"check the path: there is no directory {str(file.parent)!r}"
-    )
+    is_beside = os.path.isdir(file.parent)
+    fix = "check the path" + ("" if is_beside else f": there is no directory {str(file.parent)!r}")
     if near := nearest(file.name, beside):
         fix = f"use {str(file.with_name(near))!r}"
     return ConfigError(
@@ -92,7 +112,7 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
         f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
         given=given,
         expected=f"a {style[1:].upper()} file with each key once",
-        fix="keep one of the two" if isinstance(error, _GivenTwiceError) else correct,
+        fix="keep one of the two" if what.startswith("the key ") else correct,
     )
 
 
@@ -111,29 +131,40 @@ def _position(text: str, error: Exception) -> tuple[str, int, int]:
         return error.problem or "not YAML", error.problem_mark.line + 1, error.problem_mark.column + 1
     if isinstance(error, yaml.reader.ReaderError):
         return error.reason, *_line_and_column(text, error.position)
-    if isinstance(error, _GivenTwiceError):
-        return str(error), *error.place
     if isinstance(error, tomllib.TOMLDecodeError):
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", str(error)):
             return str(error)[: found.start()], int(found[1]), int(found[2])
         return str(error), *_line_and_column(text, len(text))
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error), 0, 0
+    return _TOO_DEEP if isinstance(error, RecursionError) else str(error), 0, 0
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
-class _GivenTwiceError(ValueError):
-    """A table has a key twice."""
-
-    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
-        super().__init__(message)
-        self.place = (line, column)
-
-
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, and says where a value is that cannot be made."""
+    """SafeLoader that refuses a key given twice and what is too much, and says where a value cannot be made."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values: dict[int, int] = {}  # of each node, those that aliases stand for included
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark: Any = cast("Any", self).peek_event().start_mark
+        self._depth += 1
+        if self._depth > LIMIT_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if id(node) not in self._values and node is not None:
+            inner = itertools.chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+            inner = () if isinstance(node, yaml.ScalarNode) else inner
+            self._values[id(node)] = values = 1 + sum(self._values.get(id(one), 1) for one in inner)
+            if values > LIMIT_VALUES:
+                problem = f"says too much: more than {LIMIT_VALUES:,} values, with what aliases stand for"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -141,8 +172,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    mark = key.start_mark
-                    raise _GivenTwiceError(f"the key {key.value!r} is given twice", mark.line + 1, mark.column + 1)
+                    problem = f"the key {key.value!r} is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
 
@@ -169,20 +200,40 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _parse_json(text: str) -> Any:
+    _check_depth(text)
     return json.loads(text, object_pairs_hook=_unique_keys)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the table in a TOML text.
+
+    Raises:
+        ValueError: it is none.
+        RecursionError: it is nested too deeply.
+    """
+    _check_depth(text)
+    return tomllib.loads(text)
+
+
+def _check_depth(text: str) -> None:
+    """Refuse brackets in each other, and keys with dots, of which tomllib takes quadratic time."""
+    bare = _QUOTED.sub('""', text)
+    brackets = max(itertools.accumulate(map(_STEPS.__getitem__, filter(_STEPS.__contains__, bare))), default=0)
+    if brackets > LIMIT_DEPTH or max(key.count(".") for key in re.split(r"[=\n\[\]{},]", bare)) >= LIMIT_DEPTH:
+        raise RecursionError
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise _GivenTwiceError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
+            raise ValueError(f"the key {key!r} is given twice: {show(table[key])}, then {show(value)}")
         table[key] = value
     return table
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    ".toml": tomllib.loads,
+    ".toml": parse_toml,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
     ".json": _parse_json,

@@ -1,29 +1,50 @@
-"""`load`: a config file, with what the environment overrides, as a `RunConfig`."""
+"""`load`: a config file, with what it includes and what overrides it, as a `RunConfig`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from keras_dist.config.formats import read_table
-from keras_dist.config.mesh_shape import parse_mesh_shape
-from keras_dist.config.problems import MISSING, Problem, config_error, pydantic_problems
-from keras_dist.config.schema import RunConfig, as_table, axis_problems, option_problems
-from keras_dist.errors import ConfigError, MeshError, shorten
+from keras_dist.config.formats import LIMIT_DEPTH, parse_toml, read_table
+from keras_dist.config.mesh_shape import MESH_VARIABLE
+from keras_dist.config.problems import (
+    MISSING,
+    Loc,
+    Problem,
+    as_table,
+    as_tuple,
+    config_error,
+    key_path,
+    pydantic_problems,
+    show,
+)
+from keras_dist.config.schema import RunConfig
+from keras_dist.errors import ConfigError, shorten
 
-MESH_VARIABLE = "KERAS_DIST_MESH"
+_LIMIT_FILES = 16
+_VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
+_OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> RunConfig:
+def load(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> RunConfig:
     r"""Return the settings in a TOML, YAML or JSON file.
+
+    `include = ["base.toml"]` names files, relative to this one, whose settings hold where it says nothing else: tables
+    are merged key by key. `"${NAME}"` and `"${NAME:-default}"` stand for variables of the environment; one that is
+    the whole value is read as TOML has it, `4` as a number. `"$${"` is a plain `"${"`.
 
     Args:
         path: the file; its suffix tells the format.
+        overrides: settings that replace those of the files, each a key path and a value as TOML writes it; what TOML
+            does not read is text: `"mesh.shape.data=4"`, `"optimizer=adam"`.
         environ: the environment, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` in it replaces
             `mesh.shape`, which the file then need not give. An empty value replaces nothing.
 
@@ -31,8 +52,8 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         The settings, checked as a whole.
 
     Raises:
-        ConfigError: the file cannot be read or is not in its format, or something in it is missing, unknown or not
-            allowed. One error lists all that was found, each with its key path.
+        ConfigError: a file cannot be read, is too large or is not in its format, or something in it is missing, unknown
+            or not allowed. One error lists all that was found, each with its key path.
 
     Example:
         >>> import pathlib, tempfile
@@ -40,6 +61,8 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         >>> _ = file.write_text('[mesh]\nshape = {data = 2, model = 4}')
         >>> load(file, environ={}).mesh.shape
         {'data': 2, 'model': 4}
+        >>> load(file, ["mesh.shape.data=1", "training.epochs=3"], environ={}).mesh.shape
+        {'data': 1, 'model': 4}
         >>> load(file, environ={"KERAS_DIST_MESH": "data=8,model=1"}).mesh.shape
         {'data': 8, 'model': 1}
     """
@@ -50,44 +73,168 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
             expected="a string, or a pathlib.Path",
             fix='for example path="run.toml"',
         )
-    table = read_table(Path(path))
-    override = (os.environ if environ is None else environ).get(MESH_VARIABLE, "").strip()
-    if override and isinstance(table.get("mesh", {}), dict | None):
-        table["mesh"] = {**(table.get("mesh") or {}), "shape": override}
+    file, settings = os.fspath(path), _Settings(os.environ if environ is None else environ)
+    settings.put_file(Path(file))
+    mesh = settings.environ.get(MESH_VARIABLE, "").strip()
+    if mesh and isinstance(settings.table.get("mesh", {}), dict | None):
+        settings.put(("mesh", "shape"), mesh, MESH_VARIABLE)
+    for override in overrides:
+        settings.put(*_read_override(override), source=f"--set {override}")
+    source = settings.source_of(("mesh", "shape"))
     try:
-        return RunConfig.model_validate(table)
+        found = RunConfig.model_validate(settings.table, context={"mesh": "mesh.shape" if source == file else source})
     except ValidationError as error:
-        problems = [_place(problem, bool(override)) for problem in pydantic_problems(error, RunConfig)]
-        problems += _problems_across(table, bool(override))
-    raise config_error(os.fspath(path), problems)
+        placed = {problem.loc: problem for problem in settings.problems}
+        for problem in pydantic_problems(error, RunConfig, settings.table):
+            placed.setdefault(problem.loc, _placed(problem, settings))
+        raise config_error(file, list(placed.values())) from None
+    if settings.problems:
+        raise config_error(file, settings.problems)
+    return found
 
 
-def _place(problem: Problem, overridden: bool) -> Problem:
-    """`problem` with the part that the environment has in it."""
-    if overridden and problem.loc[:2] == ("mesh", "shape"):
-        return replace(problem, source=MESH_VARIABLE)
+def _placed(problem: Problem, settings: _Settings) -> Problem:
+    """`problem` with where the value comes from, and with the part that the environment has in it."""
     if problem.loc in (("mesh",), ("mesh", "shape")) and problem.what == MISSING:
         given = f"nothing in the file, and no {MESH_VARIABLE} in the environment"
         return replace(problem, given=given, fix=f'{problem.fix}, or set {MESH_VARIABLE}="data=2,model=4"')
-    return problem
+    return replace(problem, source=settings.source_of(problem.loc))
 
 
-def _problems_across(table: Mapping[Any, Any], overridden: bool) -> Iterator[Problem]:
-    options = as_table(table.get("distribution"))
-    if options is None:
-        return
-    yield from option_problems(options)
-    axes = _axes(table.get("mesh"))
-    if axes:
-        yield from axis_problems(axes, options, MESH_VARIABLE if overridden else "mesh.shape")
+class _Settings:
+    """Tables that are put over each other.
 
+    Attributes:
+        table: what they say together.
+        sources: what has said it, by its place.
+        problems: what is wrong with variables of the environment.
+        environ: the environment.
+    """
 
-def _axes(mesh: object) -> list[str]:
-    """Return the axis names in `[mesh]` that can be read."""
-    shape: object = (as_table(mesh) or {}).get("shape")
-    if isinstance(shape, str):
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.table: dict[Any, Any] = {}
+        self.sources: dict[Loc, str] = {}
+        self.problems: list[Problem] = []
+        self.environ = environ
+        self._files = 0
+
+    def source_of(self, loc: Loc) -> str:
+        """What has said the value at a place, or the table that it is missing in."""
+        return next((self.sources[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in self.sources), "")
+
+    def put_file(self, file: Path, within: tuple[Path, ...] = ()) -> None:
+        """Put a file over what is there, with those that it includes below it."""
+        self._files += 1
+        chain = " -> ".join(str(one) for one in (*within, file))
+        if self._files > _LIMIT_FILES or any(file.samefile(one) for one in within if file.exists()):
+            raise ConfigError(
+                f"{file}: includes itself" if self._files <= _LIMIT_FILES else f"{file}: too many files are included",
+                given=chain,
+                expected=f"at most {_LIMIT_FILES} files that do not include each other",
+                fix=f"remove {file.name} from include in {within[-1]}",
+            )
         try:
-            shape = parse_mesh_shape(shape)
-        except MeshError:
-            return []
-    return [name for name in as_table(shape) or () if isinstance(name, str)]
+            table = self._filled(read_table(file), (), str(file), ())
+        except ConfigError as error:
+            error.given += f", included as {chain}" if within else ""
+            raise
+        given = table.pop("include", [])
+        names: Any = as_tuple([given] if isinstance(given, str) else given)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in cast("tuple[Any, ...]", names)):
+            wrong = Problem(("include",), "is no list of files", show(given), "a list of paths", 'write ["base.toml"]')
+            raise config_error(str(file), [wrong])
+        for name in cast("tuple[str, ...]", names):
+            self.put_file(file.parent / name, (*within, file))
+        for key, value in table.items():
+            self._merge(self.table, key, value, (str(key),), str(file))
+
+    def put(self, loc: Loc, value: object, source: str) -> None:
+        """Put a value at a place."""
+        table = self.table
+        for n, part in enumerate(loc[:-1], 1):
+            inner = as_table({} if table.get(part) is None else table[part])
+            if inner is None:
+                raise ConfigError(
+                    f"{source}: {key_path(loc[:n])} is no table",
+                    given=f"{key_path(loc[:n])} = {show(table[part])}",
+                    expected="the key path of a value",
+                    fix=f"replace the whole of {key_path(loc[:n])}, or correct the key path",
+                )
+            table[part] = table = inner
+        table[loc[-1]] = value
+        self.sources = {one: said for one, said in self.sources.items() if one[: len(loc)] != loc} | {loc: source}
+
+    def _merge(self, into: dict[Any, Any], key: Any, value: Any, loc: Loc, source: str) -> None:
+        inner, table = as_table(into.get(key)), as_table(value)
+        if inner is None or table is None:
+            into[key], self.sources[loc] = value, source
+        else:
+            for name, item in table.items():
+                self._merge(inner, name, item, (*loc, str(name)), source)
+
+    def _filled(self, value: Any, loc: Loc, source: str, around: tuple[Any, ...]) -> Any:
+        """`value` as a tree of its own, with the variables of the environment in it."""
+        if isinstance(value, str):
+            whole, text = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
+            return _read_value(text) if whole is not None and whole[1] else text
+        table, items = as_table(value), as_tuple(value)
+        if table is None and not isinstance(items, tuple):
+            return value
+        if len(around) > LIMIT_DEPTH or any(value is one for one in around):
+            what = "is nested too deeply" if len(around) > LIMIT_DEPTH else "contains itself"
+            allowed = f"at most {LIMIT_DEPTH} tables and lists in each other"
+            raise config_error(source, [Problem(loc, what, show(value), allowed, "write it out")])
+        around = (*around, value)
+        if table is None:
+            return [
+                self._filled(item, (*loc, n), source, around) for n, item in enumerate(cast("tuple[Any, ...]", items))
+            ]
+        filled: dict[Any, Any] = {}
+        for key, item in table.items():
+            name = self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key
+            filled[name] = self._filled(item, (*loc, str(name)), source, around)
+        return filled
+
+    def _with_variables(self, text: str, loc: Loc, source: str) -> str:
+        def value_of(found: re.Match[str]) -> str:
+            name, default = found.groups()
+            if found[0] == "$$":
+                return "$"
+            if name and (name in self.environ or default is not None):
+                return self.environ.get(name) or default or ""
+            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
+            fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
+            self.problems.append(Problem(loc, what, show(text), '"${NAME}" or "${NAME:-default}"', fix, source))
+            return found[0]
+
+        return _VARIABLE.sub(value_of, text)
+
+
+def _read_value(text: str) -> Any:
+    """What TOML reads in a text; else the text."""
+    try:
+        table = parse_toml(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def _read_override(text: str) -> tuple[Loc, Any]:
+    """The key path and the value of `mesh.shape.data=4`."""
+    parts = _OVERRIDE.fullmatch(text)
+    loc: tuple[str, ...] = ()
+    try:
+        keys: Any = parse_toml(f"{parts[1]} = 0") if parts else None
+    except (ValueError, RecursionError):
+        keys = None
+    while isinstance(keys, dict) and len(cast("dict[str, Any]", keys)) == 1:
+        ((key, keys),) = cast("dict[str, Any]", keys).items()
+        loc = (*loc, key)
+    if parts is None or keys != 0:
+        raise ConfigError(
+            f"--set {text}: is no setting",
+            given=repr(text),
+            expected="a key path, '=' and a value",
+            fix='for example --set mesh.shape.data=4; keys with "/" in them need quotes',
+        )
+    return loc, _read_value(parts[2].strip())

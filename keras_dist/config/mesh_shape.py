@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from keras_dist.errors import MeshError
 
+MESH_VARIABLE = "KERAS_DIST_MESH"
+"""The variable of the environment that replaces the shape of config files."""
+
 ALLOWED_NAME = "a name that is not '-' and has no ',', no '=' and no space around it"
 ALLOWED_SIZE = "an integer >= 1, or -1 for one axis: what the number of devices leaves for it"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -16,9 +17,11 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from keras_dist.errors import ConfigError, did_you_mean, nearest
 
-_BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+Loc = tuple[str | int, ...]
 MISSING = "is missing"
 
+_BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_SHOWN = 80
 _TYPES: dict[type, str] = {
     bool: "a boolean",
     str: "a string",
@@ -30,15 +33,43 @@ _TYPES: dict[type, str] = {
 }
 
 
+def as_table(value: object) -> dict[Any, Any] | None:
+    """Return `value` if it is a table."""
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
+
+
+def as_tuple(value: object) -> object:
+    """Return a list as a tuple, and anything else as it is."""
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
 class Table(BaseModel):
     """A table of a config file: immutable, with the keys of its fields alone."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     @classmethod
-    def fields(cls) -> dict[str, FieldInfo]:
+    def described_by(cls, given: object) -> type[Table]:
+        """Return the class whose fields are the keys of a given table."""
+        return cls
+
+    @classmethod
+    def key_names(cls) -> list[str]:
         """Return the keys that it may have."""
-        return cls.model_fields
+        return list(cls.model_fields)
+
+    @classmethod
+    def unknown(cls, loc: Loc, beside: object) -> Problem | None:
+        """Return the problem with a key that it does not have; None if what is given beside it is the problem."""
+        name, names = str(loc[-1]), cls.key_names()
+        near = nearest(name, names)
+        what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""
+        return Problem(loc, what, show(name), f"one of the keys {', '.join(names)}", fix)
+
+    @classmethod
+    def form(cls) -> str:
+        """Return what may be given in its place."""
+        return f"a table with the keys {', '.join(cls.key_names())}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +85,7 @@ class Problem:
         source: where the value comes from, if not from the file.
     """
 
-    loc: tuple[str | int, ...]
+    loc: Loc
     what: str
     given: str
     allowed: str
@@ -63,8 +94,7 @@ class Problem:
 
     def headline(self, file: str) -> str:
         """Return the place and what is wrong with it."""
-        place = self.source or f"{file}: {key_path(self.loc)}"
-        return f"{place}: {self.what}"
+        return f"{self.source or file}: {key_path(self.loc)}: {self.what}"
 
 
 def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
@@ -72,25 +102,13 @@ def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}; allowed: {allowed}", {"what": what, "allowed": allowed, "fix": fix})
 
 
-def across(problems: Iterable[Problem]) -> None:
-    """Raise what was found wrong between fields; these are found anew, and listed singly, by `load`."""
-    texts = [f"{problem.headline('config')} (given {problem.given}; {problem.allowed})" for problem in problems]
-    if texts:
-        raise PydanticCustomError("across", "{text}", {"text": "; ".join(texts)})
-
-
 def config_error(file: str, problems: Sequence[Problem]) -> ConfigError:
     """Return the one error that lists `problems`."""
+    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in problems]
     if len(problems) == 1:
-        (only,) = problems
-        return ConfigError(only.headline(file), given=only.given, expected=only.allowed, fix=only.fix)
-    lines = [f"{file}: {len(problems)} problems"]
-    for problem in problems:
-        lines.append(f"  {problem.headline(file)}")
-        for label, text in (("given:", problem.given), ("expected:", problem.allowed), ("fix:", problem.fix)):
-            if text:
-                lines.append(f"    {label:<9} {text}")
-    return ConfigError("\n".join(lines))
+        return ConfigError(problems[0].headline(file), **parts[0])
+    each = [str(ConfigError(one.headline(file), **said)) for one, said in zip(problems, parts, strict=True)]
+    return ConfigError("\n".join([f"{file}: {len(problems)} problems", *each]).replace("\n", "\n  "))
 
 
 def key_path(loc: Sequence[str | int]) -> str:
@@ -105,94 +123,82 @@ def key_path(loc: Sequence[str | int]) -> str:
     return text
 
 
-class _Show(reprlib.Repr):
-    """Values as config files write them, shortened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 80
-        self.maxdict, self.maxlevel = 8, 3
-
-    def repr_str(self, x: str, level: int) -> str:
-        text = json.dumps(x[: self.maxstring], ensure_ascii=False)
-        return text if len(x) <= self.maxstring else text[:-1] + '..."'
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        if level <= 0:
-            return "{...}"
-        items = itertools.islice(x.items(), self.maxdict)
-        texts = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in items]
-        return "{" + ", ".join(texts + ["..."] * (len(x) > self.maxdict)) + "}"
-
-    def repr_bool(self, x: bool, level: int) -> str:
-        return str(x).lower()
-
-    def repr_NoneType(self, x: None, level: int) -> str:
-        return "null"
-
-
 def show(value: object, *, with_type: bool = False) -> str:
     """`value` as a config file would write it, shortened; with its type: `"4" (a string)`."""
-    word = _TYPES.get(type(value)) if with_type else None
-    return _Show().repr(value) + (f" ({word})" if word else "")
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that are no text, or what contains itself
+        text = reprlib.repr(value)
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"{text} ({_TYPES[type(value)]})" if with_type and type(value) in _TYPES else text
 
 
-def pydantic_problems(error: ValidationError, model: type[Table]) -> Iterator[Problem]:
-    """Return the problems that pydantic found, without those between fields (see `across`)."""
+def pydantic_problems(error: ValidationError, model: type[Table], table: Mapping[Any, Any]) -> list[Problem]:
+    """Return what pydantic found wrong in a table; once where it tried several forms of a value."""
+    found: dict[Loc, Problem] = {}
     for details in error.errors(include_url=False):
-        if details["type"] != "across":
-            yield _problem(details, model)
+        problem = _problem(details, model, table)
+        if problem is not None:
+            found.setdefault(problem.loc, problem)
+    return list(found.values())
 
 
-def _problem(details: ErrorDetails, model: type[Table]) -> Problem:
-    loc = _loc(details)
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
-    owner, field = _field_at(model, loc)
+def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]) -> Problem | None:
+    loc, kind, given, context = _loc(details, table), details["type"], details["input"], details.get("ctx", {})
+    owner, field, beside = _field_at(model, loc, table)
     if kind in ("extra_forbidden", "invalid_key"):
-        return _unknown_key(loc, owner, model)
+        homes = [name for name, other in model.model_fields.items() if str(loc[-1]) in _keys_in(other)]
+        problem = owner.unknown(loc, beside)
+        if problem is None or not homes or homes[0] == loc[0]:
+            return problem
+        return replace(problem, what="unknown key", fix=f"move it into {homes[0]}")
     if kind == "refused":
         return Problem(loc, context["what"], show(given), context["allowed"], context["fix"])
-    allowed = (field.description if field is not None else None) or details["msg"]
-    fix = f"for example {show(field.examples[0])}" if field is not None and field.examples else ""
+    inner = _table_in(field)
+    told = details["msg"].removeprefix("Input should be ")
+    allowed = (field and field.description) or (inner.form() if inner else told)
+    fix = f"for example {show(field.examples[0])}" if field and field.examples else f"give {allowed}"
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)
-    if not kind.endswith("_type"):
-        return Problem(loc, "has a value that is not allowed", show(given), allowed, fix)
-    return Problem(loc, "has the wrong type", show(given, with_type=True), allowed, fix)
+    wrong = "has the wrong type" if kind.endswith("_type") else "has a value that is not allowed"
+    return Problem(loc, wrong, show(given, with_type=kind.endswith("_type")), allowed, fix)
 
 
-def _loc(details: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the way to an error, without the mark that pydantic sets when the key is wrong and not its value."""
-    *way, last = details["loc"]
-    if last == "[key]" and way and str(way[-1]) == str(details["input"]):
-        return (*way[:-1], str(way[-1]))
-    return (*way, str(last) if details["type"] == "invalid_key" else last)
+def _loc(details: ErrorDetails, table: object) -> Loc:
+    """Return the way to an error, without the parts that pydantic adds for forms of values and for wrong keys."""
+    loc: Loc = ()
+    value: Any = table
+    for part in details["loc"]:
+        inner, items = as_table(value), as_tuple(value)
+        if inner is not None:
+            keys = [key for key in inner if str(key) == str(part)]
+            if keys or details["type"] == "missing":
+                loc, value = (*loc, str(part)), inner[keys[0]] if keys else None
+        elif isinstance(part, int) and isinstance(items, tuple) and part < len(cast("tuple[Any, ...]", items)):
+            loc, value = (*loc, part), cast("tuple[Any, ...]", items)[part]
+    return loc
 
 
-def _unknown_key(loc: tuple[str | int, ...], owner: type[Table], model: type[Table]) -> Problem:
-    name = str(loc[-1])
-    keys = list(owner.fields())
-    fix = f"write {near}" if (near := nearest(name, keys)) else "remove it"
-    for table, field in model.fields().items():
-        table_model = _model_of(field)
-        if table_model not in (None, owner) and name in table_model.fields():
-            fix = f"move it into {table}"
-    return Problem(loc, f"unknown key{did_you_mean(name, keys)}", show(name), "one of the keys " + ", ".join(keys), fix)
-
-
-def _field_at(model: type[Table], loc: Sequence[str | int]) -> tuple[type[Table], FieldInfo | None]:
-    """Return the field that `loc` leads to or into, with the model it belongs to."""
-    field: FieldInfo | None = None
+def _field_at(model: type[Table], loc: Loc, table: object) -> tuple[type[Table], FieldInfo | None, object]:
+    """Return the field that `loc` leads to or into, with the class it belongs to and what is given beside it."""
+    owner, field = model, None
     for part in loc:
-        field = model.fields().get(str(part))
-        inner = _model_of(field)
+        field = owner.model_fields.get(str(part))
+        inner = _table_in(field)
         if inner is None:
             break
-        model = inner
-    return model, field
+        table = (as_table(table) or {}).get(part)
+        owner = inner.described_by(table)
+    return owner, field, table
 
 
-def _model_of(field: FieldInfo | None) -> type[Table] | None:
-    """Return the model that describes a field that is a table."""
-    annotation: Any = field.annotation if field is not None else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Table) else None
+def _table_in(field: FieldInfo | None) -> type[Table] | None:
+    """Return the class that describes a field that is a table."""
+    annotation = field and field.annotation
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return next((one for one in options if isinstance(one, type) and issubclass(one, Table)), None)
+
+
+def _keys_in(field: FieldInfo) -> list[str]:
+    inner = _table_in(field)
+    return [] if inner is None else inner.key_names()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from keras_dist import _paths
 from keras_dist._arguments import argument_error
-from keras_dist._patterns import pattern
+from keras_dist.config.migration import equivalent_rules, matched
 from keras_dist.distribution import LayoutMap, ModelParallel
 from keras_dist.distribution.render import render_text
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
@@ -53,7 +51,7 @@ def to_layout_map(
         >>> old["d1.k"] = dtensor.Layout.inner_sharded(mesh, "model", rank=2)
         >>> model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(4, name="d1")])
         >>> list(dtensor.to_layout_map(old, model, print_fn=None))
-        ['d1.k.*']
+        ['d1/k.*']
     """
     if not isinstance(old_map, keras.LayoutMap):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("old_map", old_map, "a dtensor.keras.LayoutMap", error=LayoutError)
@@ -64,7 +62,8 @@ def to_layout_map(
     tensors = ["input", *(_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
     names = {**{name: (name,) for name in tensors}, **{spec.path: (spec.path, *spec.aliases) for spec in specs}}
     decided = _decided(strategy, specs)
-    keys = _keys(decided, names)
+    exact = [path for rule, paths in decided.items() for path in paths if dotted(path) == rule]
+    keys = equivalent_rules(decided, names, exact)
     rules = LayoutMap(old_map.mesh)
     for rule, translated in keys.items():
         for key in translated:
@@ -97,42 +96,6 @@ def _decided(strategy: ByLayoutMap, specs: Iterable[VariableSpec]) -> dict[str, 
     return decided
 
 
-def _keys(decided: Mapping[str, Sequence[str]], names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The keys that take the place of each rule.
-
-    Args:
-        decided: for each rule the paths that it decides for.
-        names: for each path, also of what layers return, all paths that rules may match.
-    """
-    exact = {path for rule, paths in decided.items() for path in paths if dotted(path) == rule}
-    keys: dict[str, list[str]] = {}
-    for rule, paths in decided.items():
-        wanted = set(paths)
-        kept = [key for key in _candidates(rule) if _matched(key, names, "fullmatch") - exact == wanted - exact]
-        keys[rule] = kept[:1] if kept and not wanted <= exact else list(paths)
-    return keys
-
-
-def _candidates(rule: str) -> list[str]:
-    """What a rule may be called in a map for whole paths with slashes."""
-    forms = dict.fromkeys((rule, re.sub(r"\\\.|\[\.\]", "/", rule)))
-    prefixes = [f"(?:{form}).*" if "|" in form else f"{form}.*" for form in forms]
-    candidates: list[str] = []
-    for key in (*forms, *prefixes):
-        try:
-            pattern(key)
-        except re.error:
-            continue
-        candidates.append(key)
-    return candidates
-
-
-def _matched(rule: str, names: Mapping[str, Sequence[str]], how: str) -> set[str]:
-    """The paths that a rule matches by `fullmatch` or `search`."""
-    match: Callable[[str], Any] = getattr(pattern(rule), how)
-    return {path for path, known in names.items() if any(match(name) for name in known)}
-
-
 def _report(
     decided: Mapping[str, Sequence[str]],
     names: Mapping[str, Sequence[str]],
@@ -144,7 +107,7 @@ def _report(
     for header in ("re.match", "decides for", "kept under re.fullmatch", "kept under re.search", "now"):
         table.add_column(header, overflow="fold")
     for rule, paths in decided.items():
-        meanings = [_difference(set(paths), _matched(rule, names, how)) for how in ("fullmatch", "search")]
+        meanings = [_difference(set(paths), matched(rule, names, how)) for how in ("fullmatch", "search")]
         now = "\n".join(keys[rule]) or "left out"
         table.add_row(*map(Text, (rule, _listed(paths) or "nothing", *meanings, now)))
     known = {key for translated in keys.values() for key in translated}

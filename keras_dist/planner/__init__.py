@@ -4,6 +4,7 @@ And which layout would be better: `AutoParallel` finds one.
 """
 
 from keras_dist.planner.auto import AutoParallel
+from keras_dist.planner.checking import CheckReport, check
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
@@ -22,6 +23,7 @@ from keras_dist.planner.tracing import StepProgram, trace_step
 __all__ = [
     "AutoParallel",
     "Candidate",
+    "CheckReport",
     "Chip",
     "Collective",
     "Comparison",
@@ -37,6 +39,7 @@ __all__ = [
     "Target",
     "Unsharded",
     "assert_plan",
+    "check",
     "compile_for",
     "devices",
     "dim_classes",

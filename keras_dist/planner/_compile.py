@@ -29,7 +29,7 @@ def main(folder: pathlib.Path) -> None:
     except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError, ValueError) as error:
         answer: dict[str, Any] = {"error": str(error)}
     else:
-        answer = _figures(compiled, request["mesh"])
+        answer = _figures(compiled, request["mesh"], request["slices"])
     (folder / "answer.json").write_text(json.dumps({**answer, "seconds": time.perf_counter() - began}))
 
 
@@ -43,14 +43,14 @@ def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:
     return _shardy.compile_program(bytecode, devices, request["free_arguments"], request["free_results"])
 
 
-def _figures(compiled: Any, mesh: dict[str, int]) -> dict[str, Any]:
+def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str, Any]:
     memory = compiled.get_compiled_memory_stats()
     program = parse_program(compiled.hlo_modules()[0].to_string())
     sizes = {
         f"{name}_nbytes": getattr(memory, f"{name}_size_in_bytes")
         for name in ("argument", "output", "alias", "temp", "generated_code")
     }
-    collectives = [vars(each) for each in program.collectives(mesh)]
+    collectives = [vars(each) for each in program.collectives(mesh, slices)]
     flops, accessed = program.flops(), program.nbytes_accessed()
     return {**sizes, "collectives": collectives, "flops": flops, "accessed_nbytes": accessed}
 

@@ -22,8 +22,8 @@ import jax
 from keras_dist import _environment, _shardy
 from keras_dist._arguments import argument_error
 from keras_dist._extras import import_extra
-from keras_dist.distribution.devices import device_name
 from keras_dist.errors import CompilationError, CompilationTimeoutError
+from keras_dist.planner.gpu_target_config import gpu_target_config
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
@@ -95,6 +95,8 @@ def compile_for(
 ) -> CompiledFigures:
     """Compile a lowered program for a target, on a machine that has none of its devices.
 
+    XLA's settings in the environment of this process do not count: they are those of its own devices.
+
     Args:
         lowered: a program lowered for the platform of the target, on a mesh with as many devices:
             `jax.jit(step).trace(x).lower(lowering_platforms=(target.platform,))`. The mesh may be abstract.
@@ -138,6 +140,7 @@ def compile_for(
         "topology": _topology(machine),
         "mesh": sizes,
         "devices": [place.id for place in places.flat],
+        "slices": [place.slice_index for place in places.flat],
         "free_arguments": free_arguments,
         "free_results": free_results,
         "timeout_seconds": timeout_seconds,
@@ -154,8 +157,13 @@ def figures(program: StepProgram, target: str | Target, *, timeout_seconds: floa
         timeout_seconds: after which the compiling process is killed.
     """
     mesh = program.state.mesh
-    names = [device_name(device) for device in mesh.devices.flat]
-    return compile_for(program.lowered, target, mesh=mesh.axis_sizes, devices=names, timeout_seconds=timeout_seconds)
+    return compile_for(
+        program.lowered,
+        target,
+        mesh=mesh.axis_sizes,
+        devices=mesh.device_names,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def _topology(target: Target) -> dict[str, Any] | None:
@@ -164,7 +172,9 @@ def _topology(target: Target) -> dict[str, Any] | None:
         return None
     if target.platform == "cuda":
         import_extra("jax_cuda12_plugin", "cuda", f"compiling for {target.name!r}")
-        raise NotImplementedError
+        shape = "x".join(map(str, (target.slices, *target.shape)))
+        config = gpu_target_config(target.chip)
+        return {"platform": "cuda", "topology_name": target.chip.name, "topology": shape, "target_config": config}
     import_extra("libtpu", "tpu", f"compiling for {target.name!r}")
     bounds = [2 if size % 2 == 0 and dim < 2 else 1 for dim, size in enumerate((*target.shape, 1)[:3])]
     options: dict[str, Any] = {"platform": "tpu", "topology_name": target.name.partition("*")[0]}
@@ -246,7 +256,10 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         temp_nbytes=sizes["temp"],
         peak_nbytes=peak,
         limit_nbytes=limit,
-        collectives=tuple(Collective(**{**each, "axes": tuple(each["axes"])}) for each in answer["collectives"]),
+        collectives=tuple(
+            Collective(**{**each, "axes": tuple(each["axes"]), "places": tuple(each["places"])})
+            for each in answer["collectives"]
+        ),
         flops=answer["flops"],
         accessed_nbytes=sizes["accessed"],
         seconds_to_compile=answer["seconds"],

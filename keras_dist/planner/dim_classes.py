@@ -282,7 +282,7 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
             for dim in range(len(row.shape)):
                 members[graph.class_of(index, dim)].append(_Member(path, dim, graph.parts_of(index, dim), row))
     groups: list[_Group] = []
-    for root in sorted(members, key=order.__getitem__):
+    for root in sorted(members, key=lambda each: order.get(each, len(order))):  # dims that no operation orders: last
         own = [member for member in members[root] if member.row.role in _OWN]
         if own:
             given = {names[path][dim] for path, dim, *_ in own if dim < len(names.get(path, ()))} - {None}

@@ -73,6 +73,18 @@ class Found:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.best.rules} on mesh {self.distribution.device_mesh.describe()}>"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was found and tried as plain values that JSON can hold."""
+        return {
+            "mesh": self.distribution.device_mesh.axis_sizes,
+            "layout": {rule: list(layout.axes) for rule, layout in self.layout_map.snapshot()},
+            "toml": self.to_toml(),
+            "explanation": list(self.explanation),
+            "candidates": [dataclasses.asdict(each) for each in self.candidates],
+            "is_complete": self.is_complete,
+            "is_cached": self.is_cached,
+        }
+
     def to_code(self) -> str:
         """Return Python code that makes the distribution."""
         mesh, batch = self.distribution.device_mesh, self.distribution.batch_dim_name

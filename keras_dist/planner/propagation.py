@@ -48,7 +48,9 @@ class Collective:
         needed_by: path of the submodule that needs it elsewhere; empty for reductions, and where it is not known.
         is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
             of a fully sharded layout, `jax.lax.with_sharding_constraint` in a module; reductions always are.
-        is_joined: whether its result is added to that of a collective before it, of which XLA makes one for TPUs and GPUs.
+        is_joined: whether its result is only added to that of one before it: for TPUs and GPUs XLA makes one of both.
+        places: of one of the groups of devices that exchange, the positions in the mesh, row by row; empty where it is
+            all of those along `axes`. Compiled programs divide axes, as in exchanges inside of slices and over them.
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Collective:
     needed_by: str = ""
     is_asked: bool = True
     is_joined: bool = False
+    places: tuple[int, ...] = ()
 
     @property
     def nbytes_per_step(self) -> int:

@@ -17,8 +17,8 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((
 def groups_of(opcode: str, attributes: str, devices: int) -> np.ndarray:
     """Return the groups of devices that exchange, a row each; pairs of source and target are groups of two.
 
-    Groups are listed, `{{0,1},{2,3}}`; numbers in order that are reshaped and transposed, `[2,2]<=[2,2]T(1,0)`; or along
-    axes of a mesh of XLA's, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`, or parts of axes.
+    Groups are listed, `{{0,1},{2,3}}`; numbers in order that are reshaped and transposed, `[2,2]<=[2,2]T(1,0)`; or go
+    along axes of a mesh of XLA's, or parts of them, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`.
 
     Args:
         opcode: that of the instruction.

@@ -67,8 +67,8 @@ def roofline(
     """Return the least time of a step on a target.
 
     With `F` FLOPs and `B` bytes of a device, `F / peak` and `B / bandwidth` of its chip, shared by the devices of the
-    chip; each exchange takes what `collective_seconds` says, times its turns. Of propagated sums of reductions XLA makes
-    one reduction for TPUs and GPUs, and one counts.
+    chip; each exchange takes what `collective_seconds` says, times its turns. Of reductions that
+    are only added one counts for TPUs and GPUs, as XLA makes one of them.
 
     Args:
         target: a machine, or its name.
@@ -88,7 +88,8 @@ def roofline(
     Example:
         >>> from keras_dist.planner import Collective, roofline
         >>> reduced = Collective("all_reduce", ("model",), 2**30, 1, "", "dot_general")
-        >>> line = roofline("v5p:4x4x4", {"data": 16, "model": 4}, flops=1e12, accessed_nbytes=1e9, collectives=[reduced])
+        >>> mesh = {"data": 16, "model": 4}
+        >>> line = roofline("v5p:4x4x4", mesh, flops=1e12, accessed_nbytes=1e9, collectives=[reduced])
         >>> line.bottleneck, round(1e3 * line.step_seconds, 1)
         ('communication over model', 8.1)
 
@@ -103,7 +104,8 @@ def roofline(
     for each in collectives:
         if each.is_joined and machine.platform != "cpu":
             continue
-        once = collective_seconds(machine, each.kind, each.nbytes, group_of(places, tuple(mesh), each.axes))
+        group = [places.flat[place] for place in each.places] or group_of(places, tuple(mesh), each.axes)
+        once = collective_seconds(machine, each.kind, each.nbytes, group)
         seconds[each.axes] = seconds.get(each.axes, 0.0) + once * max(each.turns, 1)
     return Roofline(
         compute_seconds=flops * chip.devices / chip.flops_per_second[dtype],
@@ -137,9 +139,9 @@ def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequenc
         collective_permute           V / link, or V / N where the group is in more than one slice or host
 
     `W` of GPUs is that of NVLink. TPUs send along all dims of their net in which the group extends, `W` is the sum of
-    their `W_dim`: two links where the group is a ring, one where it is a line of `a` chips. A dim is a ring if the group
-    goes all along it and its size is a multiple of what the chip's net wraps at. Devices of one chip share its links,
-    and exchange with each other through its memory.
+    their `W_dim`: two links where the group is a ring of `a` chips, one where it is a line. It is a ring if it goes all
+    along a dim whose size is a multiple of what the chip's net wraps at. Devices of one chip share its links, and
+    exchange with each other through its memory.
 
     Args:
         target: the machine.
@@ -169,7 +171,7 @@ def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequenc
 
 
 def _dims(target: Target, group: Sequence[Place]) -> list[tuple[int, float]]:
-    """In which dims of the net of a slice a group extends: how far, and the bytes a second that a device sends there."""
+    """In which dims of the net of a slice a group extends: how far, and the bytes a second of a device along it."""
     chip = target.chip
     if target.platform != "tpu":
         return [(len(group), chip.link_bytes_per_second)]

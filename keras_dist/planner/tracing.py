@@ -108,13 +108,13 @@ def trace_step(
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
     with without_arrays(platform), distribution.scope() if distribution else contextlib.nullcontext():
-        forward, choices = _forward_of(model_or_factory, source.x, distribution)
+        forward, choices = forward_of(model_or_factory, source.x, distribution)
         if remat is not None:
             forward = dataclasses.replace(forward, remat=resolve_remat(remat))
         return _lowered(source, forward, choices, optimizer, loss)
 
 
-def _forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
+def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
     """How the model is called, and what `compile` chose for it."""
     if isinstance(given, type) and issubclass(given, Traceable):
         given = given()
@@ -126,7 +126,7 @@ def _forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tup
     elif callable(given) and takes(given, rngs=None):
         graph, _ = traced_in(placed, None, lambda: trace_factory(given, None))
     elif callable(given) and takes(given):
-        return _forward_of(given(), x, distribution)
+        return forward_of(given(), x, distribution)
     else:
         raise ModelError(
             "the planner: neither a model nor a factory of one",

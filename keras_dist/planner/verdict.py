@@ -131,7 +131,7 @@ def judge(program: StepProgram, step: Propagated, target: Target, *, compiles: b
             compiled = figures(program, target, timeout_seconds=timeout_seconds)
         except (MissingExtraError, CompilationError) as error:
             note = f"{error.summary} ({error.fix})"
-    if compiled is not None and compiled.collectives:
+    if compiled is not None and not compiled.note:
         of = compiled.flops or step.flops
         rooflines["compiled"] = _roofline_of(
             target, mesh, of, compiled.accessed_nbytes, compiled.collectives, step.dtype

@@ -34,6 +34,11 @@ def input_names(x: PyTree) -> list[str]:
     return [f"input/{path}" if path else LONE_INPUT for path in leaf_paths(x)]
 
 
+def tensor_names(module_paths: Sequence[str], x: PyTree) -> list[str]:
+    """The names in rules of what modules return, and of the arrays in `x`."""
+    return [*(_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
+
+
 def input_layout(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout:
     """The layout of one input: by its rule, else with the batch dim over the batch axis."""
     return _checked(name, shape, distribution) or distribution.get_data_layout(shape)
@@ -94,7 +99,7 @@ def check_tensor_rules(
     rules = distribution.layout_map
     if rules is None or not any(lint.names_tensor(rule) for rule in rules):
         return
-    tensors = [*(_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
+    tensors = tensor_names(module_paths, x)
     dead = [problem for problem in lint.check_rules(rules, specs, tensors) if lint.names_tensor(problem.path)]
     lint.report([], dead, distribution.device_mesh, strict=distribution.strict)
 

@@ -9,9 +9,9 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, examine
-from keras_dist.checkpoint.doctor import render_diagnosis, render_restoring
-from keras_dist.cli import doctor
-from keras_dist.errors import CheckpointError
+from keras_dist.checkpoint.render import render_diagnosis, render_restoring
+from keras_dist.errors import CheckpointError, MeshError
+from tests import commands
 from tests.checkpoint.conftest import Held, flip, snapshot_of
 from tests.contracts.processes import run_python
 
@@ -58,7 +58,7 @@ def test_says_what_a_training_holds(trained):
 
 
 def test_the_table_names_all_of_it(trained, capsys):
-    assert doctor.main([str(trained)]) == 0
+    assert commands.run("doctor", trained) == 0
     text = capsys.readouterr().out
     for part in ("step_00000003", "1, 2", "good", "jax 0.", "mesh {data: 2, model: 4}", "d1/kernel (1.1 KiB)"):
         assert part in text
@@ -66,7 +66,7 @@ def test_the_table_names_all_of_it(trained, capsys):
 
 
 def test_one_folder_is_a_state_of_its_own(trained, capsys):
-    assert doctor.main([str(trained / "step_00000006")]) == 0
+    assert commands.run("doctor", trained / "step_00000006") == 0
     text = capsys.readouterr().out
     assert "step_00000006" in text
     assert "step_00000003" not in text
@@ -93,7 +93,7 @@ def test_restoring_where_axes_lack_or_do_not_divide(trained, capsys):
     assert indivisible.nbytes_per_device == indivisible.nbytes
     lacking = state.restored_on({"data": 8})
     assert "the mesh has no axis 'model', along which dim 1 was sharded" in lacking.problems[0]
-    assert doctor.main([str(trained), "--mesh", "data=2, model=3"]) == 0
+    assert commands.run("doctor", trained, "--mesh", "data=2, model=3") == 0
     assert "not divisible by model = 3" in capsys.readouterr().out
 
 
@@ -124,7 +124,7 @@ def test_each_damaged_file_is_named(write, directory, capsys):
     first, second, third = write(1, 2, 3)
     flip(first / "model.json")
     (second / "arrays" / "_METADATA").unlink()
-    assert doctor.main([str(directory)]) == 1
+    assert commands.run("doctor", directory) == 1
     text = capsys.readouterr().out
     assert "damaged: step_00000001: model.json has other bytes than were written" in text
     assert "damaged: step_00000002: arrays/_METADATA is missing" in text
@@ -136,7 +136,7 @@ def test_each_damaged_file_is_named(write, directory, capsys):
 def test_a_record_that_cannot_be_read_is_told(write, directory, content, capsys):
     (path,) = write(1)
     (path / "record.json").unlink() if content is None else (path / "record.json").write_bytes(content)
-    assert doctor.main([str(directory)]) == 1
+    assert commands.run("doctor", directory) == 1
     assert "record.json" in capsys.readouterr().out
 
 
@@ -166,7 +166,7 @@ def test_drafts_and_what_was_put_aside_are_listed_and_do_not_count(write, direct
     (path,) = write(1)
     (directory / ".step_00000002.draft-17").mkdir()
     path.with_name("step_00000003.damaged").mkdir()
-    assert doctor.main([str(directory)]) == 0
+    assert commands.run("doctor", directory) == 0
     text = capsys.readouterr().out
     assert "draft: .step_00000002.draft-17" in text
     assert "put aside: step_00000003.damaged" in text
@@ -216,16 +216,28 @@ def test_keys_have_the_bytes_of_their_data(tmp_path, impl):
     "arguments", [[], ["--mesh", "data=2"], ["there", "--mesh", "data"], ["there", "--mesh", "data=-1"]], ids=repr
 )
 def test_wrong_usage_ends_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as raised:
-        doctor.main(arguments)
-    assert raised.value.code == 2
+    assert commands.run("doctor", *arguments) == 2
+
+
+def test_the_same_as_json(trained, capsys):
+    assert commands.run("doctor", trained, "--mesh", "data=2,model=3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["is_good"] and [state["step"] for state in found["states"]] == [3, 6]
+    assert found["states"][0]["rules"] == {"d1/kernel": 3 * 8 * 16 * 4 * 3 // 4}
+    assert "not divisible by model = 3" in found["restoring"]["step_00000006"]["problems"][0]
+
+
+@pytest.mark.parametrize("mesh", [{"data": 0}, {"data": "2"}, "data=-1"], ids=repr)
+def test_each_axis_needs_a_size(tmp_path, mesh):
+    with pytest.raises(MeshError, match="axis 'data' of `mesh` has no size"):
+        examine(tmp_path, mesh)
 
 
 def test_nothing_to_examine_ends_with_2(tmp_path, capsys):
-    assert doctor.main([str(tmp_path)]) == 2
-    assert doctor.main([str(tmp_path / "missing")]) == 2
+    assert commands.run("doctor", tmp_path) == 2
+    assert commands.run("doctor", tmp_path / "missing") == 2
     (tmp_path / "file").write_text("")
-    assert doctor.main([str(tmp_path / "file")]) == 2
+    assert commands.run("doctor", tmp_path / "file") == 2
     assert "is a file" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="is not there"):
         examine(tmp_path / "missing")
@@ -247,8 +259,11 @@ def test_changes_nothing(write, directory):
 def test_starts_no_device_and_reads_no_array(trained):
     program = f"""
 import sys
-from keras_dist.cli import doctor
-code = doctor.main([{str(trained)!r}, "--mesh", "data=1,model=8"])
+from keras_dist.cli.app import app
+try:
+    app(["doctor", {str(trained)!r}, "--mesh", "data=1,model=8"])
+except SystemExit as ended:
+    code = ended.code
 from jax._src import xla_bridge
 print(code, xla_bridge.backends_are_initialized(), "orbax" in sys.modules)
 """

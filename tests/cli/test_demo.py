@@ -13,7 +13,7 @@ pytestmark = pytest.mark.soak
 
 
 def run_demo(mesh):
-    return forks.python("-W", "error", "-m", "keras_dist.cli.demo", env=environment() | {"KERAS_DIST_MESH": mesh})
+    return forks.python("-W", "error", "-m", "keras_dist", "demo", "--mesh", mesh, env=environment())
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,6 @@ def test_the_mesh_changes_the_layout_and_nothing_else(outputs):
 
 def test_a_mesh_that_does_not_fit_is_reported_without_a_traceback():
     run = run_demo("data=3,model=2")
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "Shape does not match the number of devices" in run.stderr
     assert "Traceback" not in run.stderr

@@ -7,8 +7,8 @@ import sys
 import pytest
 import yaml
 
-from keras_dist.cli import launch
 from keras_dist.cli.nodes import Place
+from tests import commands
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 SCRIPTS = [DEPLOY / "slurm" / "train.sbatch", DEPLOY / "mpi" / "train.sh"]
@@ -16,12 +16,12 @@ MANIFESTS = [DEPLOY / "kubernetes" / "indexed-job.yaml", DEPLOY / "kubernetes" /
 
 
 def started(monkeypatch, arguments):
-    """The supervisor that `python -m keras_dist.cli.launch` would run with these arguments."""
+    """The supervisor that `keras-dist launch` would run with these arguments."""
     supervisors = []
-    monkeypatch.setattr(launch, "run_guarded", lambda run, on_signal: supervisors.append(run.__self__) or 0)
+    monkeypatch.setattr("keras_dist.cli.launch.run_guarded", lambda run, _: supervisors.append(run.__self__) or 0)
     with monkeypatch.context() as patch:
         patch.setattr(pathlib.Path, "is_file", lambda path: True)  # scripts of containers are not here
-        assert launch.main(arguments) == 0
+        assert commands.run("launch", *arguments) == 0
     return supervisors[0]
 
 
@@ -49,7 +49,7 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
     found, lines = run_script(tmp_path, SCRIPTS[0], {"srun": code, "scontrol": 0}, "train.py", "--epochs=3")
     assert found == code
     assert lines[1:] == ["scontrol requeue 17"] * (code == 75)
-    options, arguments = lines[0].split(" python -m keras_dist.cli.launch ")
+    options, arguments = lines[0].split(" keras-dist launch ")
     assert options.startswith("srun --ntasks-per-node=1 ")
     slurm = {"STEP_NODELIST": "n[1-2]", "STEP_NUM_NODES": "2", "STEP_NUM_TASKS": "2", "NODEID": "1", "JOB_ID": "17"}
     for name, value in slurm.items():
@@ -63,7 +63,7 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
 def test_mpi_starts_a_launcher_on_each_host(tmp_path, monkeypatch):
     code, (line,) = run_script(tmp_path, SCRIPTS[1], {"mpirun": 75}, "train.py")
     assert code == 75
-    options, arguments = line.split(" python -m keras_dist.cli.launch ")
+    options, arguments = line.split(" keras-dist launch ")
     assert "--map-by ppr:1:node" in options and f"--hostfile {DEPLOY / 'mpi' / 'hosts'}" in options
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
@@ -102,9 +102,9 @@ def test_pods_find_each_other_and_are_started_again(path, monkeypatch):
     assert 75 in failed["onExitCodes"]["values"]
 
     command = [part.replace("$(NODES)", env["value"]) for part in container["command"] for env in container["env"]]
-    assert command[:3] == ["python", "-m", "keras_dist.cli.launch"]
+    assert command[:2] == ["keras-dist", "launch"]
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    supervisor = started(monkeypatch, command[3:])
+    supervisor = started(monkeypatch, command[2:])
     (port,) = container["ports"]
     assert supervisor._job.place == Place(job["completions"], 1, f"{first}:{port['containerPort']}")
     assert supervisor._grace_s < pod["terminationGracePeriodSeconds"]

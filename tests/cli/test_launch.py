@@ -14,9 +14,9 @@ import time
 import psutil
 import pytest
 
-from keras_dist.cli import launch, supervision
+from keras_dist.cli import supervision
 from keras_dist.training.loop import MAX_IN_FLIGHT
-from tests import forks
+from tests import commands, forks
 from tests.processes import environment, killed_environment
 from tests.soak import LARGE, ROUNDS
 
@@ -55,9 +55,9 @@ class Launcher:
         self.folder = folder
         (folder / "program.py").write_text(BEGIN + program)
         self.report = folder / "jobs.json"
-        command = [sys.executable, "-m", "keras_dist.cli.launch", "--report", self.report, *map(str, options)]
+        command = [sys.executable, "-m", "keras_dist", "launch", "--report", self.report, *map(str, options)]
         self.process = subprocess.Popen(
-            [*command, folder / "program.py", folder, *map(str, arguments)],
+            [*command, "--", folder / "program.py", folder, *map(str, arguments)],
             env=env or environment(),
             stdout=output,
             stderr=subprocess.PIPE,
@@ -341,23 +341,37 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--processes", "0", "x.py"], "0 is below 1"),
-        (["--max-restarts", "-1", "x.py"], "-1 is below 0"),
-        (["--processes", "two", "x.py"], "argument --processes: expected an integer, got 'two'"),
-        (["--report", "/", "x.py"], "expected a file, got the folder '/'"),
-        (["/nowhere/x.py"], "argument script: expected a Python file, got '/nowhere/x.py'"),
-        (["--report", "/nowhere/jobs.json", "x.py"], "there is no folder '/nowhere'"),
-        ([], "required: script"),
+        (["--processes", "0", "x.py"], "'--processes': Input should be greater than or equal to 1"),
+        (["--max-restarts", "-1", "x.py"], "'--max-restarts': Input should be greater than or equal to 0"),
+        (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
+        (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
+        (["/nowhere/x.py"], "SCRIPT: expected a Python file, got '/nowhere/x.py'"),
+        (["--report", "/nowhere/jobs.json", "x.py"], "'--report': there is no folder '/nowhere'"),
+        ([], "Missing argument 'SCRIPT'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, arguments, message):
-    with pytest.raises(SystemExit) as ended:
-        launch.main(arguments)
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert commands.run("launch", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("between", "command"),
+    [
+        ([], [__file__, "--processes", "3", "--", "x"]),
+        (["--"], [__file__, "--processes", "3", "--", "x"]),
+        (["--"], ["-m", "keras_dist", "train", "run.toml"]),
+    ],
+)
+def test_what_follows_the_script_is_its_own(monkeypatch, between, command):
+    jobs = []
+    monkeypatch.setattr("keras_dist.cli.launch.run_guarded", lambda run, _: jobs.append(run.__self__._job) or 0)
+    assert commands.run("launch", "--processes", "2", *between, *command) == 0
+    assert (jobs[0].processes, jobs[0].command) == (2, command)
 
 
 def test_a_node_that_is_not_known_is_refused(capsys):
-    assert launch.main(["--nodes", "2", "x.py"]) == 2
+    assert commands.run("launch", "--nodes", "2", "x.py") == 2
     assert "no --node-rank" in capsys.readouterr().err
 
 

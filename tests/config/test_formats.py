@@ -93,10 +93,10 @@ def test_directory(tmp_path: Path, name: str) -> None:
 def test_unreadable_file(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded(TOML)
 
-    def deny(self: Path) -> bytes:
+    def deny(self: Path, mode: str) -> bytes:
         raise PermissionError(13, os.strerror(13))
 
-    monkeypatch.setattr(Path, "read_bytes", deny)
+    monkeypatch.setattr(Path, "open", deny)
     error = load_error("run.toml")
     assert error.summary == "run.toml: cannot be read: Permission denied"
     assert "permissions" in error.fix

@@ -20,6 +20,7 @@ KNOWN = {
     "_coordination_service.py": {"subprocess"},  # starts itself
     "_environment.py": {"ctypes"},  # the C library's malloc_trim
     "_extras.py": {"importlib"},  # extras by names that stand in the package
+    "assembly/components.py": {"importlib"},  # import paths of the user's own run file, when the run is built
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
     "_shardy.py": {"subprocess"},  # starts the program beside it

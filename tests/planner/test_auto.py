@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.from_config import distribution_from_config
+from keras_dist.assembly import distribution_from_config
 from keras_dist.planner import auto as auto_module
 from tests.planner import models_to_lay_out as models
 from tests.planner.test_presets import live_nbytes, trained

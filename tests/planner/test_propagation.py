@@ -213,7 +213,7 @@ def test_reductions_that_are_only_added_are_one_for_tpus():
         assert (lines[0] == lines[1]) == joins
 
     def both(x, query, key):
-        first, second = (jax.grad(lambda x: jnp.sum((x @ kernel) ** 2))(x) for kernel in (query, key))
+        first, second = (jax.grad(lambda x, kernel: jnp.sum((x @ kernel) ** 2))(x, kernel) for kernel in (query, key))
         return first, first + second
 
     kept = jax.jit(both, out_shardings=NamedSharding(mesh, P())).trace(x, columns, columns)

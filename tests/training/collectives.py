@@ -1,6 +1,7 @@
 """Reads the collectives out of a compiled program."""
 
-from keras_dist.planner.hlo import KINDS, arrays_of, parse_program
+from keras_dist.planner.hlo import KINDS, parse_program
+from keras_dist.planner.hlo_text import arrays_of
 
 
 def collectives_of(lowered):

@@ -1,0 +1,229 @@
+"""The objects that a config names.
+
+What it names by import path is imported here, and so run.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any
+
+from keras_dist import (
+    callbacks,
+    constraints,
+    datasets,
+    initializers,
+    layers,
+    losses,
+    metrics,
+    mixed_precision,
+    models,
+    optimizers,
+    regularizers,
+)
+from keras_dist._signatures import takes
+from keras_dist.callbacks import Callback
+from keras_dist.config import Component, RunConfig
+from keras_dist.errors import ConfigError, KerasDistError, did_you_mean, shorten
+from keras_dist.metrics.identifiers import as_metric
+from keras_dist.models import Model
+from keras_dist.optimizers import schedules
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
+
+Examples = tuple[Any, ...]
+"""Arguments of `fit`: `(x, y)`, `(x, y, sample_weight)` or `(dataset,)`."""
+
+
+@contextlib.contextmanager
+def told_of(place: str) -> Generator[None]:
+    """Make errors say which key or file they are about."""
+    try:
+        yield
+    except KerasDistError as error:
+        if not error.summary.startswith(f"{place}: "):
+            error.summary = f"{place}: {error.summary}"
+        raise
+
+
+def compiled_model(run: RunConfig, remat: str | None) -> Model:
+    """The model, compiled, under the current distribution."""
+    with _under_policy(run.training.dtype_policy):
+        made = _model_or_factory(run)
+        model = made if isinstance(made, Model) else Model.from_nnx(made)
+        model.compile(
+            optimizer_of(run),
+            loss=loss_of(run),
+            metrics=[_made(one, f"training.metrics[{n}]", as_metric) for n, one in enumerate(run.training.metrics)],
+            steps_per_execution=run.training.steps_per_execution,
+            remat=remat,
+        )
+    return model
+
+
+def _model_or_factory(run: RunConfig) -> Any:
+    """The model; or a module of `flax.nnx`, or `factory(rngs=rngs)` that makes one."""
+    component, key = needed(run.model, "model"), "model"
+    arguments = component.arguments
+    with told_of(key), custom_object_scope(_objects()):
+        if not _is_path(component):
+            known = {name: getattr(models, name) for name in models.__all__}
+            described = {"class_name": component.name, "config": arguments}
+            return deserialize_keras_object(described, module_objects=known)
+        found = _imported(component.name, key)
+        is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
+        if callable(found) and not is_model and takes(found, **arguments, rngs=None):
+            return functools.partial(found, **deserialize_keras_object(arguments))
+        return _called(found, component, key)
+
+
+def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+    """What is trained on and what is tested on, as arguments of `fit`."""
+    component, key = needed(run.data, "data"), "data"
+    ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
+    found = component.name if _is_path(component) else _named(component.name, key, ours)
+    parts = _called(_imported(found, key) if isinstance(found, str) else found, component, key)
+    if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
+        raise ConfigError(
+            f"{key}: {component.name} does not return two parts",
+            given=f"{shorten(parts)} of type {type(parts).__name__}",
+            expected="(x, y), (x_test, y_test); a data set in the place of each pair, or None for the second",
+            fix="return (x, y), None where there is nothing to test on",
+        )
+    examples, held_out = (part if isinstance(part, tuple) else (part,) for part in parts)
+    return examples, None if parts[1] is None else held_out
+
+
+def optimizer_of(run: RunConfig) -> Any:
+    """The optimizer, which may serve one model."""
+    return _made(run.optimizer, "optimizer", optimizers.get, is_factory=True)
+
+
+def loss_of(run: RunConfig) -> Any:
+    """The loss; None where the model adds its own."""
+    return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
+
+
+def callback_of(component: Component, number: int) -> Callback:
+    """The callback at this place of the list."""
+    key = f"callbacks[{number}]"
+    known = {
+        name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
+    }
+    found = _imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
+    made = _called(found, component, key)
+    if isinstance(made, Callback):
+        return made
+    raise ConfigError(
+        f"{key}: {component.name} is no callback",
+        given=f"{shorten(made)} of type {type(made).__name__}",
+        expected="a keras_dist.callbacks.Callback, or a function that returns one",
+        fix="for example EarlyStopping",
+    )
+
+
+def needed(component: Component | None, key: str) -> Component:
+    """The component, if the config has it."""
+    if component is None:
+        raise ConfigError(
+            f"{key}: is missing",
+            given=f"a config without [{key}]",
+            expected="a name or an import path: a run needs a model and data",
+            fix=f'for example {key} = "my_package.my_module:{"MyModel" if key == "model" else "load_data"}"',
+        )
+    return component
+
+
+def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory: bool = False) -> Any:
+    """The object that `get` finds for a component; functions by import path are called if they are factories."""
+    with told_of(key):
+        if not _is_path(component):
+            described = {"class_name": component.name, "config": component.arguments}
+            with custom_object_scope(_objects()):
+                return get(described if component.arguments else component.name)
+        found = _imported(component.name, key)
+        makes = is_factory or component.arguments or isinstance(found, type)
+        return get(_called(found, component, key) if makes and callable(found) else found)
+
+
+def _is_path(component: Component) -> bool:
+    return ":" in component.name and get_registered_object(component.name) is None
+
+
+def _named(name: str, key: str, known: dict[str, Any]) -> Any:
+    """The object that is registered under a name, or known by it."""
+    found = get_registered_object(name, module_objects=known)
+    if found is None:
+        raise ConfigError(
+            f"{key}: unknown name {name!r}{did_you_mean(name, known)}",
+            given=f'name = "{name}"',
+            expected=f"one of {', '.join(known)}; a registered name; or an import path",
+            fix='correct the name, or write an import path: "my_package.my_module:Thing"',
+        )
+    return found
+
+
+def _imported(path: str, key: str) -> Any:
+    """What an import path `"module:Thing"` names. Its module is run."""
+    module_name, _, names = path.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        missing = getattr(error, "name", None) or module_name
+        if not (module_name or ".").startswith(missing) and not module_name.startswith("."):
+            raise  # a module that this one imports
+        raise ConfigError(
+            f"{key}: there is no module {module_name!r}",
+            given=f'"{path}"',
+            expected='an import path, "package.module:Thing"',
+            fix="correct it, install the package, or put its folder into PYTHONPATH",
+        ) from error
+    for name in names.split("."):
+        if not hasattr(found, name):
+            raise ConfigError(
+                f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}",
+                given=f'"{path}"',
+                expected="a class or function of the module",
+                fix="correct the name behind the colon",
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _called(found: Any, component: Component, key: str) -> Any:
+    made_by = found.__init__ if isinstance(found, type) else found
+    if not callable(found) or not takes(found, **component.arguments):
+        raise ConfigError(
+            f"{key}: {component.name} does not take these arguments",
+            given=", ".join(f"{name}={shorten(value)}" for name, value in component.arguments.items()) or "none",
+            expected=f"{component.name}{inspect.signature(made_by)}" if callable(found) else "a class or a function",
+            fix="correct the names of the arguments",
+        )
+    with custom_object_scope(_objects()):
+        arguments = deserialize_keras_object(component.arguments)
+    return found(**arguments)
+
+
+@functools.cache
+def _objects() -> dict[str, Any]:
+    """The classes that objects within arguments may be of, by name; those that two packages have are not among them."""
+    packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
+    named = [(name, getattr(package, name)) for package in packages for name in package.__all__]
+    counts = collections.Counter(name for name, found in set(named) if isinstance(found, type))
+    return {name: found for name, found in named if counts[name] == 1}
+
+
+@contextlib.contextmanager
+def _under_policy(name: str | None) -> Generator[None]:
+    """Make layers under a dtype policy; None for the current one."""
+    before = mixed_precision.dtype_policy()
+    with told_of("training.dtype_policy"):
+        mixed_precision.set_dtype_policy(before if name is None else name)
+    try:
+        yield
+    finally:
+        mixed_precision.set_dtype_policy(before)

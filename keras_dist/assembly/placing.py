@@ -1,0 +1,147 @@
+"""Distributions of configs, and what plans need of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from keras_dist import config, presets, random
+from keras_dist.assembly.components import Examples, compiled_model, data_of, loss_of, needed, optimizer_of, told_of
+from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
+from keras_dist.config.mesh_shape import MESH_VARIABLE
+from keras_dist.data import DataLoader
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.strategy import Distribution, strategy_named
+from keras_dist.errors import ConfigError, MeshError
+from keras_dist.planner import AutoParallel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlanInputs:
+    """The arguments of `kd.plan` for a run: `kd.plan(**vars(plan_inputs(config)))`.
+
+    Attributes:
+        model_or_factory: what makes the compiled model.
+        batch: the shapes of a batch.
+        distribution: where variables and data live.
+        optimizer: the optimizer.
+        loss: the loss; None where the model adds its own.
+    """
+
+    model_or_factory: Callable[..., Any]
+    batch: tuple[Any, ...]
+    distribution: Distribution
+    optimizer: Any
+    loss: Any
+
+
+def plan_inputs(run: RunConfig, devices: Sequence[Any] | None = None) -> PlanInputs:
+    """Return what `kd.plan` needs for a run. Nothing is allocated on devices; the data are looked at.
+
+    Args:
+        run: the config.
+        devices: the devices of the mesh, which need not exist, as names or objects; by default those of this machine.
+
+    Raises:
+        ConfigError: as of `build`.
+    """
+    examples, _ = data_of(run)
+    distribution, _ = placed(run, examples, devices)
+    factory, batch = _step(run, examples)
+    return PlanInputs(factory, batch, distribution, optimizer_of(run), loss_of(run))
+
+
+def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Distribution:
+    """Return the distribution that a config describes; `"auto"` and most presets look for it in the model's step.
+
+    Args:
+        run: the config.
+        devices: the devices of the mesh, by default those of this machine.
+
+    Raises:
+        ConfigError: the mesh does not fit the devices, or the strategy does not fit the mesh.
+    """
+    return placed(run, None, devices)[0]
+
+
+def placed(
+    run: RunConfig, examples: Examples | None, devices: Sequence[Any] | None = None
+) -> tuple[Distribution, str | None]:
+    """Return the distribution that a config describes, and what is to be computed again under it (`remat`)."""
+    chosen, mesh = run.distribution, _mesh(run.mesh, devices)
+    if isinstance(chosen, Zero1Config):
+        with told_of("distribution"):
+            return presets.zero1(mesh), run.training.remat
+    is_found_later = isinstance(chosen, AutoConfig) and run.model is None  # by `fit`
+    if is_found_later or not isinstance(chosen, FoundConfig):
+        return strategy_named(chosen.strategy).from_config(mesh, chosen), run.training.remat
+    factory, batch = _step(run, data_of(run)[0] if examples is None else examples)
+    step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
+    with told_of("distribution"):
+        if isinstance(chosen, AutoConfig):
+            kept = None if run.checkpoint is None else run.checkpoint.directory
+            auto = AutoParallel(
+                mesh, chosen.objective, target=chosen.target, memory_limit=chosen.memory_limit, cache=kept
+            )
+            found = auto.search(factory, batch, **step)
+            return found.distribution, run.training.remat or found.best.remat
+        options = chosen.model_dump(exclude={"strategy", "batch_axis"})
+        return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step), run.training.remat
+
+
+def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
+    """The distribution that a config file describes.
+
+    Args:
+        path: a TOML, YAML or JSON file with a table `mesh` and, if wanted, a table `distribution`. The environment
+            variable `KERAS_DIST_MESH="data=4,model=2"` overrides the mesh's shape. With a table `model`, `"auto"` finds
+            the layout of that; without, `fit` finds that of the model.
+
+    Raises:
+        ConfigError: the file cannot be read, says something that is not allowed, or describes a mesh that the devices
+            do not fill; names file and key, or the variable.
+
+    Example: ``run.toml``::
+
+        [mesh]
+        shape = {data = 2, model = 4}
+
+        [distribution]
+        strategy = "model_parallel"
+        batch_axis = "data"
+
+        [distribution.layout]
+        "d1/kernel" = ["-", "model"]
+    """
+    run = config.load(path)
+    with told_of(os.fspath(path)):
+        return distribution_of(run)
+
+
+def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
+    try:
+        return DeviceMesh(mesh.shape, devices=devices, dcn_shape=mesh.dcn_shape)
+    except MeshError as error:
+        variable = os.environ.get(MESH_VARIABLE, "")
+        is_its = variable.strip() and parse_mesh_shape(variable) == mesh.shape
+        raise ConfigError(
+            f"{f'environment variable {MESH_VARIABLE}={variable!r}' if is_its else 'mesh.shape'}: {error.summary}",
+            given=error.given,
+            expected=error.expected,
+            fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",
+        ) from error
+
+
+def _step(run: RunConfig, examples: Examples) -> tuple[Callable[[], Any], Examples]:
+    """What makes the compiled model, and the shapes of a batch."""
+    needed(run.model, "model")
+    random.set_random_seed(run.training.seed)
+    size = {"batch_size": run.training.batch_size} if len(examples) > 1 else {}
+    first = next(iter(DataLoader(*examples, **size)))
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
+    return functools.partial(compiled_model, run, run.training.remat), batch

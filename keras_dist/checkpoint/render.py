@@ -1,0 +1,113 @@
+"""What was found in a directory of checkpoints, as text."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist.checkpoint.snapshot import KINDS
+from keras_dist.distribution.render import render_bytes, render_text
+
+if TYPE_CHECKING:
+    from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, SavedState
+
+_LISTED = 20
+_RULES_LISTED = 3
+
+
+def render_diagnosis(found: Diagnosis) -> str:
+    """Render a table of the states, and lines about damage, writers and layouts."""
+    lines: list[str] = []
+    if found.states:
+        lines.append(render_text(_table(found)))
+    else:
+        lines.append(f"no checkpoints in {found.path}")
+    for state in found.states:
+        lines += _listed(f"damaged: {state.name}: ", state.problems)
+    lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
+    lines += [f"put aside: {name}" for name in found.aside]
+    if found.writer is not None:
+        ends = {True: "", False: "; it has ended without releasing it", None: "; whether it runs is not known here"}
+        lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
+    lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
+    lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
+    lines += [render_restoring(name, restored) for name, restored in found.restoring.items()]
+    return "\n".join(lines)
+
+
+def render_restoring(name: str, found: Restoring) -> str:
+    """Render the totals and problems of one state on another mesh."""
+    before, after = render_bytes(found.nbytes_per_device_saved), render_bytes(found.nbytes_per_device)
+    total = (
+        f"{name} on mesh {_mesh(found.mesh)}: {found.arrays} arrays, {render_bytes(found.nbytes)}; "
+        f"{after} on each device, {before} where it was saved"
+    )
+    return "\n".join([total, *_listed("  ", found.problems)])
+
+
+def _table(found: Diagnosis) -> Table:
+    table = Table(title=f"Checkpoints in {found.path}", title_justify="left", header_style="bold")
+    table.add_column("state", overflow="fold")
+    table.add_column("step", justify="right")
+    table.add_column("written (UTC)")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    table.add_column("documents", overflow="fold")
+    table.add_column("epoch, batch")
+    table.add_column("files")
+    for state in found.states:
+        cells = (
+            state.name,
+            "?" if state.step is None else str(state.step),
+            "?" if state.written is None else f"{state.written.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}",
+            *(_amount([array for array in state.arrays if array.kind == kind]) for kind in KINDS),
+            ", ".join(state.documents),
+            "" if state.epoch is None else f"{state.epoch}, {state.batch}",
+            f"{state.files}, good" if state.is_good else f"{state.files}, DAMAGED",
+        )
+        table.add_row(*map(Text, cells))  # as they are: brackets in names are not rich's markup
+    return table
+
+
+def _amount(arrays: Sequence[SavedArray]) -> str:
+    return f"{len(arrays)}: {render_bytes(sum(array.nbytes for array in arrays))}" if arrays else "-"
+
+
+def _versions(state: SavedState) -> str:
+    several = f", {state.processes} processes" if state.processes > 1 else ""
+    return ", ".join(f"{name} {version}" for name, version in state.versions.items()) + several
+
+
+def _plan(state: SavedState) -> str:
+    if not state.mesh:
+        return ""
+    planned = [array for array in state.arrays if array.axes is not None]
+    each, whole = sum(array.nbytes_per_device for array in planned), sum(array.nbytes for array in planned)
+    rules = [f"{rule} ({render_bytes(nbytes)})" for rule, nbytes in [*state.rules.items()][:_RULES_LISTED]]
+    kept_away = f"; kept away from each by {', '.join(rules)}" if rules else ""
+    return f"mesh {_mesh(state.mesh)}, {render_bytes(each)} of {render_bytes(whole)} on each device{kept_away}"
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return "{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"
+
+
+def _grouped(label: str, texts: Mapping[str, str]) -> list[str]:
+    """Return a line for each text, after the names that share it."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return [
+        f"{label} {'all' if len(found) == len(texts) > 1 else ', '.join(found)}: {text}"
+        for text, found in names.items()
+        if text
+    ]
+
+
+def _listed(prefix: str, lines: Sequence[str]) -> list[str]:
+    more = [f"{prefix}and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+    return [f"{prefix}{line}" for line in lines[:_LISTED]] + more

@@ -1,0 +1,45 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from keras_dist.config import RunConfig
+
+Config = Annotated[pathlib.Path, typer.Argument(metavar="RUN.TOML", help="the config of a run: TOML, YAML or JSON")]
+Mesh = Annotated[
+    str | None,
+    typer.Option("--mesh", metavar="data=4,model=2", help="the shape of the mesh, in the place of that in the config"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
+
+
+def show(report: Any, as_json: bool) -> None:
+    """Print a report as text or as JSON."""
+    print(json.dumps(report.to_dict(), indent=2, default=list) if as_json else report)
+
+
+def show_toml(found: Any, as_json: bool) -> None:
+    """Print a part of a config to stdout, and how it was found to stderr; or both as JSON."""
+    if as_json:
+        return show(found, as_json)
+    print(found, file=sys.stderr)
+    print(found.to_toml().rstrip())
+
+
+def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
+    """Return the config of a run with what the options change in it."""
+    from keras_dist import config
+
+    return config.load(path, [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())])

@@ -1,0 +1,118 @@
+"""`keras-dist plan`, `auto`, `explain` and `check`: what is known of a run before a byte is allocated."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml
+
+if TYPE_CHECKING:
+    from keras_dist.config import RunConfig
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="v5p:4x4x4", help="the devices that the run is meant for, which need not be here: cpu:8, h100:1x2x8"
+    ),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target, too")
+]
+
+
+def plan(
+    config: Config,
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+    compile_it: Compile = True,
+    html: Annotated[
+        pathlib.Path | None, typer.Option(dir_okay=False, metavar="PLAN.HTML", help="also write a page with pictures")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Say what a step needs, and whether it fits.
+
+    Where arrays live, what moves between devices and what is computed, before anything is allocated. The exit
+    code is 1 if the run does not fit into the memory of its devices.
+    """
+    from keras_dist import planner
+
+    inputs = _inputs(load(config, mesh, settings), target)
+    report = planner.plan(**inputs, target=target, compiles=compile_it)
+    if html is not None:
+        report.to_html(html)
+    show(report, json)
+    return report.exit_code
+
+
+def explain(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="of a weight or of what a layer returns: d1/output")],
+    config: Config = pathlib.Path("run.toml"),
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+    json: AsJson = False,
+) -> int:
+    """Say why an array lives where it does."""
+    from keras_dist import planner
+
+    show(planner.plan(**_inputs(load(config, mesh, settings), target)).explain(path), json)
+    return 0
+
+
+def auto(
+    config: Config,
+    mesh: Mesh = None,
+    settings: Settings = None,
+    target: Target = None,
+    any_mesh: Annotated[
+        bool,
+        typer.Option("--any-mesh", help="try all meshes data x model of as many devices, too"),
+    ] = False,
+    objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default what the target has")
+    ] = None,
+    compile_it: Compile = True,
+    json: AsJson = False,
+) -> int:
+    """Find a layout, and print it as TOML.
+
+    Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
+    config, and what was tried to stderr.
+    """
+    from keras_dist import planner
+    from keras_dist.config import ModelParallelConfig
+
+    to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
+    inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
+    given = inputs.pop("distribution").device_mesh
+    where = list(given.devices.flat) if any_mesh else given
+    options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
+    show_toml(planner.AutoParallel(where, **options).search(**inputs), json)
+    return 0
+
+
+def check(
+    config: Config, mesh: Mesh = None, settings: Settings = None, target: Target = None, json: AsJson = False
+) -> int:
+    """Find mistakes in a config and its layout rules.
+
+    Nothing is allocated. The exit code is 1 if a rule cannot be applied or has no effect, 2 if the config is wrong.
+    """
+    from keras_dist import planner
+
+    report = planner.check(**_inputs(load(config, mesh, settings), target))
+    show(report, json)
+    return 1 if report.problems else 0
+
+
+def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
+    """The arguments of `kd.plan` for a run."""
+    from keras_dist import assembly, planner
+
+    return dict(vars(assembly.plan_inputs(run, None if target is None else planner.devices(target))))

@@ -1,0 +1,278 @@
+"""`migrate_rules`: the rules of layout maps of Keras and DTensor as rules for whole paths."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from keras_dist._patterns import pattern
+from keras_dist.config.layout_maps import Axes, read_layout_map
+from keras_dist.errors import did_you_mean
+
+Matching = Literal["fullmatch", "search", "match"]
+"""How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as
+in Keras 3 before; `match` the beginning of a path with dots, where the first one decides, as in Keras 2 and DTensor."""
+
+_PATH = re.compile(r"[\w.]+")
+_SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=[\w+)\]}])\.(?=[\w\\(])")
+_ANY_AT_END = re.compile(r"(?<!\\)(?:\\\\)*\.\*$")
+_END = re.compile(r"(?<!\\)(?:\\\\)*\$$")
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MigratedRule:
+    """What became of a rule.
+
+    Attributes:
+        old: the rule as it was.
+        axes: its layout.
+        new: the rules that take its place; none where it decides for nothing.
+        decides: the paths of the model that it decides for; None if no model was given.
+    """
+
+    old: str
+    axes: Axes
+    new: tuple[str, ...]
+    decides: tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Migration:
+    """Rules for whole paths in the place of others. Printing it says what became of each.
+
+    Attributes:
+        matching: how the old rules match.
+        rules: what became of each.
+        problems: what could not be read or translated, or matches nothing.
+    """
+
+    matching: Matching
+    rules: tuple[MigratedRule, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> dict[str, Axes]:
+        """The new rules."""
+        return {new: rule.axes for rule in self.rules for new in rule.new}
+
+    def to_toml(self) -> str:
+        """Return the new rules as the table `[distribution.layout]` of a config."""
+        lines = ["[distribution.layout]"]
+        for rule in self.rules:
+            for new in rule.new:
+                was = "" if new == rule.old else f" # was {_quoted(rule.old)}"
+                lines.append(f"{_quoted(new)} = {_entries(rule.axes)}{was}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {**dataclasses.asdict(self), "layout": self.layout}
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.rules)} rules, taken for rules of re.{self.matching}:"]
+        for rule in self.rules:
+            paths = rule.decides
+            told = "" if paths is None else f"; decides for {_listed(paths) or 'nothing'}"
+            lines.append(f"  {rule.old!r} -> {', '.join(map(repr, rule.new)) or 'left out'}{told}")
+        return "\n".join([*lines, *(f"problem: {problem}" for problem in self.problems)])
+
+
+def migrate_layout_map(
+    source: str | os.PathLike[str],
+    matching: Matching | None = None,
+    weights: Mapping[str, Sequence[str]] | None = None,
+    tensors: Sequence[str] = (),
+) -> Migration:
+    """Return what `migrate_rules` makes of the rules in a file.
+
+    Args:
+        source: a table of rules in TOML, YAML or JSON, or a Python file, which is parsed and not run: of it counts what
+            is assigned to keys, as in `layout_map["d1/kernel"] = (None, "model")`, or else what is in dicts.
+        matching: see `migrate_rules`.
+        weights: see `migrate_rules`.
+        tensors: see `migrate_rules`.
+
+    Raises:
+        ConfigError: the file cannot be read, or there is no rule in it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "train.py")
+        >>> _ = file.write_text("layout_map['feature.kernel'] = dtensor.Layout([dtensor.UNSHARDED, 'model'], mesh)")
+        >>> print(migrate_layout_map(file).to_toml())
+        [distribution.layout]
+        "feature/kernel.*" = ["-", "model"] # was "feature.kernel"
+    """
+    rules, unread = read_layout_map(pathlib.Path(source))
+    found = migrate_rules(rules, matching, weights, tensors)
+    return dataclasses.replace(found, problems=(*unread, *found.problems))
+
+
+def migrate_rules(
+    rules: Mapping[str, Axes],
+    matching: Matching | None = None,
+    weights: Mapping[str, Sequence[str]] | None = None,
+    tensors: Sequence[str] = (),
+) -> Migration:
+    """Return rules for whole paths with slashes that do what other rules do.
+
+    With the paths of a model, each old rule is applied to them as it was meant, and the new one is the shortest form of
+    it that decides for the same; where there is none, each path gets a rule of its own. Without, the text of a rule is
+    all that is known: what it may match before and after becomes `.*`, and dots between names become slashes.
+
+    Args:
+        rules: layouts by rule, in the order in which they were added.
+        matching: how the rules match; by default `match` if one names a path with dots, else `search`.
+        weights: for the path of each weight of the model all paths that rules may know it by.
+        tensors: paths of what its layers return, and of its inputs. Keras 3 has rules for them, too.
+
+    Example:
+        >>> migrate_rules({"dense.*kernel": (None, "model")}).layout
+        {'.*dense.*kernel.*': (None, 'model')}
+        >>> migrate_rules({"feature.kernel": (None, "model")}).layout
+        {'feature/kernel.*': (None, 'model')}
+        >>> weights = {path: [path] for path in ("dense_1/kernel", "dense_1/bias")}
+        >>> migrate_rules({"dense.*kernel": (None, "model")}, weights=weights).layout
+        {'dense.*kernel': (None, 'model')}
+    """
+    matching = matching or _matching_of(rules)
+    problems: list[str] = []
+    known: dict[str, Axes] = {}
+    for rule, axes in rules.items():
+        try:
+            pattern(rule)
+            known[rule] = axes
+        except re.error as error:
+            problems.append(f"rule {rule!r} is not a regular expression: {error}")
+    if weights is None:
+        found = [MigratedRule(rule, axes, (translated(rule, matching),), None) for rule, axes in known.items()]
+    else:
+        names = {**weights, **{name: (name,) for name in tensors}}
+        decided, exact, ambiguous = _decided(known, matching, weights if matching == "match" else names)
+        problems += ambiguous
+        keys = equivalent_rules(decided, names, exact)
+        found = [MigratedRule(rule, axes, tuple(keys[rule]), tuple(decided[rule])) for rule, axes in known.items()]
+        problems += [_without_effect(rule, matching, names) for rule, paths in decided.items() if not paths]
+    return Migration(matching, tuple(found), tuple(problems))
+
+
+def translated(rule: str, matching: Matching) -> str:
+    """Return the text of a rule as one for whole paths, without knowing any path."""
+    if matching == "fullmatch":
+        return rule
+    text = _SEPARATOR.sub("/", rule) if matching == "match" else rule
+    if _has_alternatives(text):
+        return f"{'.*' if matching == 'search' else ''}(?:{text}).*"
+    before = ".*" if matching == "search" and not text.startswith(("^", ".*")) else ""
+    after = "" if _ANY_AT_END.search(text) or _END.search(text) else ".*"
+    core = text.removeprefix("^")
+    return f"{before}{core[:-1] if _END.search(core) else core}{after}"
+
+
+def equivalent_rules(
+    decided: Mapping[str, Sequence[str]], names: Mapping[str, Sequence[str]], exact: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Return the rules for whole paths that take the place of each rule.
+
+    Args:
+        decided: for each rule the paths that it decides for.
+        names: for each path, also of what layers return, all paths that rules may match.
+        exact: paths that are keys themselves, so that no other rule decides for them.
+
+    Returns:
+        For each rule the first form of it that matches nothing else; else the paths themselves.
+    """
+    exact = set(exact)
+    keys: dict[str, list[str]] = {}
+    for rule, paths in decided.items():
+        wanted = set(paths)
+        kept = [form for form in _forms(rule) if matched(form, names, "fullmatch") - exact == wanted - exact]
+        keys[rule] = kept[:1] if kept and not wanted <= exact else list(paths)
+    return keys
+
+
+def matched(rule: str, names: Mapping[str, Sequence[str]], how: Matching) -> set[str]:
+    """Return the paths of which a rule matches a name."""
+    match: Callable[[str], Any] = getattr(pattern(rule), how)
+    return {path for path, known in names.items() if any(match(name) for name in known)}
+
+
+def _matching_of(rules: Mapping[str, Axes]) -> Matching:
+    dotted = [rule for rule in rules if "/" not in rule and _PATH.fullmatch(rule) and "." in rule]
+    return "match" if dotted and not any("/" in rule for rule in rules) else "search"
+
+
+def _decided(
+    rules: Mapping[str, Axes], matching: Matching, names: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, list[str]], set[str], list[str]]:
+    """Return for each rule the paths that it decides for, those that are rules themselves, and what is ambiguous."""
+    decided: dict[str, list[str]] = {rule: [] for rule in rules}
+    exact: set[str] = set()
+    problems: list[str] = []
+    for path, known in names.items():
+        written = [_as_written(name, matching) for name in known]
+        keys = [name for name in written if name in rules]
+        found = keys or [rule for rule in rules if any(getattr(pattern(rule), matching)(name) for name in written)]
+        if keys:
+            exact.add(path)
+        if len(found) > 1 and matching != "match":
+            problems.append(f"{path!r} is matched by {', '.join(map(repr, found))}, of which the first is taken")
+        if found:
+            decided[found[0]].append(path)
+    return decided, exact, problems
+
+
+def _without_effect(rule: str, matching: Matching, names: Mapping[str, Sequence[str]]) -> str:
+    written = [_as_written(name, matching) for known in names.values() for name in known]
+    if any(getattr(pattern(rule), matching)(name) for name in written):
+        return f"rule {rule!r} decides for nothing: others come first"
+    return f"rule {rule!r} matches nothing{did_you_mean(rule, written)}"
+
+
+def _as_written(path: str, matching: Matching) -> str:
+    return path.replace("/", ".") if matching == "match" else path
+
+
+def _forms(rule: str) -> list[str]:
+    """What a rule may be called in a map for whole paths with slashes; what reads best comes first."""
+    forms = dict.fromkeys((_SEPARATOR.sub("/", rule), rule))
+    wrapped = [f"(?:{form})" if _has_alternatives(form) else form for form in forms]
+    candidates = [*forms, *(f"{form}.*" for form in wrapped), *(f".*{form}" for form in wrapped)]
+    candidates += [f".*{form}.*" for form in wrapped]
+    return [form for form in dict.fromkeys(candidates) if _is_expression(form)]
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        pattern(text)
+    except re.error:
+        return False
+    return True
+
+
+def _has_alternatives(rule: str) -> bool:
+    """Whether there is a `|` outside of groups and classes."""
+    text = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", rule)
+    while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = shorter
+    return "|" in text
+
+
+def _quoted(text: str) -> str:
+    """A string of TOML."""
+    is_plain = "\\" in text and "'" not in text and text.isprintable()
+    return f"'{text}'" if is_plain else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _entries(axes: Axes) -> str:
+    return json.dumps(["-" if axis is None else list(axis) if isinstance(axis, tuple) else axis for axis in axes])
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")

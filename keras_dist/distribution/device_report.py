@@ -1,0 +1,111 @@
+"""`DeviceReport`: the devices of this machine, the meshes that they can form, and the settings of fake ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from keras_dist._arguments import check_int
+from keras_dist.distribution.devices import find_device, list_devices
+from keras_dist.errors import DeviceError
+
+_VARIABLES = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "PJRT_NPROC")
+_LISTED = 8
+
+_MORE = """\
+for more fake CPU devices, one of these before anything is computed:
+  kd.use_cpu_devices(8)                               in a program; sizes XLA's thread pool, too
+  XLA_FLAGS=--xla_force_host_platform_device_count=8  in the environment; importing keras_dist sizes the pool
+  JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu             the same
+PJRT_NPROC=16 is the pool: with less than two threads for each fake device, XLA may wait for ever"""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceReport:
+    """The devices of this machine. Printing it gives text.
+
+    Attributes:
+        devices: the name of each, such as `cpu:0`.
+        kinds: what the makers call them.
+        mesh_shapes: meshes of all devices with the axes `data` and `model`.
+        environment: variables that decide about devices, as far as they are set.
+    """
+
+    devices: tuple[str, ...]
+    kinds: tuple[str, ...]
+    mesh_shapes: tuple[dict[str, int], ...]
+    environment: dict[str, str]
+
+    @property
+    def fake_devices(self) -> int:
+        """How many of them are fake: CPU devices beyond the first are."""
+        count = sum(name.startswith("cpu:") for name in self.devices)
+        return count if count > 1 else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {**dataclasses.asdict(self), "fake_devices": self.fake_devices}
+
+    def __str__(self) -> str:
+        count = len(self.devices)
+        shown = ", ".join(self.devices[:_LISTED]) + (f", ... {self.devices[-1]}" if count > _LISTED else "")
+        lines = [f"{count} device{'s' * (count > 1)} ({', '.join(self.kinds)}): {shown}"]
+        lines += ["", "meshes of all of them, for [mesh] shape, --mesh or kd.DeviceMesh:"]
+        lines += [f"  {text:<24} {_meaning(shape)}" for shape in self.mesh_shapes if (text := _text(shape))]
+        found = [f"{name}={value}" for name, value in self.environment.items()]
+        fake = f"{self.fake_devices} of the devices are fake" if self.fake_devices else "none of the devices is fake"
+        lines += ["", f"{fake}; the environment has {' '.join(found) or 'no settings of devices'}", _MORE]
+        return "\n".join(lines)
+
+
+def report_devices() -> DeviceReport:
+    """Return a report of the devices of this machine, which it starts.
+
+    Raises:
+        DeviceError: JAX finds none of the kind that the environment asks for.
+
+    Example:
+        >>> report_devices().fake_devices
+        8
+    """
+    names = list_devices()
+    return DeviceReport(
+        tuple(names),
+        tuple(sorted({find_device(name).device_kind for name in names})),
+        tuple(suggest_mesh_shapes(len(names))),
+        {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
+    )
+
+
+def suggest_mesh_shapes(count: int) -> list[dict[str, int]]:
+    """Return the meshes of `count` devices with the axes `data` and `model`, those with the most `data` first.
+
+    Args:
+        count: the number of devices.
+
+    Raises:
+        DeviceError: `count` is no positive integer.
+
+    Example:
+        >>> suggest_mesh_shapes(4)
+        [{'data': 4, 'model': 1}, {'data': 2, 'model': 2}, {'data': 1, 'model': 4}]
+    """
+    count = check_int("count", count, 1, wrong="is not a number of devices", example=8, error=DeviceError)
+    return [{"data": count // model, "model": model} for model in range(1, count + 1) if count % model == 0]
+
+
+def _text(shape: dict[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in shape.items())
+
+
+def _meaning(shape: dict[str, int]) -> str:
+    data, model = shape["data"], shape["model"]
+    if model == 1:
+        return "every device has the whole model, or with strategy fully_sharded a part of each variable"
+    rows = "all rows of a batch" if data == 1 else f"{_part(data)} of the rows of a batch"
+    return f"each device has {rows}, and {_part(model)} of what rules shard along model"
+
+
+def _part(parts: int) -> str:
+    return {2: "half", 3: "a third", 4: "a quarter"}.get(parts, f"1/{parts}")

@@ -1,0 +1,42 @@
+"""`keras-dist migrate` prints the rules of a config, and says what became of each."""
+
+import json
+import re
+import tomllib
+
+from tests import commands, forks
+
+PROGRAM = """
+layout_map = dtensor.keras.LayoutMap(mesh=mesh)
+layout_map["feature.*kernel"] = dtensor.Layout.batch_sharded(mesh, "batch", rank=2)
+"""
+
+
+def test_the_table_goes_to_stdout_and_the_rest_to_stderr(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert commands.run("migrate", tmp_path / "train.py") == 0
+    output, told = capsys.readouterr()
+    assert tomllib.loads(output) == {"distribution": {"layout": {".*feature.*kernel.*": ["batch", "-"]}}}
+    assert "taken for rules of re.search" in told
+    assert commands.run("migrate", tmp_path / "train.py", "--matching", "match", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["layout"] == {"feature.*kernel.*": ["batch", None]}
+
+
+def test_what_cannot_be_read_ends_with_1_and_no_file_with_2(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(PROGRAM + 'layout_map["a"] = f()')
+    assert commands.run("migrate", tmp_path / "train.py") == 1
+    output, told = capsys.readouterr()
+    assert ".*feature.*kernel.*" in output and "problem: line 4: layout_map['a'] = f()" in told
+    assert commands.run("migrate", tmp_path / "missing.py") == 2
+    assert commands.run("migrate", tmp_path / "train.py", "--matching", "exact") == 2
+
+
+def test_the_documents_show_what_it_prints(tmp_path, capsys):
+    text = (forks.ROOT / "docs" / "migrating.md").read_text().partition("## Layout maps as configs")[2]
+    program, printed = re.search(
+        r"```python tensorflow\n(.*?)```.*?```console\n\$.*?\n(.*?)```", text, re.DOTALL
+    ).groups()
+    (tmp_path / "model.py").write_text(program)
+    assert commands.run("migrate", tmp_path / "model.py") == 0
+    assert capsys.readouterr().out == printed

@@ -1,0 +1,168 @@
+"""What `keras-dist` says of runs before anything is allocated, and how it trains them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests import commands, forks
+
+CONFIG = """
+data = "rows:rows"
+model = "rows:model"
+
+[mesh]
+shape = {data = 2, model = 4}
+
+[distribution.layout]
+"d1/kernel" = ["-", "model"]
+"d1/bias" = ["model"]
+"d2/kernel" = ["model", "-"]
+
+[training]
+epochs = 2
+batch_size = 16
+loss = "mse"
+verbose = 2
+"""
+ROWS = """
+import keras_dist as kd
+import numpy as np
+
+def model(width=16):
+    d1, d2 = kd.layers.Dense(width, "relu", name="d1"), kd.layers.Dense(1, name="d2")
+    return kd.Sequential([kd.Input((8,)), d1, d2])
+
+def rows():
+    x = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+    return (x, x.sum(1, keepdims=True)), (x[:8], x[:8].sum(1, keepdims=True))
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A config in a folder with the module that it names."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rows", raising=False)
+    return tmp_path / "run.toml"
+
+
+def losses(text):
+    return [float(found) for found in re.findall(r" loss: ([\d.e-]+)", text)]
+
+
+def test_train_gives_the_same_losses_on_each_mesh(config, capsys):
+    found = []
+    for mesh in ("data=8,model=1", "data=4,model=2", "data=2,model=4", "data=1,model=8"):
+        assert commands.run("train", config, "--mesh", mesh) == 0
+        found.append(losses(capsys.readouterr().out))
+    assert len(found[0]) == 2
+    assert found == [pytest.approx(found[0], rel=1e-3)] * 4  # as many digits are printed
+
+
+def test_settings_count(config, capsys):
+    assert commands.run("train", config, "--set", "training.epochs=3") == 0
+    assert len(losses(capsys.readouterr().out)) == 3
+
+
+def test_a_model_that_does_not_exist_ends_with_2(config, capsys):
+    assert commands.run("train", config, "--set", 'model="rows:Model"') == 2
+    assert capsys.readouterr().err.startswith("ConfigError: model: rows has no 'Model'")
+
+
+def test_errors_of_the_users_code_end_with_3(config, capsys):
+    (config.parent / "rows.py").write_text("def rows():\n    return 1 / 0")
+    assert commands.run("train", config) == 3
+    assert "ZeroDivisionError: division by zero\n" in capsys.readouterr().err
+
+
+def test_check_finds_nothing_in_rules_that_all_decide(config, capsys):
+    assert commands.run("check", config) == 0
+    assert capsys.readouterr().out == "no problems: 3 layout rules, 4 weights, mesh {data: 2, model: 4}\n"
+
+
+def test_check_finds_what_is_wrong_with_rules(config, capsys):
+    wrong = ["--set", 'distribution.layout."d2/bias"=["model"]', "--set", 'distribution.layout."d3/kernel"=["-", "-"]']
+    assert commands.run("check", config, *wrong) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("2 problems: 5 layout rules")
+    assert "cannot shard dim 0 of 'd2/bias'" in text and "rule 'd3/kernel' matched nothing" in text
+    assert commands.run("check", config, *wrong, "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 2
+    assert commands.run("check", config, "--set", "distribution.layouts=1") == 2
+
+
+def test_explain_says_which_rule_decides(config, capsys):
+    assert commands.run("explain", "d1/kernel", config) == 0
+    assert re.search("d1/kernel .*parameter.*\n.*rule 'd1/kernel'", capsys.readouterr().out)
+    assert commands.run("explain", "d1/kernel", config, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["axes"] == [None, "model"]
+    assert commands.run("explain", "d1/kernal", config) == 2
+
+
+def test_rules_are_tried_on_the_model_of_a_config(config, capsys, tmp_path):
+    (tmp_path / "old.json").write_text('{"d.*kernel": ["-", "model"], "1/bias": ["model"], "e1": ["model"]}')
+    assert commands.run("migrate", tmp_path / "old.json", "--config", config) == 1
+    output, told = capsys.readouterr()
+    assert tomllib.loads(output)["distribution"]["layout"] == {"d.*kernel": ["-", "model"], ".*1/bias": ["model"]}
+    assert "rule 'e1' matches nothing" in told
+
+
+def test_plan_says_what_a_step_needs(config, capsys):
+    assert commands.run("plan", config) == 0
+    assert re.search(r"d1/kernel .*\(-, model\)", capsys.readouterr().out)
+    target = ["--target", "v5e:2x4", "--no-compile"]
+    assert commands.run("plan", config, *target, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact"]["mesh"]["shape"] == [2, 4] and found["exact"]["nbytes_by_role"]["parameter"] > 0
+
+
+def test_a_plan_that_does_not_fit_ends_with_1(config, capsys):
+    wide = ["--set", 'model={name = "rows:model", width = 2_000_000_000}', "--mesh", "data=4,model=2"]
+    assert commands.run("plan", config, "--target", "v5e:2x4", "--no-compile", *wide) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert commands.run("plan", config, "--target", "v5e:2x3", "--no-compile") == 2
+
+
+def test_plan_writes_a_page(config, capsys, tmp_path):
+    assert commands.run("plan", config, "--html", tmp_path / "plan.html") == 0
+    page = (tmp_path / "plan.html").read_text()
+    assert page.lower().startswith("<!doctype html") and "d1/kernel" in page
+    assert commands.run("plan", config, "--html", tmp_path) == 2
+
+
+def test_modules_of_the_current_folder_are_found(config):
+    script = config.parent / "bin" / "keras-dist"
+    script.parent.mkdir()
+    script.write_text("from keras_dist.cli.app import main; main()")
+    command, env = [sys.executable, script, "check", "run.toml"], os.environ | {"PYTHONPATH": str(forks.ROOT)}
+    run = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout[:11]) == (0, "no problems"), run.stderr
+
+
+def test_auto_prints_the_tables_that_it_finds(config, capsys):
+    assert commands.run("auto", config, "--target", "v5e:2x4", "--no-compile") == 0
+    output, told = capsys.readouterr()
+    found = tomllib.loads(output)
+    assert found["mesh"]["shape"] == {"data": 2, "model": 4}
+    assert "Candidates, the best first" in told
+    kept = config.with_name("kept.toml")
+    kept.write_text(f'include = ["run.toml"]\n{output}')
+    assert commands.run("check", kept) == 0
+
+
+def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
+    assert commands.run("auto", config, "--any-mesh", "--objective=memory", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len({tuple(each["mesh"].values()) for each in found["candidates"]}) > 1
+    assert tomllib.loads(found["toml"])["mesh"]["shape"] == found["mesh"]
+    least = min(each["state_nbytes"] + each["activation_nbytes"] for each in found["candidates"])
+    best = found["candidates"][0]
+    assert best["state_nbytes"] + best["activation_nbytes"] == least
+    assert commands.run("auto", config, "--objective=speed") == 2

@@ -1,0 +1,225 @@
+"""Programs compiled for machines that are not there: here for CPUs; `benchmarks.bench_plan` compiles for TPUs."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import psutil
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import keras_dist as kd
+from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
+from keras_dist.planner.gpu_target_config import gpu_target_config
+from keras_dist.planner.hardware import CHIPS
+from tests.forks import Python
+
+WIDTH, HIDDEN, ROWS = 16, 64, 8
+MESH = {"data": 2, "model": 4}
+OUT_OF_MEMORY = (  # by libtpu 0.0.42, by 0.0.50, and as its run-time says it
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (19.50G) exceeds "
+    "available HBM (15.75G).",
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+    "temporaries (19.50G) exceeds available HBM (15.75G). HLO module: jit_step.\nSee https://openxla.org/xla/errors",
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 19.50G of 15.75G hbm. Exceeded hbm capacity by "
+    "3.75G.",
+)
+
+
+def mlp():
+    up = kd.layers.Dense(HIDDEN, "relu", name="up")
+    return kd.Sequential([kd.Input((WIDTH,)), up, kd.layers.Dense(WIDTH, name="down")])
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The train step of a Megatron MLP for a mesh of devices in another order than that of their numbers."""
+    mesh = kd.DeviceMesh(MESH, devices=devices("cpu:8")[::-1])
+    rules = kd.LayoutMap(mesh)
+    rules["up/kernel"], rules["up/bias"], rules["down/kernel"] = (None, "model"), ("model",), ("model", None)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
+    return trace_step(mlp, (x, x), kd.ModelParallel(rules), "adam", "mse")
+
+
+@pytest.fixture(scope="module")
+def found(step):
+    return figures(step, "cpu:8")
+
+
+def test_arguments_are_the_state_and_the_batch(step, found):
+    rows = [*step.state.rows, *step.batch.rows]
+    assert {row.path for row in rows} == set(filter(None, step.arguments))
+    sums_of_the_loss = 4 * step.arguments.count("")
+    assert found.argument_nbytes == sum(row.nbytes_per_device for row in rows) + sums_of_the_loss
+
+
+def test_the_state_takes_the_place_of_the_state(step, found):
+    assert found.alias_nbytes >= sum(row.nbytes_per_device for row in step.state.rows if row.role != "counter")
+    used = found.argument_nbytes + found.output_nbytes - found.alias_nbytes + found.temp_nbytes
+    assert found.peak_nbytes == used
+    assert found.temp_nbytes > 0
+
+
+def test_collectives_and_flops_are_those_that_were_propagated(step, found):
+    expected = propagate(step.lowered)
+    assert found.nbytes_by_axes() == expected.nbytes_by_axes()
+    assert set(found.nbytes_by_axes()) == {("all_reduce", ("data",)), ("all_reduce", ("model",))}
+    assert found.flops == expected.flops
+    (forward,) = (each for each in found.collectives if each.axes == ("model",))
+    assert (forward.layer, forward.operation, forward.turns) == ("down", "dot_general", 1)
+
+
+def test_cpus_have_no_limit_of_memory_and_figures_are_numbers(found):
+    assert (found.limit_nbytes, found.fits, found.short_by_nbytes, found.note) == (0, None, 0, "")
+    assert found.accessed_nbytes > found.argument_nbytes
+    assert found.seconds_to_compile > 0
+    json.dumps(dataclasses.asdict(found))
+
+
+def lowered(function, shape=(4, 2), platform="cpu", rows=64):
+    """A program of rows that are split over the first axis of an abstract mesh."""
+    mesh = AbstractMesh(shape, ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
+    x = jax.ShapeDtypeStruct((rows, 8), jnp.float32, sharding=NamedSharding(mesh, P("rows")))
+    return jax.jit(function).trace(x).lower(lowering_platforms=(platform,))
+
+
+def test_abstract_meshes_of_more_devices_than_this_process_has():
+    def scanned(x):
+        sums, _ = jax.lax.scan(lambda total, _: (total + jnp.sum(jnp.sin(x + total)), None), 0.0, length=5)
+        return sums
+
+    found = compile_for(lowered(scanned, (16, 2)), "cpu:32")
+    assert found.argument_nbytes == 4 * 64 * 8 // 16
+    assert [(each.kind, each.axes, each.nbytes, each.turns) for each in found.collectives] == [
+        ("all_reduce", ("rows",), 4, 5)
+    ]
+
+
+def test_what_xla_does_not_compile_is_said_with_its_reason():
+    call = jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct((), jnp.float32))
+    with pytest.raises(kd.errors.CompilationError, match="cannot be compiled for 'cpu:8'") as caught:
+        compile_for(lowered(call), "cpu:8")
+    assert "no_such_kernel" in caught.value.given
+    assert "lowering_platforms=('cpu',)" in caught.value.fix
+
+
+def test_a_process_that_takes_too_long_is_killed():
+    with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
+        compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0.1)
+    assert "timeout_seconds=0.1" in caught.value.given
+    assert not [child for child in psutil.Process().children() if "keras_dist.planner._compile" in child.cmdline()]
+
+
+def test_a_process_that_dies_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(kd.errors.CompilationError) as caught:
+        compile_for(lowered(jnp.sum), "cpu:8")
+    assert caught.value.given == "its process ended with code 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("v5e:2x4", "libtpu", "tpu"), ("h100:1x1x8", "jax_cuda12_plugin", "cuda")]
+)
+def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(kd.errors.MissingExtraError, match=f"needs the package {package}") as caught:
+        compile_for(lowered(jnp.sum, platform=target(name).platform), name)
+    assert caught.value.fix == f"pip install 'keras_dist[{extra}]'"
+
+
+def test_the_process_ends_itself_where_nobody_is_left_to_kill_it(monkeypatch, tmp_path):
+    request, _ = asked(monkeypatch, "cpu:8", shape=(4, 2), timeout_seconds=0.01)
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    code, _, errors = Python("-m", "keras_dist.planner._compile", tmp_path).outcome(60)
+    assert code == 1
+    assert "Timeout" in errors
+    assert not (tmp_path / "answer.json").exists()
+
+
+def asked(monkeypatch, name, shape=(16, 2), **options):
+    """What the process that compiles for a target would be asked, and its environment."""
+    for package in ("libtpu", "jax_cuda12_plugin"):
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    seen = []
+
+    def run(command, env, **_):
+        seen.append((json.loads(pathlib.Path(command[-1], "request.json").read_text()), env))
+        raise subprocess.TimeoutExpired(command, 1)
+
+    with monkeypatch.context() as patch, pytest.raises(kd.errors.CompilationTimeoutError):
+        patch.setattr(subprocess, "run", run)
+        compile_for(lowered(jnp.sum, shape, target(name).platform), name, **options)
+    return seen[0]
+
+
+def test_tpus_are_asked_for_by_topology_and_nobody_waits_for_their_metadata(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    request, environment = asked(monkeypatch, "v5e:4x4*2")
+    assert request["topology"] == {
+        "platform": "tpu",
+        "topology_name": "v5e:4x4",
+        "num_slices": 2,
+        "chips_per_host_bounds": [2, 2, 1],
+    }
+    assert environment["TPU_SKIP_MDS_QUERY"] == "1"
+    assert environment["JAX_PLATFORMS"] == "cpu"
+    assert environment["JAX_OPTIMIZATION_LEVEL"] == "O1"
+    assert "XLA_FLAGS" not in environment
+
+
+def test_gpus_are_described_to_xla(monkeypatch):
+    topology = asked(monkeypatch, "h100:2x2x8")[0]["topology"]
+    assert (topology["platform"], topology["topology"]) == ("cuda", "2x2x8")
+    assert "core_count: 132\n" in topology["target_config"]
+    assert "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }" in topology["target_config"]
+    assert f"device_memory_size: {79 * 2**30}\n" in topology["target_config"]
+
+
+@pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if chip.platform == "cuda"])
+def test_each_gpu_has_a_description(name):
+    assert f"memory_bandwidth: {int(CHIPS[name].hbm_bytes_per_second)}\n" in gpu_target_config(CHIPS[name])
+
+
+def test_devices_stand_in_the_order_of_the_mesh_or_by_default_along_the_wires(monkeypatch):
+    by_default = [place.id for place in target("v5e:4x4*2").arranged((16, 2)).flat]
+    assert asked(monkeypatch, "v5e:4x4*2")[0]["devices"] == by_default
+    assert asked(monkeypatch, "v5e:4x4*2")[0]["slices"] == [0] * 16 + [1] * 16
+    assert asked(monkeypatch, "v5e:4x4*2", devices=["cpu:0"])[0]["devices"] == by_default
+    names = devices("v5e:4x4*2")[::-1]
+    assert asked(monkeypatch, "v5e:4x4*2", devices=names)[0]["devices"] == [int(name[4:]) for name in names]
+
+
+@pytest.mark.parametrize("text", OUT_OF_MEMORY)
+def test_a_program_that_needs_more_memory_than_there_is_has_figures(monkeypatch, text):
+    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
+    monkeypatch.setattr(compiled, "_ask", lambda *_: {"error": text, "seconds": 1.5})
+    found = compile_for(lowered(jnp.sum, (4, 2), "tpu"), "v5e:2x4")
+    assert (found.peak_nbytes, found.limit_nbytes) == (int(19.5 * 2**30), int(15.75 * 2**30))
+    assert (found.fits, found.short_by_nbytes) == (False, int(3.75 * 2**30))
+    assert found.argument_nbytes == 4 * 64 * 8 // 4
+    assert found.note == text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: compile_for(jnp.sum, "cpu:8"), kd.errors.ModelError, "`lowered` is not a lowered program"),
+        (lambda: compile_for(lowered(jnp.sum), "cpu:4"), kd.errors.MeshError, "a mesh of 8 devices"),
+        (lambda: compile_for(lowered(jnp.sum), "gpu:8"), kd.errors.UnknownNameError, "no chip is called 'gpu'"),
+        (
+            lambda: compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0),
+            kd.errors.ModelError,
+            "`timeout_seconds` is not a positive number",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_before_a_process_starts(monkeypatch, call, error, text):
+    monkeypatch.setattr(subprocess, "run", None)
+    with pytest.raises(error, match=text):
+        call()
