@@ -220,7 +220,11 @@ class AutoParallel(Distribution):
         return meshes_of(len(self._devices))
 
     def _mesh_of(self, sizes: Mapping[str, int]) -> DeviceMesh:
-        return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
+        if self._devices is None:
+            return self.device_mesh
+        if self.target is not None and self._devices == devices(self.target):  # in the order of their wires
+            return DeviceMesh(sizes, devices=devices(self.target, tuple(sizes.values())))
+        return DeviceMesh(sizes, devices=self._devices)
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
         named = None if self.target is None else self.target.name

@@ -262,6 +262,17 @@ def test_the_best_are_compiled_for_a_target(monkeypatch):
     assert kd.AutoParallel(target="v5p:2x2x1").memory_limit == kd.planner.target("v5p:2x2x1").hbm_nbytes
 
 
+def test_devices_of_a_target_stand_along_its_wires():
+    factory, batch, loss = STEPS["mlp, nnx"]
+    found = kd.AutoParallel(target="v5e:2x4", compiles=False).search(factory, batch, "adam", loss)
+    mesh = found.distribution.device_mesh
+    assert list(mesh.devices.flat) == kd.planner.devices("v5e:2x4", mesh.shape)
+    report = kd.plan(factory, batch, found.distribution, "adam", loss, target="v5e:2x4", compiles=False)
+    line = report.verdict.rooflines["propagated"]
+    chosen = [each for each in found.candidates if each == found.best]
+    assert not found.best.fully_sharded and chosen[0].step_seconds == pytest.approx(line.serial_step_seconds, rel=0.05)
+
+
 def test_modules_may_name_axes_of_the_mesh():
     class Constraining(models.Mlp):
         def __call__(self, x):
