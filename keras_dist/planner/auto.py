@@ -162,7 +162,8 @@ class AutoParallel(Distribution):
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         """The classes of dims of the step, which are the same with any `remat`."""
         model, batch, optimizer, loss = step
-        one_device, platform = OneDevice(), None if self.target is None else self.target.platform
+        names = list(self._meshes()[-1])
+        one_device, platform = OneDevice(names), None if self.target is None else self.target.platform
         program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 
@@ -219,7 +220,11 @@ class AutoParallel(Distribution):
         return meshes_of(len(self._devices))
 
     def _mesh_of(self, sizes: Mapping[str, int]) -> DeviceMesh:
-        return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
+        if self._devices is None:
+            return self.device_mesh
+        if self.target is not None and self._devices == devices(self.target):  # in the order of their wires
+            return DeviceMesh(sizes, devices=devices(self.target, tuple(sizes.values())))
+        return DeviceMesh(sizes, devices=self._devices)
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
         named = None if self.target is None else self.target.name

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from keras_dist.distribution.layout import Axis
-from keras_dist.planner.costs import fully_sharded, nbytes_of, step_seconds, with_gathered_updates, with_gathers
+from keras_dist.planner.costs import (
+    fully_sharded,
+    nbytes_of,
+    step_seconds,
+    with_gathered_updates,
+    with_gathers,
+    with_state,
+)
 from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.targets import Target
@@ -168,18 +175,21 @@ class Search:
         classes, rows = self.classes, self.classes.program.state.rows
         layouts, _ = classes.layouts(rules, sizes)
         step = classes.screen.propagate(sizes, layouts)
-        found = self._candidate(sizes, rules, step, nbytes_of(rows, layouts, sizes))
+        whole = nbytes_of(rows, layouts, sizes)
+        found = self._candidate(sizes, rules, step, whole)
         batch = rules["batch"]
         axes = (batch,) if isinstance(batch, str) else tuple(batch or ())
         if math.prod(sizes[axis] for axis in axes) > 1:
             sharded = fully_sharded(rows, layouts, axes, sizes)
             own = [row for row in rows if row.role == "parameter" and sharded.get(row.path) != layouts.get(row.path)]
-            gathered = with_gathers(step, nbytes_of(own, layouts, sizes), axes)
-            self._candidate(sizes, rules, gathered, nbytes_of(rows, sharded, sizes), fully_sharded=True)
+            state = nbytes_of(rows, sharded, sizes)
+            gathered = with_gathers(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
+            self._candidate(sizes, rules, gathered, state, fully_sharded=True)
             if len(sizes) == 1:  # `DataParallel` alone does it
                 slots = fully_sharded([row for row in rows if row.role == "slot"], layouts, axes, sizes)
-                updated = with_gathered_updates(step, nbytes_of(own, layouts, sizes), axes)
-                self._candidate(sizes, rules, updated, nbytes_of(rows, slots, sizes), shard_optimizer=True)
+                state = nbytes_of(rows, slots, sizes)
+                updated = with_gathered_updates(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
+                self._candidate(sizes, rules, updated, state, shard_optimizer=True)
         return found
 
     def _candidate(
@@ -191,7 +201,7 @@ class Search:
         fully_sharded: bool = False,
         shard_optimizer: bool = False,
     ) -> Candidate:
-        seconds = step_seconds(sizes, step, state, self.target)
+        seconds = step_seconds(sizes, step, self.target)
         moved = sum(each.nbytes_per_step for each in step.collectives)
         held = step.activation_nbytes
         figures = seconds, state, held, moved
