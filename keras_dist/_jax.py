@@ -20,7 +20,7 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.core import meta, spmd
 from flax.nnx import reprlib
-from jax._src import clusters, core, distributed, dtypes, xla_bridge
+from jax._src import clusters, core, distributed, dtypes, source_info_util, xla_bridge
 from jax._src import mesh as mesh_lib
 from jax.experimental import checkify
 from jax.interpreters import mlir, partial_eval
@@ -262,11 +262,45 @@ def is_literal(value: Any) -> bool:
     return isinstance(value, jax.extend.core.Literal)
 
 
-def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluate an equation of a jaxpr."""
-    with equation.ctx.manager:
-        outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+def evaluate(equation: Any, values: Sequence[Any], **params: Any) -> list[Any]:
+    """Evaluate an equation of a jaxpr, with other values of some of its parameters."""
+    bound = equation.primitive.get_bind_params({**equation.params, **params})
+    with in_context_of(equation):
+        outputs = equation.primitive.bind(*values, **bound)
     return outputs if equation.primitive.multiple_results else [outputs]
+
+
+@contextlib.contextmanager
+def in_context_of(equation: Any) -> Iterator[None]:
+    """Inside, operations are in the scope, and come from the line of code, of an equation of a jaxpr."""
+    scope = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=scope), equation.ctx.manager:
+        yield
+
+
+def has_jaxprs(equation: Any) -> bool:
+    """Whether an equation of a jaxpr has jaxprs among its parameters."""
+    return any(True for _ in core.jaxprs_in_params(equation.params))
+
+
+def parts_of_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Return a jaxpr, which may be a closed one, and its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def parts_of_scan(equation: Any) -> tuple[int, int]:
+    """Return how many inputs of a scan are constants, and how many are constants or carried: the others are sliced."""
+    params = equation.params
+    if "ft_in" in params:  # from JAX 0.12 on
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(constants) + len(carried)
+    return params["num_consts"], params["num_consts"] + params["num_carry"]
+
+
+def shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and element type of an array or an abstract value, with whether that type is weak."""
+    aval = value if isinstance(value, core.ShapedArray) else jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def lower_with(

@@ -343,11 +343,28 @@ def test_a_plan_knows_what_is_computed_again():
     assert again.step.flops > kd.plan(**vars(assembly.plan_inputs(settings()))).step.flops
 
 
-def test_a_plan_for_devices_that_are_not_here():
-    run = settings("mesh.shape=data=16,model=4", "model={name='my_run:sequential', width=64}")
-    inputs = assembly.plan_inputs(run, devices=[f"tpu:{index}" for index in range(64)])
-    assert inputs.distribution.device_mesh.shape == (16, 4)
+@pytest.mark.parametrize(
+    ("target", "mesh", "platform"),
+    [
+        (None, "mesh.shape=data=16,model=4", "cpu"),
+        (None, "mesh={shape='data=4,model=4', dcn_shape='data=4'}", "cpu"),
+        ("v5e:8x8", "mesh.shape=data=16,model=4", "tpu"),
+        ("v5e:8x8", "mesh.shape=data=-1,model=4", "tpu"),
+        ("v5e:4x4*4", "mesh={shape='data=4,model=4', dcn_shape='data=4'}", "tpu"),
+    ],
+)
+def test_a_plan_for_devices_that_are_not_here(target, mesh, platform):
+    inputs = assembly.plan_inputs(settings(mesh, "model={name='my_run:sequential', width=64}"), target)
+    found = inputs.distribution.device_mesh
+    assert (found.shape, found.platform) == ((16, 4), platform)
+    if target is not None:
+        assert list(found.devices.flat) == kd.planner.devices(target, (16, 4))
     assert kd.plan(**vars(inputs)).nbytes_by_role["parameter"] > 0
+
+
+def test_a_mesh_of_another_size_than_the_target():
+    with pytest.raises(ConfigError, match=r"mesh\.shape"):
+        assembly.plan_inputs(settings("mesh.shape=data=16,model=4"), "v5e:2x4")
 
 
 SEQUENTIAL = "model={name='my_run:sequential', width=16}"
@@ -432,6 +449,12 @@ def test_a_mistake_names_its_key(overrides, summary, fix):
     assert error.summary.startswith(summary)
     assert error.fix.startswith(fix)
     assert error.given
+
+
+def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):
+    monkeypatch.setenv("KERAS_DIST_MESH", "data=8,what")
+    with pytest.raises(ConfigError, match=r"^mesh\.shape: Shape does not match"):
+        assembly.distribution_of(config.load("run.toml", ["mesh.shape={data=3, model=1}"]))
 
 
 @pytest.mark.parametrize("key", ["model", "data"])

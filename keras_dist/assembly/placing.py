@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +17,12 @@ from keras_dist.assembly.components import Examples, compiled_model, data_of, lo
 from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
+from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
-from keras_dist.planner import AutoParallel
+from keras_dist.planner import AutoParallel, Target, devices
+from keras_dist.saving.buckets import folder_path, in_bucket
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,18 +44,19 @@ class PlanInputs:
     loss: Any
 
 
-def plan_inputs(run: RunConfig, devices: Sequence[Any] | None = None) -> PlanInputs:
+def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInputs:
     """Return what `kd.plan` needs for a run. Nothing is allocated on devices; the data are looked at.
 
     Args:
         run: the config.
-        devices: the devices of the mesh, which need not exist, as names or objects; by default those of this machine.
+        target: the machine that it is meant for, which need not be here. By default this one, with as many devices as
+            the mesh has: others than there are exist in the plan alone.
 
     Raises:
-        ConfigError: as of `build`.
+        ConfigError: as of `build`; or the target is none, or has another number of devices than the mesh.
     """
     examples, _ = data_of(run)
-    distribution, _ = placed(run, examples, devices)
+    distribution, _ = placed(run, examples, _planned_devices(run.mesh, target))
     factory, batch = _step(run, examples)
     return PlanInputs(factory, batch, distribution, optimizer_of(run), loss_of(run))
 
@@ -84,7 +89,8 @@ def placed(
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
-            kept = None if run.checkpoint is None else run.checkpoint.directory
+            kept = None if run.checkpoint is None else folder_path(run.checkpoint.directory)
+            kept = None if kept is None or in_bucket(kept) else kept
             auto = AutoParallel(
                 mesh, chosen.objective, target=chosen.target, memory_limit=chosen.memory_limit, cache=kept
             )
@@ -123,14 +129,31 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
         return distribution_of(run)
 
 
+def _planned_devices(mesh: MeshConfig, target: str | Target | None) -> list[str] | None:
+    """The names of the devices of a plan; None for those of this machine."""
+    if target is not None:
+        return devices(target, _mesh(mesh, devices(target)).shape)
+    sizes = (*mesh.shape.values(), *(mesh.dcn_shape or {}).values())
+    here, count = list_devices(), math.prod(sizes)
+    if -1 in sizes or len(here) == count:
+        return None
+    kind = here[0].partition(":")[0]
+    return [f"{kind}:{number}" for number in range(count)]
+
+
 def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
+    shape, spans = mesh.shape, mesh.dcn_shape
+    if devices is not None and spans and -1 not in (*shape.values(), *spans.values()):  # no slices are known of these
+        shape, spans = {axis: size * spans.get(axis, 1) for axis, size in shape.items()}, None
     try:
-        return DeviceMesh(mesh.shape, devices=devices, dcn_shape=mesh.dcn_shape)
+        return DeviceMesh(shape, devices=devices, dcn_shape=spans)
     except MeshError as error:
-        variable = os.environ.get(MESH_VARIABLE, "")
-        is_its = variable.strip() and parse_mesh_shape(variable) == mesh.shape
+        variable, source = os.environ.get(MESH_VARIABLE, ""), "mesh.shape"
+        with contextlib.suppress(MeshError):  # something else may have replaced it
+            if parse_mesh_shape(variable) == mesh.shape:
+                source = f"environment variable {MESH_VARIABLE}={variable!r}"
         raise ConfigError(
-            f"{f'environment variable {MESH_VARIABLE}={variable!r}' if is_its else 'mesh.shape'}: {error.summary}",
+            f"{source}: {error.summary}",
             given=error.given,
             expected=error.expected,
             fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",

@@ -113,6 +113,6 @@ def check(
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
     """The arguments of `kd.plan` for a run."""
-    from keras_dist import assembly, planner
+    from keras_dist import assembly
 
-    return dict(vars(assembly.plan_inputs(run, None if target is None else planner.devices(target))))
+    return dict(vars(assembly.plan_inputs(run, target)))

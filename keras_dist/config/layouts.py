@@ -241,7 +241,7 @@ class DistributionConfig(Table):
     @classmethod
     def _known(cls, name: object) -> object:
         strategies = DistributionConfig.by_name
-        if cls is DistributionConfig and name not in strategies:
+        if cls is DistributionConfig and name not in [*strategies]:
             text = name if isinstance(name, str) else ""
             near = nearest(text, strategies)
             *others, last = map(show, strategies)

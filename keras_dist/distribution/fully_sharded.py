@@ -10,7 +10,7 @@ from keras_dist import _jax
 from keras_dist._arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
@@ -26,7 +26,13 @@ class FullySharded(RuleBased):
 
     Dims that are sharded by the rules, or else by the model itself (see `ModelParallel`), keep their axes; another dim
     is sharded over `axis` (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden,
-    and the plan says so. XLA gathers a weight where it is used and scatters its gradient.
+    and the plan says so.
+
+    Compiled steps gather a parameter over `axis` in the operation that takes it, and scatter its gradient. The backward
+    pass gathers it again, so that no gathered one is kept; of blocks that are stacked and run in a loop (`nnx.scan`,
+    `jax.lax.scan`) each turn gathers its own. A stack whose largest dim that divides is the one that the loop runs over
+    is gathered whole, before the loop. How early the gathers of a step without loops begin is XLA's choice: on CPUs all
+    of them come first.
 
     Args:
         device_mesh: the devices.
@@ -102,6 +108,11 @@ class FullySharded(RuleBased):
             return base
         own = f"sharded over {self.axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
+
+    @property
+    def gathered_axes(self) -> tuple[str, ...]:
+        """The axes that variables are sharded over."""
+        return axis_tuple(self.axis)
 
     def _is_for_another_mesh(self, variable: Any) -> bool:
         """Whether the sharding metadata of the variable, or of what it follows, name axes that are not here."""

@@ -126,6 +126,11 @@ class TensorLayout:
         chosen = max(dims, key=lambda d: (shape[d], -d))
         return TensorLayout([free if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
 
+    def without(self, axes: Sequence[str]) -> TensorLayout:
+        """Return this layout with no dim sharded over one of these axes of the mesh."""
+        kept = [tuple(name for name in axis_tuple(axis) if name not in axes) for axis in self._axes]
+        return TensorLayout(kept, self._device_mesh)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorLayout):
             return NotImplemented

@@ -43,6 +43,7 @@ class Row:
         nbytes: bytes of the whole array.
         nbytes_per_device: bytes of one device's shard.
         slot_axes: `axes` for the optimizer slots of this array.
+        compute_axes: `axes` where a step computes with this array: it is gathered over those that are missing here.
         slot_rule: what decided `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
     """
@@ -56,6 +57,7 @@ class Row:
     nbytes: int
     nbytes_per_device: int
     slot_axes: tuple[Axis, ...] = dataclasses.field(repr=False)
+    compute_axes: tuple[Axis, ...] = dataclasses.field(repr=False)
     slot_rule: str | None = dataclasses.field(default=None, repr=False)
     aliases: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
@@ -352,10 +354,14 @@ def plan_variables(
     treedef: PyTreeDef,
     problems: Sequence[Problem],
     rules: Sequence[tuple[str, tuple[Axis, ...]]],
+    gathered: tuple[str, ...] = (),
 ) -> LayoutPlan:
-    """Return the plan that gives each of `specs` its `(layout, slot layout)`."""
+    """Return the plan that gives each of `specs` its `(layout, slot layout)`, parameters gathered over some axes."""
     rows = [
-        make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases)
+        dataclasses.replace(
+            make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases),
+            compute_axes=layout.without(gathered if spec.role == "parameter" else ()).axes,
+        )
         for spec, (layout, slot_layout) in zip(specs, layouts, strict=True)
     ]
     return LayoutPlan(mesh, tuple(rows), treedef, tuple(problems), tuple(rules))
@@ -385,6 +391,7 @@ def make_row(
         nbytes=int(np.prod(shape, dtype=np.int64)) * itemsize,
         nbytes_per_device=int(np.prod(shard, dtype=np.int64)) * itemsize,
         slot_axes=slot_layout.axes,
+        compute_axes=layout.axes,
         slot_rule=slot_layout.reason if slot_layout.axes != layout.axes else None,
         aliases=aliases,
     )

@@ -140,6 +140,15 @@ class Distribution:
         """Return the layout of the optimizer slots of `variable`; by default that of the variable."""
         return self.get_variable_layout(variable)
 
+    @property
+    def gathered_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which compiled steps gather parameters where they use them; along none XLA chooses.
+
+        Each is gathered in the operation that takes it, in the forward and again in the backward pass, and none is kept
+        from the one to the other; its gradient is scattered.
+        """
+        return ()
+
     @contextlib.contextmanager
     def scope(self) -> Generator[None]:
         """Make this the current distribution inside a `with` block; models that are made inside keep it."""
@@ -196,7 +205,8 @@ class Distribution:
         without_effect = lint.check_rules(rules, specs) if rules is not None else []
         lint.report(errors, without_effect, self.device_mesh, strict=self.strict)
         snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
-        return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot)
+        gathered = self.gathered_axes
+        return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot, gathered)
 
     def snapshot(self) -> Self:
         """Return a copy of this distribution that later changes do not affect."""

@@ -117,7 +117,7 @@ def _predict_of(
     """
     cell, step = session.cell, int(session.cell.state.step)
     device = cell.mesh.backend_mesh.local_devices[0]
-    forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot())
+    forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
     paths = [row.path for row in cell.plan.rows]
     arrays = dict(zip(paths, cell.leaves(), strict=True))
     implementations = {

@@ -382,7 +382,8 @@ class Model(Saveable):
         Raises:
             ModelError: there is no such optimizer, or gradients are missing.
         """
-        return apply_gradients(state, self._compiled("apply_gradients").optimizers, grads, optimizer)
+        session = self._compiled("apply_gradients")
+        return apply_gradients(state, session.optimizers, session.forward.scattered(grads), optimizer)
 
     # Where it lives
 

@@ -103,7 +103,7 @@ class Session:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
         graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
-        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat)
+        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat, self.cell.plan)
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
@@ -264,9 +264,13 @@ class Session:
         """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
-        outputs, module, context = self._run(trainable, rest, args, kwargs, training)
-        losses = module.losses if isinstance(module, Layer) else context.losses
-        return outputs, self.cell.graph.split(module)[1], losses
+
+        def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array]]:
+            outputs, module, context = self._run(trainable, rest, args, kwargs, training)
+            losses = module.losses if isinstance(module, Layer) else context.losses
+            return outputs, self.cell.graph.split(module)[1], losses
+
+        return self.forward.gathering(call, trainable, rest, (args, kwargs))
 
     def _run(
         self,

@@ -7,7 +7,7 @@ from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.checking import CheckReport, check
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
-from keras_dist.planner.dim_classes import DimClass, DimClasses, dim_classes
+from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
 from keras_dist.planner.found import Found
 from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
@@ -37,6 +37,7 @@ __all__ = [
     "Roofline",
     "StepProgram",
     "Target",
+    "Unsharded",
     "assert_plan",
     "check",
     "compile_for",

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+from pydantic import TypeAdapter, ValidationError
 
 from keras_dist._arguments import argument_error, check_int, check_option, check_optional
 from keras_dist._types import Device, PyTree
@@ -34,27 +35,28 @@ _MOST_COMPILED = 3
 
 @register_strategy("auto")
 class AutoParallel(Distribution):
-    """Finds a layout for a model: which mesh, which dims over which of its axes, and whether weights are fully sharded.
+    """Finds a layout for a model: which mesh, which dims over which axes, and whether weights are fully sharded.
 
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
-    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over
-    those of the batch, and, where memory is what counts or is short, with blocks computed again in the backward pass. Of up to six classes that gain by themselves all combinations are tried. It is the same each
-    time, unless the time limit ends it.
+    (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the
+    batch; where memory counts or is short also with repeated blocks computed again in the backward pass. Of up to six
+    classes that gain by themselves all combinations are tried. What is found is the same each time, unless the time
+    limit ends the search.
+
+    A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
+    first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
 
     Args:
         mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are
             tried; by default all devices of the job.
         objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
-        target: the machine it is meant for, such as `"v5p:4x4x4"`, see `planner.target`. Its times count, its devices are
-            those of the mesh where none are given, and the best three candidates are compiled for it, where the extra
-            that this needs is there.
+        target: the machine it is meant for, such as `"v5p:4x4x4"`, see `planner.target`. Its times count, its devices
+            are those of the mesh where none are given, and the best three candidates are compiled for it, where the
+            extra that this needs is there.
         memory_limit: bytes that a device has; by default those of the target. What does not fit comes last.
         compiles: whether the best few candidates are compiled for the target.
         time_limit_seconds: after which the best candidate so far is taken.
         cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
-
-    A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
-    first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
 
     Raises:
         DistributionError: an argument is none of these.
@@ -93,20 +95,20 @@ class AutoParallel(Distribution):
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = None if target is None else as_target(target)
-        is_mesh = isinstance(mesh_or_devices, DeviceMesh)
-        if mesh_or_devices is None:
-            mesh_or_devices = list_devices() if self.target is None else devices(self.target)
-        self._devices = None if is_mesh else list(mesh_or_devices)
-        super().__init__(mesh_or_devices if is_mesh else DeviceMesh([-1], ["data"], self._devices))
+        self._devices: list[str | Device] | None = None
+        if not isinstance(mesh_or_devices, DeviceMesh):
+            default = list_devices() if self.target is None else devices(self.target)
+            self._devices = list(default if mesh_or_devices is None else mesh_or_devices)
+            mesh_or_devices = DeviceMesh([-1], ["data"], self._devices)
+        super().__init__(mesh_or_devices)
         self.objective: Objective = check_option("objective", objective, ("step_time", "memory"))
         what = {"wrong": "is not a number of bytes", "example": 2**34, "error": DistributionError}
         self.memory_limit = check_optional(check_int, "memory_limit", memory_limit, 1, **what)
         if memory_limit is None and self.target is not None:
             self.memory_limit = self.target.hbm_nbytes or None
-        if not isinstance(time_limit_seconds, int | float) or not time_limit_seconds > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise argument_error(
-                "time_limit_seconds", time_limit_seconds, "a positive number", example=60, error=DistributionError
-            )
+        is_number = isinstance(time_limit_seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or not time_limit_seconds > 0:
+            raise argument_error("time_limit_seconds", time_limit_seconds, "a positive number", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = time_limit_seconds
         self.cache = None if cache is None else pathlib.Path(cache)
@@ -160,12 +162,13 @@ class AutoParallel(Distribution):
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         """The classes of dims of the step, which are the same with any `remat`."""
         model, batch, optimizer, loss = step
-        one_device, platform = OneDevice(), None if self.target is None else self.target.platform
+        names = list(self._meshes()[-1])
+        one_device, platform = OneDevice(names), None if self.target is None else self.target.platform
         program = trace_step(model, batch, one_device, optimizer, loss, platform=platform, remat=remat)
         return classes_of(program, one_device.own_names)
 
     def _compiled(self, candidate: Candidate, classes: DimClasses, step: tuple[Any, ...], deadline: float) -> Candidate:
-        """A candidate with what XLA makes of its step for the target; as it is where time is over, or an extra missing."""
+        """A candidate with what XLA makes of its step; as it is where time is over, or an extra missing."""
         left, machine = deadline - time.monotonic(), self.target
         if machine is None or left <= 0:
             return candidate
@@ -217,7 +220,11 @@ class AutoParallel(Distribution):
         return meshes_of(len(self._devices))
 
     def _mesh_of(self, sizes: Mapping[str, int]) -> DeviceMesh:
-        return self.device_mesh if self._devices is None else DeviceMesh(sizes, devices=self._devices)
+        if self._devices is None:
+            return self.device_mesh
+        if self.target is not None and self._devices == devices(self.target):  # in the order of their wires
+            return DeviceMesh(sizes, devices=devices(self.target, tuple(sizes.values())))
+        return DeviceMesh(sizes, devices=self._devices)
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
         named = None if self.target is None else self.target.name
@@ -230,10 +237,10 @@ class AutoParallel(Distribution):
         if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_CACHE:
             return None
         try:
-            read = json.loads(path.read_text())
-            found = [_candidate_of(each) for each in read["candidates"]] if read["key"] == key else []
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            kept = _KEPT.validate_json(path.read_bytes())
+        except (ValidationError, OSError):
             return None
+        found = kept.candidates if kept.key == key else []
         meshes = self._meshes()
         known = all(
             each.mesh in meshes
@@ -252,25 +259,16 @@ class AutoParallel(Distribution):
         self.cache.mkdir(parents=True, exist_ok=True)
         path = self.cache / f"auto-{key[:16]}.json"
         draft = path.with_suffix(f".{os.getpid()}.draft")
-        draft.write_text(json.dumps({"key": key, "candidates": [dataclasses.asdict(each) for each in candidates]}))
+        draft.write_bytes(_KEPT.dump_json(_Kept(key, list(candidates))))
         draft.replace(path)
 
 
-def _candidate_of(read: Mapping[str, Any]) -> Candidate:
-    """A candidate from JSON, where tuples are lists."""
-    rules = {
-        str(name): tuple(map(str, axes)) if isinstance(axes, list) else axes for name, axes in read["rules"].items()
-    }
-    mesh = {str(name): int(size) for name, size in read["mesh"].items()}
-    numbers = [read[name] for name in ("state_nbytes", "activation_nbytes", "moved_nbytes")]
-    return Candidate(
-        mesh,
-        rules,
-        bool(read["fully_sharded"]),
-        float(read["step_seconds"]),
-        *map(int, numbers),
-        *(
-            None if read[name] is None else kind(read[name])
-            for name, kind in (("compiled_seconds", float), ("compiled_nbytes", int), ("remat", str))
-        ),
-    )
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What the file of a search holds."""
+
+    key: str
+    candidates: list[Candidate]
+
+
+_KEPT = TypeAdapter(_Kept)

@@ -21,7 +21,7 @@ class Screen:
     """A lowered step, in which layouts are exchanged: a copy of its module is laid out and propagated, in milliseconds.
 
     What the optimizer computes of gradients element by element is left out: it is most of the operations, and as it
-    lies where the weights do it moves nothing.
+    lies where the weights do it moves nothing. So are constraints of layouts in the step.
 
     Args:
         program: the step, lowered for any mesh.

@@ -17,7 +17,7 @@ _FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _WIRE_BYTES_PER_SECOND = 2e14, 1e12
 """Of a device of no machine in particular, with the proportions of those that are used."""
 
 
-def step_seconds(sizes: Mapping[str, int], step: Propagated, state_nbytes: int, target: Target | None) -> float:
+def step_seconds(sizes: Mapping[str, int], step: Propagated, target: Target | None) -> float:
     """The least time of a step that waits for each exchange, on a target; see `Roofline.serial_step_seconds`.
 
     Without a target exchanges go along rings of `n` devices at the bandwidth of one wire: `(n - 1) / n` of the bytes,
@@ -26,10 +26,9 @@ def step_seconds(sizes: Mapping[str, int], step: Propagated, state_nbytes: int, 
     Args:
         sizes: the axes of the mesh.
         step: what one device does and exchanges.
-        state_nbytes: bytes of the state of one device, which the optimizer reads and writes.
         target: the machine.
     """
-    accessed = step.accessed_nbytes + 2 * state_nbytes
+    accessed = step.accessed_nbytes
     if target is not None:
         dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
         found = step.collectives
@@ -41,6 +40,8 @@ def step_seconds(sizes: Mapping[str, int], step: Propagated, state_nbytes: int, 
 
 
 def _wire_nbytes(each: Collective, devices: int) -> float:
+    if each.is_joined:  # with another one
+        return 0.0
     return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
 
 
@@ -77,6 +78,18 @@ def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Prop
         exchanged.append(each)
     exchanged += [Collective("all_gather", axes, gathered, 1, "", name) for name in ("forward", "backward")]
     return dataclasses.replace(step, collectives=tuple(exchanged))
+
+
+def with_state(step: Propagated, more_nbytes: int) -> Propagated:
+    """The same step with so many bytes more of state on a device, which are read and written."""
+    return dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes + 2 * more_nbytes)
+
+
+def with_gathered_updates(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
+    """What a step exchanges in which each device updates a part of the weights, and gathers the others."""
+    return dataclasses.replace(
+        step, collectives=(*step.collectives, Collective("all_gather", axes, gathered, 1, "", "update"))
+    )
 
 
 def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> int:

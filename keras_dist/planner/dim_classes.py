@@ -14,10 +14,11 @@ from rich.table import Table
 
 from keras_dist import _shardy
 from keras_dist._types import PyTree
-from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import Axis, TensorLayout
-from keras_dist.distribution.mesh import axis_tuple
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
+from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_bytes, render_text
 from keras_dist.errors import LayoutError, did_you_mean
@@ -238,15 +239,18 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
     return classes_of(trace_step(model_or_factory, batch, one_device, optimizer, loss), one_device.own_names)
 
 
-class OneDevice(DataParallel):
+class OneDevice(ModelParallel):
     """The distribution under which a step is traced whose layouts are not known yet.
+
+    Args:
+        axis_names: the axes of its mesh, for modules that name them; each has one device.
 
     Attributes:
         own_names: for each variable to whose dims the model itself gives names these.
     """
 
-    def __init__(self) -> None:
-        super().__init__(devices=list_devices()[:1])
+    def __init__(self, axis_names: Sequence[str] = ("batch",)) -> None:
+        super().__init__(LayoutMap(DeviceMesh([1] * len(axis_names), axis_names, list_devices()[:1])))
         self.own_names: dict[str, tuple[Any, ...]] = {}
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
@@ -274,8 +278,9 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
     members: dict[Any, list[_Member]] = collections.defaultdict(list)
     for index, path in enumerate(program.arguments):
         row = state.get(path) or batch.get(path)
-        for dim in range(len(row.shape)) if row is not None else ():
-            members[graph.class_of(index, dim)].append(_Member(path, dim, graph.parts_of(index, dim), row))
+        if row is not None:
+            for dim in range(len(row.shape)):
+                members[graph.class_of(index, dim)].append(_Member(path, dim, graph.parts_of(index, dim), row))
     groups: list[_Group] = []
     for root in sorted(members, key=lambda each: order.get(each, len(order))):  # dims that no operation orders: last
         own = [member for member in members[root] if member.row.role in _OWN]

@@ -8,6 +8,7 @@ so that a class of dims can be named by its part in the step.
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,17 +73,20 @@ class DimGraph:
         Those are fewer than its size where it holds one dim after another, of which products of activations contract
         the minor: the heads of a projection.
         """
-        if self._parts is None:
-            contracted = {self._classes.find(node) for node, event in self._events if event == "contracted"}
-            self._parts = {}
-            for node, minor, parts in self._splits:
-                if self._classes.find(minor) in contracted:
-                    root = self._tight.find(node)
-                    self._parts[root] = math.gcd(self._parts.get(root, 0), parts)
         value = self.arguments[argument]
-        return self._parts.get(self._tight.find((value, dim)), value.type.shape[dim])
+        root = self._tight.find((value, dim))
+        return self._parts[root] if root in self._parts else value.type.shape[dim]
 
-    _parts: dict[_Node, int] | None = None
+    @functools.cached_property
+    def _parts(self) -> dict[_Node, int]:
+        """Of dims that fall into others, how many of the major ones there are."""
+        contracted = {self._classes.find(node) for node, event in self._events if event == "contracted"}
+        found: dict[_Node, int] = {}
+        for node, minor, parts in self._splits:
+            if self._classes.find(minor) in contracted:
+                root = self._tight.find(node)
+                found[root] = math.gcd(found.get(root, 0), parts)
+        return found
 
     def events(self) -> dict[_Node, list[Event]]:
         """What happens to each class, in program order."""
@@ -218,7 +222,7 @@ class DimGraph:
             inner = operation.regions[0].blocks[0].operations[0].operation.name
             if inner == "stablehlo.maximum":
                 for dim in _numbers(operation.attributes["dimensions"], r"array<i64: ([\d, ]+)>"):
-                    self._events.append(((operation.operands[0], dim), "reduced"))
+                    self._mark(operation.operands[0], [dim], "reduced")
 
     def _note_product(self, operation: Any) -> None:
         text = str(operation.attributes["dot_dimension_numbers"])
@@ -232,15 +236,15 @@ class DimGraph:
         ]
         if all(self._origin(value) is None for value, *_ in sides):
             value, batching, contracting = sides[0]
-            self._events += [((value, dim), "batched") for dim in batching]
-            self._events += [((value, dim), "contracted") for dim in contracting]
+            self._mark(value, batching, "batched")
+            self._mark(value, contracting, "contracted")
             return
         for value, batching, contracting in sides:
             if self._is_first_use(value):
                 free = [dim for dim in range(value.type.rank) if dim not in (*batching, *contracting)]
-                self._events += [((value, dim), "stacked") for dim in batching]
-                self._events += [((value, dim), "consumed") for dim in contracting]
-                self._events += [((value, dim), "produced") for dim in free]
+                self._mark(value, batching, "stacked")
+                self._mark(value, contracting, "consumed")
+                self._mark(value, free, "produced")
 
     def _note_convolution(self, operation: Any) -> None:
         if not self._is_first_use(operation.operands[1]):
@@ -251,9 +255,9 @@ class DimGraph:
         ):
             for dim, mark in enumerate(layout.split(", ")):
                 if mark in marks:
-                    self._events.append(((value, dim), "channel"))
+                    self._mark(value, [dim], "channel")
                 elif marks == "f" and mark != "b":
-                    self._events.append(((value, dim), "spatial"))
+                    self._mark(value, [dim], "spatial")
 
     def _note_lookup(self, operation: Any) -> None:
         table, indices = operation.operands[0], operation.operands[1]
@@ -261,10 +265,13 @@ class DimGraph:
             return
         text = str(operation.attributes["dimension_numbers"])
         indexed = _numbers(text, r"start_index_map = \[([\d, ]+)\]")
-        self._events += [((table, dim), "indexed") for dim in indexed]
+        self._mark(table, indexed, "indexed")
         if self._is_first_use(table):
-            beside = (dim for dim in range(table.type.rank) if dim not in indexed)
-            self._events += [((table, dim), "looked up") for dim in beside]
+            self._mark(table, [dim for dim in range(table.type.rank) if dim not in indexed], "looked up")
+
+    def _mark(self, value: Any, dims: Iterable[int], event: Event) -> None:
+        for dim in dims:
+            self._events.append(((value, dim), event))
 
     def _is_first_use(self, value: Any) -> bool:
         """Whether a value is made of weights alone that no product has taken: in the forward pass, not the backward."""

@@ -59,7 +59,9 @@ class Found:
             sharded = ", ".join(f"{name}: {'+'.join(axis_tuple(axes))}" for name, axes in each.rules.items())
             table.add_row(
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
-                sharded + (", weights fully" if each.fully_sharded else "") + (", remat" if each.remat else ""),
+                sharded
+                + (", weights fully" if each.fully_sharded else ", slots" if each.shard_optimizer else "")
+                + (", remat" if each.remat else ""),
                 f"{1e3 * each.step_seconds:.3g} ms",
                 render_bytes(each.state_nbytes),
                 render_bytes(each.activation_nbytes),
@@ -94,7 +96,8 @@ class Found:
             axis = self.distribution.axis
             lines.append(f"distribution = kd.FullySharded(mesh, {axis!r}, rules, {batch!r}{names})")
         elif isinstance(self.distribution, DataParallel):
-            lines[-1] = "distribution = kd.DataParallel(mesh)"
+            option = ", shard_optimizer=True" if self.distribution.shard_optimizer else ""
+            lines[-1] = f"distribution = kd.DataParallel(mesh{option})"
         else:
             lines.append(f"distribution = kd.ModelParallel(rules, {batch!r}{names})")
         return "\n".join([*lines, ""])
@@ -108,6 +111,8 @@ class Found:
         lines.append(f"batch_axis = {_quoted(found.batch_dim_name)}")
         if isinstance(found, FullySharded):
             lines.append(f"axis = {_quoted(found.axis)}")
+        if isinstance(found, DataParallel) and found.shard_optimizer:
+            lines.append("shard_optimizer = true")
         rules = self.layout_map.snapshot()
         lines += ["", "[distribution.layout]"] if rules else []
         lines += [
@@ -133,7 +138,7 @@ def found_of(
     if best.fully_sharded:
         distribution: Distribution = FullySharded(mesh, batch, rules, batch, axis_names=names)
     elif len(mesh.shape) == 1 and not rules:
-        distribution = DataParallel(mesh)
+        distribution = DataParallel(mesh, shard_optimizer=best.shard_optimizer)
     else:
         distribution = ModelParallel(rules, batch, axis_names=names)
     lines = _explained(best, candidates, classes, left)
@@ -157,6 +162,8 @@ def _explained(
     if best.fully_sharded:
         axes = "+".join(axis_tuple(best.rules[BATCH]))
         lines.append(f"{axes} -> weights and slots, fully: each weight is gathered where it is used")
+    if best.shard_optimizer:
+        lines.append(f"{'+'.join(axis_tuple(best.rules[BATCH]))} -> slots: each device updates its part of the weights")
     if best.remat is not None:
         lines.append(f"compile(remat={best.remat!r}): these layers are computed again in the backward pass")
     lines += [f"not sharded: {each}" for each in left]

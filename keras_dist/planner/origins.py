@@ -17,6 +17,7 @@ from keras_dist.planner.tracing import StepProgram
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
 
+_FOLLOWS = "follows "
 _NAME, _ORIGINS, _BACKWARD = "sdy.sharding_origin_name", "sdy.sharding_origins", "transpose("
 
 
@@ -127,6 +128,9 @@ class _Origins:
         row = self._rows.get(path)
         if row is None:
             return ("what metrics accumulate",)
+        followed = (row.rule or "").removeprefix(_FOLLOWS).partition(", ")[0]
+        if row.role == "slot" and followed in self._rows:  # whose layout is the reason for that of the slot
+            path, row = followed, self._rows[followed]
         return (path, said_of(row, self._rules))
 
 

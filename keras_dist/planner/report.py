@@ -33,8 +33,8 @@ class PlanReport:
     Attributes:
         state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
         batch: *exact*: where each array of the batch lives.
-        step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program may differ: it moves the
-            same bytes under data and tensor parallelism, and others under fully sharded layouts.
+        step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program moves the same bytes under
+            data and tensor parallelism, ZeRO-1, and fully sharded layouts; under other rules it may differ.
         activations: *propagated*: where what the submodules return lives, and why.
         problems: rules without effect, and hidden reshards: what no rule says and the step moves all the same.
         assumed: what was not given and is assumed of the step.

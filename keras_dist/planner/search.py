@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from keras_dist.distribution.layout import Axis
-from keras_dist.planner.costs import fully_sharded, nbytes_of, step_seconds, with_gathers
+from keras_dist.planner.costs import (
+    fully_sharded,
+    nbytes_of,
+    step_seconds,
+    with_gathered_updates,
+    with_gathers,
+    with_state,
+)
 from keras_dist.planner.dim_classes import DimClass, DimClasses
 from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.targets import Target
@@ -36,6 +43,7 @@ class Candidate:
         moved_nbytes: bytes that one device exchanges in a step.
         compiled_seconds: the least time of the step as XLA compiles it for the target; None where that is not known.
         compiled_nbytes: bytes of one device in that program at once.
+        shard_optimizer: whether the slots alone are sharded over the axis of the batch (ZeRO-1).
         remat: the `remat` of `compile`: layers that keep only their inputs for the backward pass; None for none.
     """
 
@@ -48,6 +56,7 @@ class Candidate:
     moved_nbytes: int
     compiled_seconds: float | None = None
     compiled_nbytes: int | None = None
+    shard_optimizer: bool = False
     remat: str | None = None
 
     @property
@@ -106,7 +115,7 @@ class Search:
             base = best
             singles = [self._try(sizes, {**base.rules, each.name: axis}) for each in self._shardable(base, axis)]
             gaining = sorted((each for each in singles if each and self.rank(each) < self.rank(base)), key=self.rank)
-            names = [next(reversed(each.rules)) for each in gaining[:_MOST_CLASSES]]
+            names = [list(each.rules)[-1] for each in gaining[:_MOST_CLASSES]]
             tried = [base, *gaining]
             for count in range(2, len(names) + 1):
                 for chosen in itertools.combinations(names, count):
@@ -150,7 +159,10 @@ class Search:
             (
                 each
                 for each in self.candidates
-                if not each.fully_sharded and each.mesh == sizes and each.rules == rules and each.remat == self.remat
+                if not (each.fully_sharded or each.shard_optimizer)
+                and each.mesh == sizes
+                and each.rules == rules
+                and each.remat == self.remat
             ),
             None,
         )
@@ -163,14 +175,21 @@ class Search:
         classes, rows = self.classes, self.classes.program.state.rows
         layouts, _ = classes.layouts(rules, sizes)
         step = classes.screen.propagate(sizes, layouts)
-        found = self._candidate(sizes, rules, step, nbytes_of(rows, layouts, sizes))
+        whole = nbytes_of(rows, layouts, sizes)
+        found = self._candidate(sizes, rules, step, whole)
         batch = rules["batch"]
         axes = (batch,) if isinstance(batch, str) else tuple(batch or ())
         if math.prod(sizes[axis] for axis in axes) > 1:
             sharded = fully_sharded(rows, layouts, axes, sizes)
             own = [row for row in rows if row.role == "parameter" and sharded.get(row.path) != layouts.get(row.path)]
-            gathered = with_gathers(step, nbytes_of(own, layouts, sizes), axes)
-            self._candidate(sizes, rules, gathered, nbytes_of(rows, sharded, sizes), fully_sharded=True)
+            state = nbytes_of(rows, sharded, sizes)
+            gathered = with_gathers(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
+            self._candidate(sizes, rules, gathered, state, fully_sharded=True)
+            if len(sizes) == 1:  # `DataParallel` alone does it
+                slots = fully_sharded([row for row in rows if row.role == "slot"], layouts, axes, sizes)
+                state = nbytes_of(rows, slots, sizes)
+                updated = with_gathered_updates(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
+                self._candidate(sizes, rules, updated, state, shard_optimizer=True)
         return found
 
     def _candidate(
@@ -180,13 +199,14 @@ class Search:
         step: Propagated,
         state: int,
         fully_sharded: bool = False,
+        shard_optimizer: bool = False,
     ) -> Candidate:
-        seconds = step_seconds(sizes, step, state, self.target)
+        seconds = step_seconds(sizes, step, self.target)
         moved = sum(each.nbytes_per_step for each in step.collectives)
         held = step.activation_nbytes
-        self.candidates.append(
-            Candidate(dict(sizes), dict(rules), fully_sharded, seconds, state, held, moved, remat=self.remat)
-        )
+        figures = seconds, state, held, moved
+        kind = {"shard_optimizer": shard_optimizer, "remat": self.remat}
+        self.candidates.append(Candidate(dict(sizes), dict(rules), fully_sharded, *figures, **kind))
         return self.candidates[-1]
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:

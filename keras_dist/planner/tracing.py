@@ -143,7 +143,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     cell = StateCell(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = Trainer(cell, forward, choices)
+    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan), choices)
     with naming_scopes():
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)

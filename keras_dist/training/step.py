@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 
-from keras_dist import _paths
+from keras_dist import _jax, _paths
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.training.accumulators import Observation
 from keras_dist.training.activations import constrain_inputs, constrain_outputs
+from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import (
@@ -54,6 +56,7 @@ class Forward:
         compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
+        plan: where variables live; None where XLA shall choose when they are gathered.
     """
 
     graph: ModuleGraph
@@ -62,30 +65,63 @@ class Forward:
     seed: int
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
     remat: Remat | None = None
+    plan: LayoutPlan | None = None
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
-        module = self.module(trainable, rest)
-        with call_context.entered(training, anew=True):
-            y_pred = self.run(module, step, constrain_inputs(x, self.distribution), training)
-        return y_pred, self.graph.split(module)[1]
+
+        def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
+            module = self.module(trainable, rest)
+            with call_context.entered(training, anew=True):
+                y_pred = self.run(module, step, constrain_inputs(x, self.distribution), training)
+            return y_pred, self.graph.split(module)[1]
+
+        return self.gathering(call, trainable, rest, x)
 
     def measure(
         self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, training: bool
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
         """The losses of a batch, the output, its mask, and `rest` afterwards."""
-        module = self.module(trainable, state.rest)
-        if training and self.remat is not None:
-            self.remat.mark(module)
-        with call_context.entered(training, anew=True) as context:
-            y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
-            mask = context.mask_of(y_pred)
-            mask = mask if jax.tree.leaves(mask) else None
-            losses = objective.losses(batch, y_pred, mask)
-            if self.compute_loss is not None:
-                context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
-                losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
-        return losses, y_pred, mask, self.graph.split(module)[1]
+
+        def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
+            module = self.module(trainable, rest)
+            if training and self.remat is not None:
+                self.remat.mark(module)
+            with call_context.entered(training, anew=True) as context:
+                y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
+                mask = context.mask_of(y_pred)
+                mask = mask if jax.tree.leaves(mask) else None
+                losses = objective.losses(batch, y_pred, mask)
+                if self.compute_loss is not None:
+                    context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
+                    losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
+            return losses, y_pred, mask, self.graph.split(module)[1]
+
+        return self.gathering(call, trainable, state.rest, batch)
+
+    def gathering(self, call: Callable[[Any, Any], Any], trainable: PyTree, rest: PyTree, batch: PyTree) -> Any:
+        """What `call` returns for values of the variables, which are gathered where they are used (traced)."""
+        if self.plan is None or not any(map(_jax.is_traced, jax.tree.leaves(batch))):
+            return call(trainable, rest)
+        paths = self.graph.nest([spec.path for spec in self.graph.specs])
+        return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
+
+    def scattered(self, grads: PyTree) -> PyTree:
+        """Gradients of some of the trained variables, which lie as the slots that they update (traced)."""
+        if self.plan is None:
+            return grads
+        paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
+        mesh = self.plan.mesh.backend_mesh
+        flat: dict[Any, Any] = dict(traverse_util.flatten_dict(grads))
+        for parts, gradient in flat.items():
+            if parts in paths and _jax.is_traced(gradient):
+                row = self.plan.row(paths[parts])
+                # as the parameter first: else the backward pass may be split as the slots are
+                for axes in dict.fromkeys((row.axes, row.slot_axes)):
+                    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+                    gradient = jax.lax.with_sharding_constraint(gradient, sharding)
+                flat[parts] = gradient
+        return traverse_util.unflatten_dict(flat)
 
     def module(self, trainable: PyTree, rest: PyTree) -> Any:
         """The module with these values; its submodules constrain what they return, as the layout rules say."""
@@ -124,7 +160,7 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
         new = apply_gradients(
             state,
             optimizers,
-            grads,
+            forward.scattered(grads),
             value=losses["loss"],
             value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
             batch_weight=objective.batch_weight(batch, y_pred, mask) if accumulates(optimizers) else None,

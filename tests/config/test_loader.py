@@ -108,6 +108,12 @@ def test_missing_mesh(refused: Refused, text: str, place: str) -> None:
             '"data_parallel", "model_parallel", "fully_sharded", "auto", ',
             'for example "data_parallel"',
         ),
+        (
+            "[distribution]\nstrategy = []",
+            "distribution.strategy: unknown value",
+            '"data_parallel", "model_parallel", "fully_sharded", "auto", ',
+            'for example "data_parallel"',
+        ),
         ("distribution = 3", "distribution: has the wrong type", "a table with the keys strategy, ", "for example {"),
     ],
 )
@@ -183,6 +189,12 @@ TABLES = st.fixed_dictionaries(
             VALUES | st.sampled_from(["data_parallel", "model_parallel", "fully_sharded"]),
         )
         | VALUES,
+        "model": st.dictionaries(st.sampled_from(["name", "class_name", "config", "registered_name", "[key]"]), VALUES)
+        | VALUES,
+        "callbacks": VALUES,
+        "training": st.dictionaries(st.sampled_from(["loss", "metrics", "epochs", "steps_per_execution"]), VALUES)
+        | VALUES,
+        "checkpoint": st.dictionaries(st.sampled_from(["directory", "save_freq"]), VALUES) | VALUES,
         "[key]": VALUES,
     },
 )

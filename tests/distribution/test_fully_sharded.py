@@ -69,6 +69,18 @@ def test_small_variables_stay(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
     assert axes_of(plan) == {"at": ("data",), "below": (None,), "by_rule": ("model",), "half": (None,)}
 
 
+def test_parameters_are_computed_with_as_the_rules_say(rules: kd.LayoutMap, mesh: kd.DeviceMesh) -> None:
+    rules["both"], rules["all"] = ("model", None), (("model", "data"), None)
+    plan = kd.FullySharded(mesh, layout_map=rules).plan({name: f32(64, 128) for name in ("both", "all", "none")})
+    assert {row.path: row.compute_axes for row in plan.rows} == {
+        "both": ("model", None),
+        "all": ("model", None),
+        "none": (None, None),
+    }
+    by_rules = kd.ModelParallel(rules).plan({name: f32(64, 128) for name in ("both", "all")})
+    assert all(row.compute_axes == row.axes for row in by_rules.rows)
+
+
 def test_rng_and_counters_are_replicated() -> None:
     tree = {"key": jax.random.split(jax.random.key(0), 8), "step": jnp.int32(0), "kernel": f32(8)}
     assert axes_of(kd.FullySharded(kd.DeviceMesh(FLAT)).plan(tree)) == {"key": (None,), "step": (), "kernel": ("data",)}

@@ -117,6 +117,18 @@ class Decoder(nnx.Module):
         return self.embed.attend(x)
 
 
+class Residual(nnx.Module):
+    """Three MLPs, each added to its input."""
+
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Mlp(rngs) for _ in range(3)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
 class FewKeys(nnx.Module):
     """Attention with 8 heads of queries, and 2 of keys and values."""
 

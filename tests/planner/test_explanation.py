@@ -106,6 +106,16 @@ def test_a_constraint_of_the_module_is_an_origin():
     assert dict(found["inner/output"].origins) == {"model": ("a constraint in inner",)}
 
 
+def test_a_slot_is_no_origin_but_what_it_follows():
+    found = kd.plan(Unrolled, (X, X), strategy(MEGATRON), "adam", "mse").activations
+    sources = {chain[0] for each in found for _, chain in each.origins}
+    assert sources <= {
+        "input/x",
+        "target",
+        *(f"blocks/{i}/{name}/kernel" for i in range(BLOCKS) for name in ("up", "down")),
+    }
+
+
 def test_variables():
     report = kd.plan(Unrolled, X, strategy({"blocks/0/up/kernel": (None, "model"), "blocks/0/down/bias": (None,)}))
     kernel = report.explain("blocks/0/up/kernel")

@@ -1,5 +1,7 @@
 """Reads the collectives out of a compiled program."""
 
+import collections
+
 from keras_dist.planner.hlo import KINDS, parse_program
 from keras_dist.planner.hlo_text import arrays_of
 
@@ -22,3 +24,14 @@ def collectives_in(program):
 def of_kind(collectives, kind):
     """The results of the collectives of one kind."""
     return [shapes for found, shapes in collectives if found == kind]
+
+
+def nbytes_by_axes(compiled, mesh):
+    """Bytes that a run of a compiled program moves by kind and axes of the mesh, as `propagate` gives them.
+
+    XLA on CPUs has no reduce-scatter: an all-reduce of which each device takes a slice counts as what it is.
+    """
+    found = collections.Counter()
+    for each in parse_program(compiled.as_text()).collectives(mesh):
+        found[each.kind, each.axes] += each.nbytes_per_step
+    return dict(found)

@@ -1,0 +1,269 @@
+"""Gathers of weights where a step computes with them, as the plan says it: in loops one turn's, and again backwards.
+
+What a layout leaves open, XLA decides: it may gather a weight long before its use, or keep it for the backward pass. So
+a step is traced, and evaluated with each weight gathered in the operation that takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from keras_dist import _jax
+from keras_dist._types import PyTree
+from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.plan import LayoutPlan, Row
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# equations of jaxprs have no types
+
+_MOVES = (
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "name",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+)
+"""Operations on one array that are done to the gathered weight, wherever it is used."""
+_PLACES = ("sharding_constraint", "shard_map")
+"""Operations in which the module itself says where weights lie."""
+
+
+def with_gathers(
+    function: Callable[..., PyTree], plan: LayoutPlan, paths: Sequence[str], arguments: Sequence[PyTree]
+) -> PyTree:
+    """Return `function(*arguments)`, traced, with weights gathered where they are used.
+
+    Args:
+        function: a pure function.
+        plan: says how weights are stored and computed with.
+        paths: of each leaf of the arguments the path in the plan.
+        arguments: arrays that lie as the plan says.
+    """
+    rows = [plan.row(path) for path in paths]
+    if all(row.axes == row.compute_axes for row in rows):
+        return function(*arguments)
+    results: list[PyTree] = []
+
+    def traced(*arguments: PyTree) -> list[Any]:
+        results.append(function(*arguments))
+        return jax.tree.leaves(results[0])
+
+    program = jax.make_jaxpr(traced)(*arguments)
+    inputs = [_weight(leaf, row) for leaf, row in zip(jax.tree.leaves(arguments), rows, strict=True)]
+    outputs = _Gathers(plan.mesh.backend_mesh).evaluate(program, inputs)
+    return _in_order(results[0], jax.tree.structure(results[0]).unflatten(outputs))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Weight:
+    """A weight that is not gathered yet, or the part of it that a turn of a loop gets.
+
+    Attributes:
+        value: the array.
+        axes: the axes of the mesh over which each of its dims is sharded.
+        compute_axes: the same where it is gathered.
+        moves: equations of one array, to be evaluated one after the other on the gathered array.
+    """
+
+    value: Any
+    axes: tuple[Axis, ...]
+    compute_axes: tuple[Axis, ...]
+    moves: tuple[Any, ...] = ()
+
+    def whole(self, dims: Sequence[int]) -> bool:
+        """Whether no device has but a part of these dims."""
+        return all(self.axes[dim] is None for dim in dims)
+
+    def of_dims(self, value: Any, dims: Sequence[int]) -> _Weight:
+        """The weight `value`, whose dims are these ones of this weight."""
+        return _Weight(value, tuple(self.axes[dim] for dim in dims), tuple(self.compute_axes[dim] for dim in dims))
+
+    def moved(self) -> Any:
+        """The array as the program has it, not gathered."""
+        value = self.value
+        for equation in self.moves:
+            (value,) = _jax.evaluate(equation, [value])
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gathers:
+    """Evaluates jaxprs.
+
+    Attributes:
+        mesh: the devices.
+        in_loop: whether the jaxpr is the body of a loop: no optimization of XLA reaches from one loop into another.
+        is_repeated: whether the backward pass evaluates the jaxpr again, so that nothing in it is kept.
+    """
+
+    mesh: jax.sharding.Mesh
+    in_loop: bool = False
+    is_repeated: bool = False
+
+    def evaluate(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr for arrays and weights; weights that come out of it are not gathered."""
+        jaxpr, constants = _jax.parts_of_jaxpr(program)
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known |= zip(jaxpr.invars, inputs, strict=True)
+        for equation in jaxpr.eqns:
+            values = [value.val if _jax.is_literal(value) else known[value] for value in equation.invars]
+            if any(isinstance(value, _Weight) for value in values):
+                outputs = self._evaluated(equation, values)
+            else:
+                outputs = _jax.evaluate(equation, values)
+            known |= zip(equation.outvars, outputs, strict=True)
+        outputs = [value.val if _jax.is_literal(value) else known[value] for value in jaxpr.outvars]
+        return list(map(_not_gathered, outputs))
+
+    def _evaluated(self, equation: Any, values: list[Any]) -> list[Any]:
+        """The outputs of an equation that takes weights."""
+        name = equation.primitive.name
+        if name in _INSIDE:
+            return _INSIDE[name](self, equation, values)
+        if name in ("slice", "dynamic_slice"):
+            first, *starts = values
+            if isinstance(first, _Weight) and not any(isinstance(start, _Weight) for start in starts):
+                shape = zip(equation.invars[0].aval.shape, equation.outvars[0].aval.shape, strict=True)
+                if not first.moves and first.whole([dim for dim, (old, new) in enumerate(shape) if old != new]):
+                    (part,) = _jax.evaluate(equation, [first.value, *starts])
+                    return [first.of_dims(part, range(len(first.axes)))]
+        if len({value for value in equation.invars if not _jax.is_literal(value)}) == 1:
+            return self._of_one_weight(equation, values)
+        if name in _PLACES:
+            return _jax.evaluate(equation, list(map(_not_gathered, values)))
+        if _jax.has_jaxprs(equation):
+            return self._on_gathered(equation, values)
+        return self._used(equation, values)
+
+    def _of_one_weight(self, equation: Any, values: list[Any]) -> list[Any]:
+        """The outputs of an equation of one weight and nothing else: elements are moved, or need no gathered one."""
+        (weight,) = dict.fromkeys(value for value in values if isinstance(value, _Weight))
+        name, params, result = equation.primitive.name, equation.params, equation.outvars[0].aval
+        if name not in _MOVES:
+            values = [weight.moved() if value is weight else value for value in values]
+            return _jax.evaluate(equation, values)
+        dims = None
+        if name == "transpose":
+            dims = params["permutation"]
+        elif name == "squeeze" and weight.whole(params["dimensions"]):
+            dims = [dim for dim in range(len(weight.axes)) if dim not in params["dimensions"]]
+        elif name == "convert_element_type" and result.dtype.itemsize < weight.value.dtype.itemsize:
+            dims = range(len(weight.axes))  # less is gathered
+        if dims is None or weight.moves:
+            return [dataclasses.replace(weight, moves=(*weight.moves, equation))]
+        (moved,) = _jax.evaluate(equation, [weight.value])
+        return [weight.of_dims(moved, dims)]
+
+    def _used(self, equation: Any, values: list[Any]) -> list[Any]:
+        """The outputs of an equation, of which the backward pass keeps no gathered weight."""
+        is_array = [not _jax.is_literal(value) for value in equation.invars]
+
+        def use(*arrays: Any) -> list[Any]:
+            rest = iter(arrays)
+            filled = [_with_value(v, next(rest)) if known else v for v, known in zip(values, is_array, strict=True)]
+            return self._on_gathered(equation, filled)
+
+        arrays = [_value(value) for value, known in zip(values, is_array, strict=True) if known]
+        return use(*arrays) if self.is_repeated else jax.checkpoint(use, prevent_cse=not self.in_loop)(*arrays)
+
+    def _on_gathered(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        with _jax.in_context_of(equation):
+            gathered = [self._gathered(value) for value in values]
+        return _jax.evaluate(equation, gathered)
+
+    def _gathered(self, value: Any) -> Any:
+        """A weight as it is computed with: its gradient is scattered, as the transposes of these constraints say."""
+        if not isinstance(value, _Weight):
+            return value
+        array = value.value
+        for axes in (
+            value.axes,
+            value.compute_axes,
+        ):  # the transpose of the first scatters what that of the second sums
+            sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
+            array = jax.lax.with_sharding_constraint(array, sharding)
+        return dataclasses.replace(value, value=array).moved()
+
+    def _call(self, equation: Any, values: list[Any]) -> list[Any]:
+        layouts = *equation.params["in_shardings"], *equation.params["out_shardings"]
+        if any(isinstance(layout, jax.sharding.Sharding) for layout in layouts):  # the module itself says it
+            return _jax.evaluate(equation, list(map(_not_gathered, values)))
+        with _jax.in_context_of(equation):
+            return self.evaluate(equation.params["jaxpr"], values)
+
+    def _checkpoint(self, equation: Any, values: list[Any]) -> list[Any]:
+        inside = dataclasses.replace(self, is_repeated=True)
+        program = equation.params["jaxpr"]
+
+        def body(*arrays: Any) -> list[Any]:
+            return inside.evaluate(program, list(map(_with_value, values, arrays)))
+
+        given = list(map(_value, values))
+        traced = jax.make_jaxpr(body)(*map(_jax.shape_of, given))
+        return _jax.evaluate(equation, given, jaxpr=_jax.parts_of_jaxpr(traced)[0])
+
+    def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
+        constants, carried = _jax.parts_of_scan(equation)
+        inside, program = _Gathers(self.mesh, in_loop=True), equation.params["jaxpr"]
+        stacks = {
+            index: value
+            for index, value in enumerate(values)
+            if index >= carried and isinstance(value, _Weight) and not value.moves and value.whole([0])
+        }
+
+        def body(*arrays: Any) -> list[Any]:
+            inputs = list(arrays)
+            for index, stack in stacks.items():
+                inputs[index] = stack.of_dims(arrays[index], range(1, len(stack.axes)))
+            return inside.evaluate(program, inputs)
+
+        given = list(map(_not_gathered, values))
+        for index, value in enumerate(values):
+            is_split = index >= carried and isinstance(value, _Weight) and not value.moves  # along the dim of the loop
+            if index in stacks:
+                given[index] = value.value
+            elif index < constants or is_split:
+                given[index] = self._gathered(value)
+        shapes = [_jax.shape_of(value.aval) for value in _jax.parts_of_jaxpr(program)[0].invars]
+        return _jax.evaluate(equation, given, jaxpr=jax.make_jaxpr(body)(*shapes))
+
+
+_INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {
+    "jit": _Gathers._call,
+    "checkpoint": _Gathers._checkpoint,
+    "remat2": _Gathers._checkpoint,
+    "scan": _Gathers._scan,
+}
+"""Operations with a jaxpr that takes weights as they are."""
+
+
+def _weight(array: Any, row: Row) -> Any:
+    return array if row.axes == row.compute_axes else _Weight(array, row.axes, row.compute_axes)
+
+
+def _not_gathered(value: Any) -> Any:
+    return value.moved() if isinstance(value, _Weight) else value
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, _Weight) else value
+
+
+def _with_value(value: Any, array: Any) -> Any:
+    return dataclasses.replace(value, value=array) if isinstance(value, _Weight) else array
+
+
+def _in_order(like: PyTree, tree: PyTree) -> PyTree:
+    """`tree` with the entries of dicts in the order of those of `like`: JAX sorts them."""
+    if type(like) is dict:
+        return {name: _in_order(like[name], tree[name]) for name in like}
+    if type(like) in (list, tuple):
+        return type(like)(_in_order(one, other) for one, other in zip(like, tree, strict=True))
+    return tree
