@@ -50,13 +50,13 @@ def cost(
 ) -> dict[str, Any]:
     """What a step of a model costs on a machine under a layout; those of google-parallax are given."""
     planned, machine = planned_model(model, tiny), kd.planner.target(target)
-    batch, remat = planned.batch(planned.rows * machine.device_count), None
+    batch, remat, is_complete = planned.batch(planned.rows * machine.device_count), None, True
     what, how = (planned.factory, batch), ("adam", loss_of(planned))
     started = time.perf_counter()
     try:
         if layout == AUTO:
             found = kd.planner.AutoParallel(target=target, compiles=compiles).search(*what, *how)
-            distribution, remat = found.distribution, found.best.remat
+            distribution, remat, is_complete = found.distribution, found.best.remat, found.is_complete
         else:
             distribution = by_hand(planned, target, layout, layouts or {})
         seconds = time.perf_counter() - started
@@ -65,8 +65,8 @@ def cost(
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     step = kd.planner.propagate(program.lowered)
     verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=900)
-    how_found = {"seconds_to_find": seconds, "remat": remat, "distribution": described(distribution)}
-    return {**how_found, **figures(program, step, verdict)}
+    how_found = {"seconds_to_find": seconds, "is_complete": is_complete, "remat": remat}
+    return {**how_found, "distribution": described(distribution), **figures(program, step, verdict)}
 
 
 def planned_model(model: str, tiny: bool) -> Planned:
@@ -127,7 +127,7 @@ def figures(program: kd.planner.StepProgram, step: kd.planner.Propagated, verdic
         "tier": "compiled" if compiled else "propagated",
         "parameters": sum(math.prod(row.shape) for row in program.state.rows if row.role == "parameter"),
         "state_nbytes": program.state.nbytes_per_device,
-        "device_nbytes": verdict.compiled.peak_nbytes if verdict.compiled else verdict.most_nbytes,
+        "device_nbytes": (verdict.compiled and verdict.compiled.peak_nbytes) or verdict.most_nbytes,
         "fits": verdict.fits,
         "moved_nbytes": sum(moved.values()),
         "moved": dict(moved),
@@ -185,7 +185,8 @@ def write(rows: Rows) -> None:
     """Write the record, with a ratio for each row: of `AutoParallel` to the best layout by hand."""
     results: list[dict[str, Any]] = []
     for (model, target), costs in rows.items():
-        others = [1e3 * costs[name][TIME] for name in (MEGATRON, FSDP) if TIME in costs.get(name, {})]
+        known = [costs[name] for name in (MEGATRON, FSDP) if TIME in costs.get(name, {})]
+        others = [1e3 * each[TIME] for each in known if each["fits"] is not False]
         if others and TIME in costs.get(AUTO, {}):
             ours = 1e3 * costs[AUTO][TIME]
             results.append(m.result(f"{model}, {target}", [ours], [min(others)], "ms a step"))

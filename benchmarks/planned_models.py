@@ -204,7 +204,8 @@ def _state_space(size: Any) -> Planned:
 
 
 def _recommender(size: Any) -> Planned:
-    rules = {r"tables/\d+/embedding": ("model", None)}
+    """Rows of tables over all devices, each of which looks up a part of every batch."""
+    rules = {r"tables/\d+/embedding": (("data", "model"), None)}
 
     def batch(rows: int) -> tuple[Any, Any]:
         inputs = {"numbers": _floats(rows, 13), "categories": _ints(rows, len(size.recommender["tables"]))}
