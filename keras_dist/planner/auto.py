@@ -125,7 +125,7 @@ class AutoParallel(Distribution):
             model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`; or what makes one; as for `kd.plan`.
             batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
             optimizer: in place of that of `compile`; without any `"adam"`.
-            loss: in place of that of `compile`; without any the mean of the outputs.
+            loss: in place of that of `compile`; without any the mean square of the outputs.
 
         Raises:
             DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.

@@ -221,7 +221,7 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
         model_or_factory: as for `kd.plan`.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
         optimizer: in place of that of `compile`; without any `"adam"`.
-        loss: in place of that of `compile`; without any the mean of the outputs, which needs no targets.
+        loss: in place of that of `compile`; without any the mean square of the outputs, which needs no targets.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from keras_dist._types import PyTree
@@ -11,6 +12,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.planner.origins import activations
 from keras_dist.planner.propagation import propagate
+from keras_dist.planner.remedies import remedy
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.reshards import hidden_reshards
 from keras_dist.planner.targets import Target, as_target, devices
@@ -42,7 +44,7 @@ def plan(
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
         distribution: by default that of the model, else the current one.
         optimizer: in place of that of `compile`; without any `"adam"`, and the report says so.
-        loss: in place of that of `compile`; without any the mean of the outputs, and the report says so.
+        loss: in place of that of `compile`; without any the mean square of the outputs, and the report says so.
         target: the machine it is meant for, such as `"v5p:4x4x4"`; see `planner.target`. The report says then whether
             the step fits and how long it takes at least. Without a distribution, data parallel on all of its devices.
         compiles: whether the step is compiled for the target, in a process of its own; needs the extra `tpu` or `cuda`,
@@ -76,7 +78,7 @@ def plan(
     platform = None if machine is None else machine.platform
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform)
     step = propagate(program.lowered)
-    problems = (*program.state.problems, *hidden_reshards(step))
+    problems = (*program.state.problems, *hidden_reshards(step, functools.partial(remedy, program)))
     verdict = None
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)

@@ -160,7 +160,9 @@ class PlanReport:
         rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
         rows += self.batch.rows
         notes = [] if self.verdict is None else [str(self.verdict)]
-        notes += [f"warning: {each.summary} ({each.given}): {each.fix}" for each in self.problems]
+        fixes = [None, *(each.fix for each in self.problems)]
+        for each, before in zip(self.problems, fixes, strict=False):
+            notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
         notes += [f"assumed: {text}" for text in self.assumed]
         tables = [layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *self._differences()]
         return render_text(Group(*tables, *map(Text, notes)))

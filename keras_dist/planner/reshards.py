@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Mapping
 
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.render import render_bytes
 from keras_dist.planner.propagation import Collective, Propagated
 
 _LEAST_PART = 0.01
+_NO_RULE = "no rule for weights moves less; print(kd.planner.dim_classes(model, batch)) tells what sharding dims costs"
 
 
-def hidden_reshards(step: Propagated) -> tuple[Problem, ...]:
+def hidden_reshards(step: Propagated, remedy: Callable[[str], str | None]) -> tuple[Problem, ...]:
     """Return a problem for each submodule for which a step moves arrays that no rule asks it to move.
 
     These are gathers, all-to-alls and permutes that Shardy puts before an operation because its operands lie otherwise
     than it needs them; not those of constraints, nor sums. Those in loops come first, then the largest; of less than a
     hundredth of all bytes that the step moves nothing is said.
+
+    Args:
+        step: what Shardy finds in it.
+        remedy: the rules that end those over an axis of the mesh, as code; None where there are none.
     """
     grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
@@ -25,10 +31,13 @@ def hidden_reshards(step: Propagated) -> tuple[Problem, ...]:
     least = _LEAST_PART * sum(each.nbytes_per_step for each in step.collectives)
     found = [(_nbytes(group), *key, group) for key, group in grouped.items() if _nbytes(group) >= least]
     found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -item[0], item[1]))
-    return tuple(_problem(*item) for item in found)
+    rules = {axis: remedy(axis) for axis in dict.fromkeys(axis for item in found for axis in item[3])}
+    return tuple(_problem(*item, rules) for item in found)
 
 
-def _problem(nbytes: int, layer: str, kind: str, axes: tuple[str, ...], group: list[Collective]) -> Problem:
+def _problem(
+    nbytes: int, layer: str, kind: str, axes: tuple[str, ...], group: list[Collective], rules: Mapping[str, str | None]
+) -> Problem:
     where, over = repr(layer) if layer else "the step", " and ".join(map(repr, axes))
     turns = max(each.turns for each in group)
     how_often = f", {turns} turns of a loop" if turns > 1 else ", in a loop" if turns == 0 else ""
@@ -39,8 +48,7 @@ def _problem(nbytes: int, layer: str, kind: str, axes: tuple[str, ...], group: l
         f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
         f"{render_bytes(nbytes)} a step{how_often}, made by {', '.join(made)}",
         f"operands that lie as {where} uses them, or a rule that says where they are gathered",
-        f"shard the weights of {where} and of what comes before it over {over} along dims that belong together "
-        "(kd.planner.dim_classes lists them), or along none",
+        next((rule for axis in axes if (rule := rules[axis])), _NO_RULE),
     )
 
 

@@ -95,7 +95,7 @@ def trace_step(
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
         distribution: by default that of the model, else the current one.
         optimizer: in place of that of `compile`; without any `"adam"`.
-        loss: in place of that of `compile`; without any the mean of the outputs, which needs no targets.
+        loss: in place of that of `compile`; without any the mean square of the outputs, which needs no targets.
         platform: what it is lowered for: `"cpu"`, `"tpu"`, `"cuda"`; by default the devices of the mesh.
         remat: in place of that of `compile`.
 
@@ -166,19 +166,20 @@ def _completed(choices: Choices, optimizer: Any, loss: Any, trainable: PyTree) -
     if loss is not None:
         objective = resolve_objective(loss)
     elif objective is None and choices.train_step is None:
-        objective = resolve_objective(_MeanOfOutputs())
-        assumed.append("loss: the mean of the outputs")
+        objective = resolve_objective(_MeanSquareOfOutputs())
+        assumed.append("loss: the mean square of the outputs")
     named = resolve_optimizers(chosen, trainable)
     return dataclasses.replace(choices, optimizer=chosen, objective=objective, optimizers=named), tuple(assumed)
 
 
-class _MeanOfOutputs(Loss):
-    """The mean of the outputs: what stands for a loss that is not known, with a gradient for each output."""
+class _MeanSquareOfOutputs(Loss):
+    """The mean of the outputs: what stands for a loss that is not known. Its gradient lies as they do."""
 
     needs_targets = False
 
     def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        return jnp.mean(y_pred.astype(jnp.float32))
+        values = y_pred.astype(jnp.float32)
+        return jnp.mean(values * values)
 
 
 def _plan_of_batch(source: ShapeSource, distribution: Distribution) -> LayoutPlan:

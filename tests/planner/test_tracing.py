@@ -129,7 +129,7 @@ def test_padding_counts():
 
 def test_what_is_not_given_is_assumed_and_said():
     program = trace_step(Foreign, X, kd.DataParallel(kd.DeviceMesh("data=8")))
-    assert program.assumed == ("optimizer 'adam'", "loss: the mean of the outputs")
+    assert program.assumed == ("optimizer 'adam'", "loss: the mean square of the outputs")
     report = kd.plan(Foreign, X, kd.DataParallel(kd.DeviceMesh("data=8")))
     assert "assumed: optimizer 'adam'" in str(report) and report.to_dict()["assumed"] == list(program.assumed)
     assert trace_step(compiled, (X, X)).assumed == ()
