@@ -79,7 +79,7 @@ def _cost(cost: Record | None, least: float) -> str:
         return cost["error"].partition(":")[0]
     seconds = cost["serial_step_seconds"]
     numbers = [f"{1e3 * seconds:.0f} ms", *(f"{cost[name] / 1e9:.2g} GB" for name in ("moved_nbytes", "device_nbytes"))]
-    if seconds <= least and cost["fits"] is not False:
+    if seconds <= 1.005 * least and cost["fits"] is not False:
         numbers[0] = f"**{numbers[0]}**"
     note = "" if cost["tier"] == "compiled" else " (propagated)"
     return ", ".join(numbers) + ("; does not fit" if cost["fits"] is False else note)
