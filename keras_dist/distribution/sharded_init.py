@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from keras_dist import _environment, _jax
+from keras_dist import _environment, _jax, _programs
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.agreement import agreed_programs
 from keras_dist.distribution.mesh import DeviceMesh
@@ -41,7 +41,7 @@ class CompiledInit:
     def __init__(self, fn: Callable[..., PyTree], args: Sequence[PyTree], plan: LayoutPlan) -> None:
         with _jax.in_mesh(plan.mesh.backend_mesh):  # for modules whose factory calls them
             closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        closed = _jax.with_sums(closed)
+        closed = _programs.with_sums(closed)
         plan.check_tree(shape, "the result of the initialiser")
         self._treedef = jax.tree.structure(shape)
         self._nbytes = [row.nbytes_per_device for row in plan.rows]
@@ -63,7 +63,7 @@ class CompiledInit:
                 yield jitted.lower(*flat_args)
 
         programs = agreed_programs("compute initial values", plan.mesh, lowered())
-        self.programs = tuple(_jax.compile_together(programs, _compiler_options(plan.mesh)))
+        self.programs = tuple(_programs.compile_together(programs, _compiler_options(plan.mesh)))
         creations = zip(self.programs, runs, strict=True)
         self._creations = [_Creation(program, *run) for program, its in creations for run in its]
 
@@ -118,7 +118,7 @@ def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax
     """Return the function that computes only the outputs in `group` of a traced initialiser."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
-    evaluate = _jax.function_of_jaxpr(_jax.dead_code_eliminated(closed, group))
+    evaluate = _programs.function_of_jaxpr(_programs.dead_code_eliminated(closed, group))
 
     def init_group(*flat_args: ArrayLike) -> list[jax.Array]:
         values = evaluate(*flat_args)
@@ -176,11 +176,11 @@ class Slice:
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
         for equation in self._equations:
-            values = [value.val if _jax.is_literal(value) else known[value] for value in equation.invars]
+            values = [value.val if _programs.is_literal(value) else known[value] for value in equation.invars]
             for _ in _folded_with(equation):
                 values[1] = numbers[count]
                 count += 1
-            known |= zip(equation.outvars, _jax.evaluate(equation, values), strict=True)
+            known |= zip(equation.outvars, _programs.evaluate(equation, values), strict=True)
         return [known[self._output]]
 
     def _form(self) -> Hashable:
@@ -188,7 +188,7 @@ class Slice:
         parts: list[Hashable] = []
         for equation in self._equations:
             inputs: list[Hashable] = [
-                (str(value.aval), np.asarray(value.val).tobytes()) if _jax.is_literal(value) else places[value]
+                (str(value.aval), np.asarray(value.val).tobytes()) if _programs.is_literal(value) else places[value]
                 for value in equation.invars
             ]
             inputs[1:2] = inputs[1:2] if not _folded_with(equation) else ["number"]
@@ -207,7 +207,7 @@ def slices_of(closed: ClosedJaxpr) -> list[Slice | None]:
 
 
 def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, Any]]) -> Slice | None:
-    if _jax.is_literal(output) or output not in made_by:
+    if _programs.is_literal(output) or output not in made_by:
         return None
     found: dict[int, Any] = {}
     waiting = [output]
@@ -215,14 +215,14 @@ def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, An
         number, equation = made_by.get(waiting.pop(), (-1, None))
         if equation is not None and number not in found:
             found[number] = equation
-            waiting += [value for value in equation.invars if not _jax.is_literal(value)]
+            waiting += [value for value in equation.invars if not _programs.is_literal(value)]
     equations = [found[number] for number in sorted(found)]
     return None if any(equation.effects for equation in equations) else Slice(equations, closed, output)
 
 
 def _folded_with(equation: Any) -> list[np.ndarray]:
     """Return the number that the equation folds into a seed, if that is all it does."""
-    if equation.primitive.name != "random_fold_in" or not _jax.is_literal(equation.invars[1]):
+    if equation.primitive.name != "random_fold_in" or not _programs.is_literal(equation.invars[1]):
         return []
     return [np.asarray(equation.invars[1].val)]
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
+from keras_dist import _jax, _programs
 from keras_dist._arguments import argument_error
 from keras_dist._operators import Operators
 from keras_dist._ranges import check_fits
@@ -173,7 +173,7 @@ class _Program:
         axes = [layout_of(array).axes for array in given if is_dtensor(array)]
         placed += [layout_of(array) for array in arrays if is_dtensor(array)]
         instead = windows_on(placed[0].mesh, lambda shape: axes) if placed else lambda _: {}
-        return _jax.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
+        return _programs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
 
     def __call__(self, arrays: list[Any]) -> Any:
         if current_scope() is not None or any(map(_jax.is_traced, arrays)):  # inside of another function

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
+from keras_dist import _jax, _programs
 from keras_dist._arguments import argument_error
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
@@ -182,7 +182,7 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
         report(problems_of("the result", result.shape, layout, mesh, None), [], mesh, strict=True)
     rows = tuple(make_row("result", result.shape, result.dtype, "parameter", layout, None) for result in results)
     plan = LayoutPlan(mesh, rows, jax.tree.structure(results))
-    return structure.unflatten(plan.init(_jax.function_of_jaxpr(closed), *arrays))
+    return structure.unflatten(plan.init(_programs.function_of_jaxpr(closed), *arrays))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import _jax
+from keras_dist import _programs
 from keras_dist._signatures import takes
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
@@ -149,7 +149,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
-    named = tuple(paths[index] for index in _jax.arguments_kept(lowered))
+    named = tuple(paths[index] for index in _programs.arguments_kept(lowered))
     return StepProgram(lowered, state, batch, named, assumed, distribution)
 
 

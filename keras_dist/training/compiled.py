@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax, _ranges
+from keras_dist import _programs, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
 from keras_dist.distribution import liveness
@@ -214,7 +214,7 @@ class CompiledSteps:
         try:
             if self._options.jit:
                 facts = functools.partial(self._facts, executions[0])
-                programs = _jax.compile_together(
+                programs = _programs.compile_together(
                     agreed_programs(f"the compilation of the {mode} step", self._mesh, made(), facts)
                 )
             else:
@@ -240,7 +240,7 @@ class CompiledSteps:
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         platform = self._mesh.platform if is_without_arrays() else None
-        return _jax.lower_with(program, arguments, self._lowered_by, platform)
+        return _programs.lower_with(program, arguments, self._lowered_by, platform)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
         key = mode, execution.kind

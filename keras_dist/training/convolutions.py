@@ -47,7 +47,7 @@ def batch_first(
 def windows_on(
     mesh: DeviceMesh, layouts_of: LayoutsOf
 ) -> Callable[[Sequence[Sequence[Axis]]], dict[Any, Callable[..., jax.Array]]]:
-    """Return what says, for `_jax.lower_with`, how to compute convolutions and gradients of max pooling and lookups.
+    """Return what says, for `_programs.lower_with`, how to compute convolutions, and gradients of pooling and lookups.
 
     Args:
         mesh: the devices.

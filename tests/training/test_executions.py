@@ -12,7 +12,7 @@ from flax import nnx
 from jax.core import Tracer
 
 import keras_dist as kd
-from keras_dist import _jax
+from keras_dist import _programs
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import compiled, executions, placement
@@ -374,12 +374,12 @@ def compiled_together(monkeypatch: Any) -> list[int]:
     """How many programs are compiled at the same time, each time that some are."""
     counts: list[int] = []
 
-    def count(programs: Any, together: Any = _jax.compile_together) -> Any:
+    def count(programs: Any, together: Any = _programs.compile_together) -> Any:
         programs = list(programs)
         counts.append(len(programs))
         return together(programs)
 
-    monkeypatch.setattr(_jax, "compile_together", count)
+    monkeypatch.setattr(_programs, "compile_together", count)
     return counts
 
 

@@ -1,0 +1,161 @@
+"""Calls of JAX on jaxprs and programs that differ between versions. Nothing else imports them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core
+import numpy as np
+from jax._src import core, source_info_util
+from jax.interpreters import mlir, partial_eval
+
+
+def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
+    """Return a function that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
+    return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
+
+
+def is_literal(value: Any) -> bool:
+    """Whether an input of an equation of a jaxpr is a literal."""
+    return isinstance(value, jax.extend.core.Literal)
+
+
+def evaluate(equation: Any, values: Sequence[Any], **params: Any) -> list[Any]:
+    """Evaluate an equation of a jaxpr, with other values of some of its parameters."""
+    bound = equation.primitive.get_bind_params({**equation.params, **params})
+    with in_context_of(equation):
+        outputs = equation.primitive.bind(*values, **bound)
+    return outputs if equation.primitive.multiple_results else [outputs]
+
+
+@contextlib.contextmanager
+def in_context_of(equation: Any) -> Iterator[None]:
+    """Inside, operations are in the scope, and come from the line of code, of an equation of a jaxpr."""
+    scope = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=scope), equation.ctx.manager:
+        yield
+
+
+def has_jaxprs(equation: Any) -> bool:
+    """Whether an equation of a jaxpr has jaxprs among its parameters."""
+    return any(True for _ in core.jaxprs_in_params(equation.params))
+
+
+def parts_of_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Return a jaxpr, which may be a closed one, and its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def parts_of_scan(equation: Any) -> tuple[int, int]:
+    """Return how many inputs of a scan are constants, and how many are constants or carried: the others are sliced."""
+    params = equation.params
+    if "ft_in" in params:  # from JAX 0.12 on
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(constants) + len(carried)
+    return params["num_consts"], params["num_consts"] + params["num_carry"]
+
+
+def shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and element type of an array or an abstract value, with whether that type is weak."""
+    aval = value if isinstance(value, core.ShapedArray) else jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def lower_with(
+    program: Any,
+    arguments: Sequence[Any],
+    instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]],
+    platform: str | None = None,
+) -> jax.stages.Lowered:
+    """Lower a jitted program for these arguments, with some primitives computed by other functions.
+
+    Args:
+        program: what `jax.jit` gave.
+        arguments: its arguments, or their shapes.
+        instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
+            them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
+        platform: that of the devices, where there are none to tell it.
+    """
+
+    def rule(function: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(context: Any, *operands: Any, **params: Any) -> Any:
+            inner = context.module_context.replace(lowering_parameters=mlir.LoweringParameters())
+            lowered = mlir.lower_fun(functools.partial(function, **params), multiple_results=False)
+            return lowered(context.replace(module_context=inner), *operands)
+
+        return lower
+
+    traced = program.trace(*arguments)
+    functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
+    rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
+    parameters = mlir.LoweringParameters(override_lowering_rules=rules)
+    platforms = None if platform is None else (platform,)
+    return traced.lower(lowering_platforms=platforms, _private_parameters=parameters)
+
+
+def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
+    """Return which of the flat arguments a lowered program takes; it drops those that it does not use."""
+    return sorted(lowered._lowering.compile_args["kept_var_idx"])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
+    """The mesh axes of each dim of what a jaxpr, and those inside of it, constrain."""
+    for equation in jaxpr.eqns:
+        sharding = equation.params.get("sharding")
+        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
+            spec = [None if axis is jax.sharding.PartitionSpec.UNCONSTRAINED else axis for axis in sharding.spec]
+            yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _constraints_in(inner)
+
+
+def compile_together(
+    programs: Iterable[jax.stages.Lowered], options: Mapping[str, Any] | None = None
+) -> list[jax.stages.Compiled]:
+    """Compile programs in threads, each while the next one is being lowered: XLA works without Python's lock.
+
+    Args:
+        programs: what is lowered when it is asked for.
+        options: XLA's, for all of them.
+    """
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(lambda program: program.compile(compiler_options=dict(options or {})), programs))
+
+
+def with_sums(closed_jaxpr: Any) -> Any:
+    """Return `closed_jaxpr` with literals in place of sums of integer literals, such as Flax's counts."""
+    jaxpr = closed_jaxpr.jaxpr
+    sums: dict[Any, Any] = {}
+    equations = []
+
+    def known(value: Any) -> Any:
+        return value if is_literal(value) else sums.get(value, value)
+
+    for equation in jaxpr.eqns:
+        inputs = [known(value) for value in equation.invars]
+        aval: Any = equation.outvars[0].aval if equation.outvars else None
+        if equation.primitive is jax.lax.add_p and all(map(is_literal, inputs)) and _is_integer(aval):
+            total = np.add(*(np.asarray(value.val, aval.dtype) for value in inputs), dtype=aval.dtype)
+            sums[equation.outvars[0]] = jax.extend.core.Literal(total, aval)
+        else:
+            equations.append(equation.replace(invars=inputs))
+    return closed_jaxpr.replace(jaxpr=jaxpr.replace(eqns=equations, outvars=[known(value) for value in jaxpr.outvars]))
+
+
+def _is_integer(aval: Any) -> bool:
+    return aval.shape == () and jax.numpy.issubdtype(aval.dtype, np.integer)
+
+
+def dead_code_eliminated(closed_jaxpr: Any, wanted: Sequence[int]) -> Any:
+    """Return `closed_jaxpr` reduced to the outputs with the indices `wanted`; all inputs are kept."""
+    jaxpr = closed_jaxpr.jaxpr
+    keep = [index in wanted for index in range(len(jaxpr.outvars))]
+    reduced, _ = partial_eval.dce_jaxpr(jaxpr, keep, instantiate=True)
+    return closed_jaxpr.replace(jaxpr=reduced)
