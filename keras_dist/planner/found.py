@@ -105,7 +105,7 @@ class Found:
         return "\n".join([*lines, ""])
 
     def to_toml(self) -> str:
-        """Return the tables `mesh`, `distribution` and, with `remat`, `training` of a config; see `keras_dist.config`."""
+        """Return the tables `mesh`, `distribution` and, for `remat`, `training` of a config file."""
         mesh, found = self.distribution.device_mesh, self.distribution
         strategy = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}.get(type(found), "model_parallel")
         sizes = ", ".join(f"{_quoted(name)} = {size}" for name, size in mesh.axis_sizes.items())

@@ -82,7 +82,7 @@ class LogicalRules:
     def distribution(
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
     ) -> ModelParallel:
-        """Return the distribution for a model, its batch over the axes of `batch`, by default the first; see `layout_map`."""
+        """Return the distribution for a model, its batch over `batch`, by default the first axis; see `layout_map`."""
         check_mesh(mesh, DistributionError)
         return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
 
