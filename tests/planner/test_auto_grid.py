@@ -11,7 +11,7 @@ from tests.planner.test_auto import MESH, STEPS
 TARGET, AXIS = "cpu:8", "model"
 MODELS = ["mlp, nnx", "block, nnx", "convnet"]
 MOST = 1.1  # the time of the choice, by that of any other layout
-MOST_LAYOUTS = 40
+MOST_LAYOUTS = 40 if soak.ROUNDS else 3
 
 
 def seconds_of(step, distribution):
@@ -42,11 +42,11 @@ def layouts(step, most):
 def test_no_layout_of_the_grid_is_much_faster(name):
     step = STEPS[name]
     factory, batch, loss = step
-    auto = kd.AutoParallel(kd.DeviceMesh(MESH), target=TARGET, time_limit_seconds=600)
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), target=TARGET, compiles=soak.LARGE, time_limit_seconds=600)
     found = auto.search(factory, batch, "adam", loss)
     chosen = seconds_of(step, found.distribution)
     times = {}
     for names, distribution in itertools.islice(layouts(step, 3 if soak.LARGE else 1), MOST_LAYOUTS):
         times[names] = seconds_of(step, distribution)
-    assert len(times) > 3
+    assert len(times) >= 3
     assert chosen <= MOST * min(times.values()), f"{found.best.rules}: {chosen}, of {times}"
