@@ -6,6 +6,7 @@ import inspect
 import json
 import pathlib
 import sys
+import types
 
 import jax
 import numpy as np
@@ -343,6 +344,17 @@ def test_a_plan_knows_what_is_computed_again():
     assert again.step.flops > kd.plan(**vars(assembly.plan_inputs(settings()))).step.flops
 
 
+def test_a_plan_computes_again_what_the_search_has_chosen(monkeypatch):
+    def search(auto, *_, **__):
+        found = kd.DataParallel(kd.DeviceMesh("data=8"))
+        return types.SimpleNamespace(distribution=found, best=types.SimpleNamespace(remat="full"))
+
+    monkeypatch.setattr(kd.AutoParallel, "search", search)
+    plain = kd.plan(**vars(assembly.plan_inputs(settings("distribution={}", "mesh.shape=data=8"))))
+    again = kd.plan(**vars(assembly.plan_inputs(settings("distribution={strategy='auto'}", "mesh.shape=data=8"))))
+    assert again.step.flops > plain.step.flops
+
+
 @pytest.mark.parametrize(
     ("target", "mesh", "platform"),
     [
@@ -449,6 +461,11 @@ def test_a_mistake_names_its_key(overrides, summary, fix):
     assert error.summary.startswith(summary)
     assert error.fix.startswith(fix)
     assert error.given
+
+
+def test_a_mesh_that_does_not_fit_says_how_to_make_devices():
+    fix = refused("mesh.shape=data=3", "distribution={}").fix
+    assert "JAX_NUM_CPU_DEVICES=" in fix and "kd.use_cpu_devices(" in fix
 
 
 def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):

@@ -85,9 +85,10 @@ def load(
         found = RunConfig.model_validate(settings.table, context={"mesh": "mesh.shape" if source == file else source})
     except ValidationError as error:
         placed = {problem.loc: problem for problem in settings.problems}
-        for problem in pydantic_problems(error, RunConfig, settings.table):
+        problems, more = pydantic_problems(error, RunConfig, settings.table)
+        for problem in problems:
             placed.setdefault(problem.loc, _placed(problem, settings))
-        raise config_error(file, list(placed.values())) from None
+        raise config_error(file, list(placed.values()), more) from None
     if settings.problems:
         raise config_error(file, settings.problems)
     return found
@@ -196,18 +197,24 @@ class _Settings:
         return filled
 
     def _with_variables(self, text: str, loc: Loc, source: str) -> str:
+        wrong: dict[str, None] = {}
+
         def value_of(found: re.Match[str]) -> str:
             name, default = found.groups()
             if found[0] == "$$":
                 return "$"
             if name and (name in self.environ or default is not None):
                 return self.environ.get(name) or default or ""
-            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
-            fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
-            self.problems.append(Problem(loc, what, show(text), '"${NAME}" or "${NAME:-default}"', fix, source))
+            wrong[name or ""] = None
             return found[0]
 
-        return _VARIABLE.sub(value_of, text)
+        filled = _VARIABLE.sub(value_of, text)
+        given = show(text) if wrong else ""
+        for name in wrong:
+            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
+            fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
+            self.problems.append(Problem(loc, what, given, '"${NAME}" or "${NAME:-default}"', fix, source))
+        return filled
 
 
 def _read_value(text: str) -> Any:
