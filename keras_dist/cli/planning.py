@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -83,7 +84,7 @@ def auto(
     """Find a layout, and print it as TOML.
 
     Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
-    config, and what was tried to stderr.
+    config, and what was tried to stderr. The exit code is 1 if nothing that was tried fits into the memory of a device.
     """
     from keras_dist import planner
     from keras_dist.config import ModelParallelConfig
@@ -93,8 +94,15 @@ def auto(
     given = inputs.pop("distribution").device_mesh
     where = list(given.devices.flat) if any_mesh else given
     options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
-    show_toml(planner.AutoParallel(where, **options).search(**inputs), json)
-    return 0
+    finder = planner.AutoParallel(where, **options)
+    found = finder.search(**inputs)
+    show_toml(found, json)
+    best, limit = found.best, finder.memory_limit
+    nbytes = best.nbytes if best.compiled_nbytes is None else best.compiled_nbytes
+    if limit is None or nbytes <= limit:
+        return 0
+    print(f"nothing fits: the best candidate needs {nbytes:,} bytes of a device, which has {limit:,}", file=sys.stderr)
+    return 1
 
 
 def check(

@@ -166,3 +166,12 @@ def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
     best = found["candidates"][0]
     assert best["state_nbytes"] + best["activation_nbytes"] == least
     assert commands.run("auto", config, "--objective=speed") == 2
+
+
+def test_auto_says_that_nothing_fits(config, capsys):
+    assert commands.run("auto", config, "--memory-limit", 10) == 1
+    output, told = capsys.readouterr()
+    assert tomllib.loads(output)["mesh"]["shape"] == {"data": 2, "model": 4}
+    assert re.search(r"\nnothing fits: the best candidate needs [\d,]+ bytes of a device, which has 10\n", told)
+    assert commands.run("auto", config, "--memory-limit", 10, "--json") == 1
+    assert commands.run("auto", config, "--memory-limit", 10**9) == 0
