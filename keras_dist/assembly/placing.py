@@ -13,7 +13,16 @@ from typing import Any
 import jax
 
 from keras_dist import config, presets, random
-from keras_dist.assembly.components import Examples, compiled_model, data_of, loss_of, needed, optimizer_of, told_of
+from keras_dist.assembly.components import (
+    Examples,
+    check_training,
+    compiled_model,
+    data_of,
+    loss_of,
+    needed,
+    optimizer_of,
+    told_of,
+)
 from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
@@ -53,8 +62,9 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
             the mesh has: others than there are exist in the plan alone.
 
     Raises:
-        ConfigError: as of `build`; or the target is none, or has another number of devices than the mesh.
+        ConfigError: as of `build` and `train`; or the target is none, or has another number of devices than the mesh.
     """
+    check_training(run)
     examples, _ = data_of(run)
     distribution, remat = placed(run, examples, _planned_devices(run.mesh, target))
     factory, batch = _step(run, examples, remat)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml
+from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml, to_stderr
+from keras_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
@@ -42,11 +43,20 @@ def plan(
     """
     from keras_dist import planner
 
-    inputs = _inputs(load(config, mesh, settings), target)
-    report = planner.plan(**inputs, target=target, compiles=compile_it)
-    if html is not None:
-        report.to_html(html)
+    with to_stderr():
+        inputs = _inputs(load(config, mesh, settings), target)
+        report = planner.plan(**inputs, target=target, compiles=compile_it)
     show(report, json)
+    if html is not None:
+        try:
+            report.to_html(html)
+        except OSError as error:
+            raise ConfigError(
+                f"--html: the page was not written: {error.strerror}",
+                given=repr(str(html)),
+                expected="a file in a folder that exists and may be written to",
+                fix="make the folder, or name another file",
+            ) from error
     return report.exit_code
 
 
@@ -61,7 +71,9 @@ def explain(
     """Say why an array lives where it does."""
     from keras_dist import planner
 
-    show(planner.plan(**_inputs(load(config, mesh, settings), target)).explain(path), json)
+    with to_stderr():
+        report = planner.plan(**_inputs(load(config, mesh, settings), target))
+    show(report.explain(path), json)
     return 0
 
 
@@ -90,12 +102,12 @@ def auto(
     from keras_dist.config import ModelParallelConfig
 
     to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
-    inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
-    given = inputs.pop("distribution").device_mesh
-    where = list(given.devices.flat) if any_mesh else given
     options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
-    finder = planner.AutoParallel(where, **options)
-    found = finder.search(**inputs)
+    with to_stderr():
+        inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
+        given = inputs.pop("distribution").device_mesh
+        finder = planner.AutoParallel(list(given.devices.flat) if any_mesh else given, **options)
+        found = finder.search(**inputs)
     show_toml(found, json)
     best, limit = found.best, finder.memory_limit
     nbytes = best.nbytes if best.compiled_nbytes is None else best.compiled_nbytes
@@ -114,7 +126,8 @@ def check(
     """
     from keras_dist import planner
 
-    report = planner.check(**_inputs(load(config, mesh, settings), target))
+    with to_stderr():
+        report = planner.check(**_inputs(load(config, mesh, settings), target))
     show(report, json)
     return 1 if report.problems else 0
 
