@@ -56,7 +56,7 @@ def load(
 
     Raises:
         ConfigError: a file cannot be read, is too large or is not in its format, or something in it is missing, unknown
-            or not allowed. One error lists all that was found, each with its key path.
+            or not allowed. One error lists what was found, each with its key path, and counts what is more than 20.
 
     Example:
         >>> import pathlib, tempfile

@@ -23,6 +23,15 @@ MISSING = "is missing"
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SHOWN = 80
 _MOST_TOLD = 20
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "invalid-json-value": "text in quotes, a number, true or false, or a list or table of these",
+    "string_type": "text in quotes",
+}
 _TYPES: dict[type, str] = {
     bool: "a boolean",
     str: "a string",
@@ -140,9 +149,7 @@ def show(value: object, *, with_type: bool = False) -> str:
 def pydantic_problems(
     error: ValidationError, model: type[Table], table: Mapping[Any, Any]
 ) -> tuple[list[Problem], int]:
-    """Return what pydantic found wrong in a table, once where it tried several forms of a value: the first, and how
-    many more there are.
-    """
+    """Return the first that pydantic found wrong in a table, and how many more; once for several forms of a value."""
     found: dict[Loc, Problem] = {}
     more: set[Loc] = set()
     keys: _Keys = {}
@@ -167,13 +174,19 @@ def _problem(details: ErrorDetails, loc: Loc, model: type[Table], table: Mapping
     if kind == "refused":
         return Problem(loc, context["what"], show(given), context["allowed"], context["fix"])
     inner = _table_in(field)
-    told = details["msg"].removeprefix("Input should be ")
-    allowed = (field and field.description) or (inner.form() if inner else told)
+    allowed = (field and field.description) or (inner.form() if inner else _words(details))
     fix = f"for example {show(field.examples[0])}" if field and field.examples else f"give {allowed}"
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)
     wrong = "has the wrong type" if kind.endswith("_type") else "has a value that is not allowed"
     return Problem(loc, wrong, show(given, with_type=kind.endswith("_type")), allowed, fix)
+
+
+def _words(details: ErrorDetails) -> str:
+    """Return what pydantic would have accepted."""
+    limits = [(sign, details.get("ctx", {}).get(name)) for name, sign in _SIGNS.items()]
+    limit = next((f"a number {sign} {value}" for sign, value in limits if value is not None), None)
+    return limit or _WORDS.get(details["type"]) or details["msg"].removeprefix("Input should be ")
 
 
 _NONE = object()
