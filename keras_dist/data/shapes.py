@@ -39,13 +39,17 @@ class ShapeSource(RowSource):
         return self.gather(np.arange(self.length), self.length).arrays
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """Return the shapes of a batch of this many rows, or of a stack of batches."""
+        """Return the shapes of a batch, or of a stack of batches, whose padding counts as rows.
+
+        The program that runs takes the rows that are real out of the padded ones, which XLA does where they lie.
+        """
         of_one = self._one.gather(np.zeros(1, int), 1).arrays
 
         def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*padded.shape, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
-        return Batch(jax.tree.map(shape, of_one), rows, (self.form, padded.shape), "", stacked)
+        del rows
+        return Batch(jax.tree.map(shape, of_one), padded.shape[-1], (self.form, padded.shape), "", stacked)
 
 
 def _without_rows(leaf: PyTree) -> PyTree:

@@ -31,7 +31,7 @@ from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
 from keras_dist.models.variable import ModelVariable
-from keras_dist.planner import AutoParallel
+from keras_dist.planner import AutoParallel, PlanReport, Target, plan
 from keras_dist.training.graph import Trainable
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.step import ModuleCall
@@ -413,6 +413,35 @@ class Model(Saveable):
         check_idle(self, "redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))
         self._outside.made_under = distribution
+
+    def plan(
+        self,
+        x: Any,
+        y: PyTree = None,
+        sample_weight: PyTree = None,
+        distribution: Distribution | None = None,
+        target: str | Target | None = None,
+        *,
+        compiles: bool = True,
+        timeout_seconds: float = 600,
+    ) -> PlanReport:
+        """Say what the train step needs for a batch, without running it; see `keras_dist.plan`.
+
+        Args:
+            x: a batch of inputs: arrays or `jax.ShapeDtypeStruct`s, or a dict, list or tuple of them.
+            y: its targets.
+            sample_weight: its weights.
+            distribution: by default that of the model.
+            target: the machine it is meant for, such as `"v5p:4x4x4"`.
+            compiles: whether the step is compiled for the target.
+            timeout_seconds: after which compiling is given up.
+
+        Raises:
+            ModelError: the model is not compiled.
+        """
+        self._check_compiled("plan")
+        options: Any = {"target": target, "compiles": compiles, "timeout_seconds": timeout_seconds}
+        return plan(self, (x, y, sample_weight), distribution, **options)
 
     def summary(
         self,

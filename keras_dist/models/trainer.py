@@ -21,7 +21,6 @@ from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, not_compiled
-from keras_dist.planner import PlanReport, plan
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
@@ -418,20 +417,6 @@ class Trainer(Layer):
             ModelError: the model is not compiled.
         """
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
-
-    def plan(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> PlanReport:
-        """Say what the train step needs for a batch, without compiling or running it.
-
-        Args:
-            x: a batch of inputs: an array, or a dict, list or tuple of them.
-            y: its targets.
-            sample_weight: its weights.
-
-        Raises:
-            ModelError: the model is not compiled.
-        """
-        self._check_compiled("plan")
-        return plan(self, (x, y, sample_weight))
 
     @property
     def optimizers(self) -> dict[str, Any]:

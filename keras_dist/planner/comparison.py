@@ -142,7 +142,7 @@ class Comparison:
     def _tables(self) -> list[_Table]:
         figures = [(f"bytes of role {role}", "exact", change, True) for role, change in self.nbytes_by_role.items()]
         figures += [
-            ("bytes of intermediate results, at most", "propagated", self.activation_nbytes, True),
+            ("bytes of intermediate results", "propagated", self.activation_nbytes, True),
             ("FLOPs of a step", "propagated", self.flops, False),
         ]
         tables: list[_Table] = []

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import LayoutError, nearest
@@ -85,7 +86,9 @@ def _of_row(path: str, row: Row, rules: dict[str, Any]) -> Explanation:
 
 
 def _of_activation(activation: Activation, rules: dict[str, Any]) -> Explanation:
-    decided = {text for _, chain in activation.origins for text in chain}
+    own = [f"decided by rule {rule!r}" for rule in rules if LayoutMap.matches(rule, activation.path)]
+    texts = [*own, *(text for _, chain in activation.origins for text in chain)]
+    left = (rule for rule in rules if not any(f"rule {rule!r}" in text for text in texts))
     reasons = [f"{axis!r}: from {', which is decided by '.join(chain)}" for axis, chain in activation.origins]
     return Explanation(
         activation.path,
@@ -93,8 +96,8 @@ def _of_activation(activation: Activation, rules: dict[str, Any]) -> Explanation
         activation.shape,
         activation.axes,
         activation.nbytes_per_device,
-        tuple(reasons) or ("nothing splits it: replicated",),
-        _others(activation.path, (rule for rule in rules if f"rule {rule!r}" not in decided), rules),
+        tuple(reasons or own) or ("nothing splits it: replicated",),
+        _others(activation.path, left, rules),
         "propagated",
     )
 

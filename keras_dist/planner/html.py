@@ -154,7 +154,7 @@ class _Bar:
 
 def _memory(report: PlanReport) -> tuple[str, str, str]:
     bars = [_bytes_bar(role, nbytes, "exact", _HUES[role]) for role, nbytes in report.nbytes_by_role.items()]
-    bars.append(_bytes_bar(_INTERMEDIATE, report.step.activation_nbytes, "propagated, at most", None))
+    bars.append(_bytes_bar(_INTERMEDIATE, report.step.activation_nbytes, "propagated", None))
     return "Memory of each device by role", "", _bars(bars)
 
 
@@ -165,7 +165,7 @@ def _target(report: PlanReport) -> tuple[str, str, str]:
         return "Target", "", ""
     sizes = [
         _bytes_bar("state and batch", verdict.least_nbytes, "exact", _HUES["parameter"]),
-        _bytes_bar("with intermediates", verdict.most_nbytes, "propagated, at most", None),
+        _bytes_bar("with intermediates", verdict.most_nbytes, "propagated", None),
     ]
     if verdict.compiled is not None:
         sizes.append(_bytes_bar("at the peak", verdict.compiled.peak_nbytes, "compiled", _HUES["slot"]))

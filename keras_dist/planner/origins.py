@@ -11,7 +11,15 @@ from keras_dist import _shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
-from keras_dist.planner.sharded_module import ShardedModule, layer_of, layers_of, name_of, operations_in, text_of
+from keras_dist.planner.sharded_module import (
+    ShardedModule,
+    layer_of,
+    layers_of,
+    name_of,
+    operations_in,
+    text_of,
+    weight_in,
+)
 from keras_dist.planner.tracing import StepProgram
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -59,13 +67,14 @@ class _Origins:
         self._rules = program.distribution.layout_map
         self._module = ShardedModule(_shardy.with_origins(program.lowered))
         self._outputs: dict[str, Any] = {}
-        self._constraints: dict[str, str] = {}
+        self._constraints: dict[str, tuple[str, str]] = {}
 
     def found(self) -> tuple[Activation, ...]:
         for function in self._module.functions.values():
             for operation in operations_in(function):
                 if _NAME in operation.attributes:
-                    self._constraints[text_of(operation.attributes[_NAME])] = layer_of(operation)
+                    place = weight_in(name_of(operation)), layer_of(operation)
+                    self._constraints[text_of(operation.attributes[_NAME])] = place
         self._visit(self._body("main"), [])
         return tuple(self._activation(f"{layer}/output", value) for layer, value in self._outputs.items())
 
@@ -118,7 +127,9 @@ class _Origins:
             rows = self._program.state.rows
             return self._because(rows[int(number)].path if int(number) < len(rows) else "")
         if origin in self._constraints:
-            layer = self._constraints[origin]
+            weight, layer = self._constraints[origin]
+            if weight:
+                return self._because(weight)
             name = f"{layer}/output"
             rule = None if self._rules is None else self._rules.match(name)
             return (f"a constraint in {layer or 'the step'}",) if rule is None else (name, f"rule {rule!r}")
@@ -138,4 +149,5 @@ def said_of(row: Row, rules: Container[str] | None) -> str:
     """What decided the layout of a row, as text."""
     if row.rule is None:
         return "no rule"
-    return f"rule {row.rule!r}" if rules is not None and row.rule in rules else row.rule
+    first, comma, others = row.rule.partition(", ")
+    return f"rule {first!r}{comma}{others}" if rules is not None and first in rules else row.rule

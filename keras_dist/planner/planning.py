@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from keras_dist._types import PyTree
@@ -78,7 +79,10 @@ def plan(
     platform = None if machine is None else machine.platform
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform)
     step = propagate(program.lowered)
-    problems = (*program.state.problems, *hidden_reshards(step, functools.partial(remedy, program)))
+    problems = (
+        *program.state.problems,
+        *hidden_reshards(step, functools.partial(remedy, program), _rule_of(program.distribution)),
+    )
     verdict = None
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
@@ -88,3 +92,8 @@ def plan(
 def _has_place(model_or_factory: Any) -> bool:
     """Whether something says already on which devices a model is to live."""
     return isinstance(model_or_factory, Traceable) or current_distribution() is not None
+
+
+def _rule_of(distribution: Distribution) -> Callable[[str], str | None]:
+    rules = distribution.layout_map
+    return (lambda path: None) if rules is None else rules.match

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -23,6 +24,7 @@ from keras_dist.planner.sharded_module import (
     name_of,
     operations_in,
     text_of,
+    weight_in,
 )
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,6 +33,8 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "coll
 
 _TO_RESHARDS = "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _TO_COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
+_MOST_USERS = 32
+"""How many operations are asked for the submodule that needs an array."""
 _SEPARATOR, _ASKED, _CONSTRAINT = " for ", "asked", "sharding_constraint"
 
 
@@ -48,6 +52,7 @@ class Collective:
         needed_by: path of the submodule that needs it elsewhere; empty for reductions, and where it is not known.
         is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
             of a fully sharded layout, `jax.lax.with_sharding_constraint` in a module; reductions always are.
+        weight: path of the weight that is gathered where it is computed with; empty for any other array.
         is_joined: whether its result is only added to that of one before it: for TPUs and GPUs XLA makes one of both.
         places: of one of the groups of devices that exchange, the positions in the mesh, row by row; empty where it is
             all of those along `axes`. Compiled programs divide axes, as in exchanges inside of slices and over them.
@@ -61,6 +66,7 @@ class Collective:
     operation: str
     needed_by: str = ""
     is_asked: bool = True
+    weight: str = ""
     is_joined: bool = False
     places: tuple[int, ...] = ()
 
@@ -81,7 +87,7 @@ class Propagated:
         accessed_nbytes: bytes that one device reads and writes: arguments and results of the step, operands and results
             of these operations. An estimate, as if all others were fused into them.
         activation_nbytes: the most bytes of intermediate results on one device at once, if no operation is fused
-            into another: an upper bound.
+            into another: an upper bound of what the step needs, to which XLA's own copies and padding are added.
     """
 
     collectives: tuple[Collective, ...]
@@ -133,9 +139,10 @@ def propagate_module(operation: Any) -> Propagated:
     which operation needs a reshard, and whether a constraint of the program asks for it.
     """
     _shardy.run_passes(operation, _TO_RESHARDS)
+    functions = ShardedModule(operation).functions
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
-            _shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner))))
+            _shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
     _shardy.run_passes(operation, _TO_COLLECTIVES)
     program = _Program(ShardedModule(operation))
     costs = program.costs_of("main")
@@ -144,12 +151,28 @@ def propagate_module(operation: Any) -> Propagated:
     return Propagated(tuple(costs.collectives), sum(costs.flops_by_dtype.values()), dtype, accessed, costs.peak)
 
 
-def _need_of(reshard: Any) -> tuple[str, str]:
+def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
     """The name of the operation that needs a reshard, and whether a constraint of the program is the reason."""
     users = [use.owner.operation for use in reshard.results[0].uses]
     asking = [each for each in (reshard, *users) if name_of(each).endswith(_CONSTRAINT)]
-    named = next((name for each in (*asking, *users) if (name := name_of(each))), "")
-    return named, _ASKED if asking else ""
+    for count, user in enumerate(users := [*asking, *users]):
+        name = _place_of(user, functions)
+        if layer_in(name) or weight_in(name) or count == _MOST_USERS:
+            return name, _ASKED if asking else ""
+        users += [use.owner.operation for result in user.results for use in result.uses]
+    return name_of(users[0]) if users else "", _ASKED if asking else ""
+
+
+def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
+    """The name of an operation; of a loop or a call that of the first inside of it that is in a submodule."""
+    if layer_in(name_of(operation)):
+        return name_of(operation)
+    for inner in operations_in(operation) if operation.name in ("stablehlo.while", "func.call", "func.func") else ():
+        body = functions[text_of(inner.attributes["callee"])] if inner.name == "func.call" else inner
+        name = _place_of(body, functions) if body is not operation else ""
+        if layer_in(name):
+            return name
+    return name_of(operation)
 
 
 @dataclasses.dataclass
@@ -245,11 +268,12 @@ class _Program:
     def _collective(self, kind: Kind, operation: Any) -> Collective:
         given, made = self._module.nbytes(operation.operands[0]), self._module.nbytes(operation.results[0])
         name, *need = name_of(operation).split(_SEPARATOR)
-        layer, made_by, axes = layer_in(name), name.rpartition("/")[2], self._axes_of(operation)
+        layer, made_by, axes = layer_in(name), name.rpartition("/")[2].rstrip(":"), self._axes_of(operation)
         found = Collective(kind, axes, max(given, made), 1, layer, made_by)
         if len(need) != 2:
             return found
-        return dataclasses.replace(found, needed_by=layer_in(need[0]), is_asked=need[1] == _ASKED)
+        needed_by, weight = layer_in(need[0]), weight_in(need[0])
+        return dataclasses.replace(found, needed_by=needed_by, is_asked=need[1] == _ASKED, weight=weight)
 
     def _axes_of(self, operation: Any) -> tuple[str, ...]:
         if operation.name == "sdy.collective_permute":

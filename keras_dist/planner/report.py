@@ -151,7 +151,7 @@ class PlanReport:
         for role, nbytes in self.nbytes_by_role.items():
             sizes.add_row(f"bytes of role {role}", "exact", render_bytes(nbytes))
         upper = render_bytes(self.step.activation_nbytes)
-        sizes.add_row("bytes of intermediate results", "propagated", f"at most {upper}")
+        sizes.add_row("bytes of intermediate results", "propagated", f"about {upper}")
         sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
         if compiled := self.verdict and self.verdict.compiled:
             sizes.add_row("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes))

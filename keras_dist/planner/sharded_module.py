@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_dist._shardy import sdy
 from keras_dist.distribution.layout import Axis
-from keras_dist.training.activations import path_of_scope
+from keras_dist.training.activations import path_of_scope, weight_of_scope
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -109,6 +109,12 @@ def layers_in(name: str) -> list[str]:
     """The paths of submodules in the name of an operation, the innermost last."""
     paths = (path_of_scope(part) for part in re.split(r"[/()]", name))
     return [path for path in paths if path]
+
+
+def weight_in(name: str) -> str:
+    """The path of the weight that an operation lays out, in its name, or an empty string."""
+    paths = (weight_of_scope(part) for part in re.split(r"[/()]", name))
+    return next((path for path in paths if path), "")
 
 
 def layer_in(name: str) -> str:

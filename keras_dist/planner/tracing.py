@@ -147,6 +147,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     with naming_scopes():
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
+    rows = batch.rows[0].shape[0]
+    if rows != source.length:
+        assumed = (*assumed, f"{rows} rows: those of the batch, {source.length}, padded to what the mesh divides")
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in _programs.arguments_kept(lowered))

@@ -27,7 +27,8 @@ class Verdict:
         target: the name of the machine.
         limit_nbytes: bytes of memory of one device; 0 where it has that of its host.
         least_nbytes: *exact*: bytes of state and batch on one device.
-        most_nbytes: *propagated*: these and an upper bound of those of intermediate results.
+        most_nbytes: *propagated*: these and the most bytes of intermediate results at once, if XLA fuses nothing. What
+            it copies, and pads to tiles, comes on top: for small programs it was seen to be as much again.
         rooflines: the least times of a step, by the tier of what they are computed from.
         compiled: *compiled*: what XLA makes of the step for the target; None where that is not known.
         note: why it is not known.
@@ -78,7 +79,7 @@ class Verdict:
         if self.compiled is not None:
             return f"fits ({render_bytes(self.compiled.peak_nbytes)} of {limit}; compiled)"
         if self.fits:
-            return f"fits (at most {render_bytes(self.most_nbytes)} of {limit}; propagated)"
+            return f"fits (about {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
         return f"may fit (between {least}, exact, and {most}, propagated, of {limit}): only compiling tells"
 

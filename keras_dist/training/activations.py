@@ -21,7 +21,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers import Layer
 
-_SCOPE = "module "
+_SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
 _DECODED = str.maketrans("|\u27e8\u27e9", "/()")
 _names_scopes = contextvars.ContextVar("names_scopes", default=False)
@@ -80,6 +80,16 @@ def scope_of(path: str) -> str:
 def path_of_scope(scope: str) -> str | None:
     """The path of the submodule whose scope it is; None for any other scope."""
     return scope.removeprefix(_SCOPE).translate(_DECODED) if scope.startswith(_SCOPE) else None
+
+
+def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
+    """Inside, constraints of traced steps are in a scope of the weight that they lay out, if reports need it."""
+    return jax.named_scope(_WEIGHT + path.translate(_CODED)) if _names_scopes.get() else contextlib.nullcontext()
+
+
+def weight_of_scope(scope: str) -> str | None:
+    """The path of the weight whose scope it is; None for any other scope."""
+    return scope.removeprefix(_WEIGHT).translate(_DECODED) if scope.startswith(_WEIGHT) else None
 
 
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:

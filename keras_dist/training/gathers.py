@@ -16,6 +16,7 @@ from keras_dist import _programs
 from keras_dist._types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.training.activations import weight_scope
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # equations of jaxprs have no types
@@ -66,12 +67,14 @@ class _Weight:
     """A weight that is not gathered yet, or the part of it that a turn of a loop gets.
 
     Attributes:
+        path: of the weight.
         value: the array.
         axes: the axes of the mesh over which each of its dims is sharded.
         compute_axes: the same where it is gathered.
         moves: equations of one array, to be evaluated one after the other on the gathered array.
     """
 
+    path: str
     value: Any
     axes: tuple[Axis, ...]
     compute_axes: tuple[Axis, ...]
@@ -83,7 +86,8 @@ class _Weight:
 
     def of_dims(self, value: Any, dims: Sequence[int]) -> _Weight:
         """The weight `value`, whose dims are these ones of this weight."""
-        return _Weight(value, tuple(self.axes[dim] for dim in dims), tuple(self.compute_axes[dim] for dim in dims))
+        axes, compute_axes = (tuple(each[dim] for dim in dims) for each in (self.axes, self.compute_axes))
+        return _Weight(self.path, value, axes, compute_axes)
 
     def moved(self) -> Any:
         """The array as the program has it, not gathered."""
@@ -183,12 +187,10 @@ class _Gathers:
         if not isinstance(value, _Weight):
             return value
         array = value.value
-        for axes in (
-            value.axes,
-            value.compute_axes,
-        ):  # the transpose of the first scatters what that of the second sums
-            sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
-            array = jax.lax.with_sharding_constraint(array, sharding)
+        with weight_scope(value.path):
+            for axes in (value.axes, value.compute_axes):  # transposed, the first scatters what the second sums
+                sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
+                array = jax.lax.with_sharding_constraint(array, sharding)
         return dataclasses.replace(value, value=array).moved()
 
     def _call(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -245,7 +247,7 @@ _INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {
 
 
 def _weight(array: Any, row: Row) -> Any:
-    return array if row.axes == row.compute_axes else _Weight(array, row.axes, row.compute_axes)
+    return array if row.axes == row.compute_axes else _Weight(row.path, array, row.axes, row.compute_axes)
 
 
 def _not_gathered(value: Any) -> Any:

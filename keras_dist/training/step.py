@@ -17,7 +17,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.training.accumulators import Observation
-from keras_dist.training.activations import constrain_inputs, constrain_outputs
+from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
@@ -119,7 +119,8 @@ class Forward:
                 # as the parameter first: else the backward pass may be split as the slots are
                 for axes in dict.fromkeys((row.axes, row.slot_axes)):
                     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-                    gradient = jax.lax.with_sharding_constraint(gradient, sharding)
+                    with weight_scope(row.path):
+                        gradient = jax.lax.with_sharding_constraint(gradient, sharding)
                 flat[parts] = gradient
         return traverse_util.unflatten_dict(flat)
 

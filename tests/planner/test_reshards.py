@@ -78,6 +78,14 @@ def test_none_where_layouts_fit(module, rules):
     assert not reshards(module, rules)
 
 
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_rule_for_activations_that_makes_every_block_gather(name):
+    module, fits = (Unrolled, MEGATRON) if name == "unrolled" else (Scanned, STACKED)
+    rule, block = (r"blocks/\d+/output", "blocks/0") if name == "unrolled" else ("blocks/output", "blocks")
+    found = [(problem.path, problem.summary) for problem in reshards(module, {**fits, rule: (None, None, None)})]
+    assert (block, f"rule {rule!r} makes {block!r} gather its output over 'data'") in found
+
+
 def test_what_a_rule_asks_for_is_not_hidden():
     rules = {**MEGATRON, r"blocks/1/up/output": ("data", None, None)}
     report = kd.plan(Unrolled, X, strategy(rules))
@@ -85,7 +93,8 @@ def test_what_a_rule_asks_for_is_not_hidden():
         each for each in report.step.collectives if each.kind == "all_gather" and each.needed_by == "blocks/1/up"
     ]
     assert gathers and all(each.is_asked for each in gathers)
-    assert "blocks/1/up" not in {problem.path for problem in report.problems}
+    (problem,) = report.problems
+    assert problem.path == "blocks/1/up" and "rule 'blocks/1/up/output' makes" in problem.summary
 
 
 def test_reports_tell_them():
