@@ -446,6 +446,7 @@ def test_zero1_needs_no_model(tmp_path):
         (["training.dtype_policy=float7"], "training.dtype_policy: ", ""),
         (["callbacks=['EarlyStoping']"], "callbacks[0]: unknown name 'EarlyStoping' (did you mean", "correct the name"),
         (["callbacks=['my_run:data']"], "callbacks[0]: my_run:data is no callback", "for example EarlyStopping"),
+        (["callbacks={EarlyStopping={mode='q'}}"], "callbacks[0]: `mode` is none of its options", ""),
         (["callbacks={EarlyStopping={patienc=3}}"], "callbacks[0]: EarlyStopping does not take these", "correct"),
         (["distribution={strategy='zero1'}"], "distribution: zero1 takes a mesh of one axis", "DeviceMesh"),
         (["distribution={strategy='spatial'}", SEQUENTIAL], "distribution: ", ""),

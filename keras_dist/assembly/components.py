@@ -116,7 +116,8 @@ def callback_of(component: Component, number: int) -> Callback:
         name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
     }
     found = _imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
-    made = _called(found, component, key)
+    with told_of(key):
+        made = _called(found, component, key)
     if isinstance(made, Callback):
         return made
     raise ConfigError(
