@@ -177,7 +177,15 @@ def test_auto_says_that_nothing_fits(config, capsys):
     assert commands.run("auto", config, "--memory-limit", 10**9) == 0
 
 
-@pytest.mark.parametrize("setting", ['callbacks=["EarlyStoping"]', "checkpoint.directory=rows.py"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'callbacks=["EarlyStoping"]',
+        "checkpoint.directory=rows.py",
+        'training.metrics=["accurcy"]',
+        "training.loss=msee",
+    ],
+)
 def test_check_finds_what_train_would_refuse(config, capsys, monkeypatch, setting):
     monkeypatch.chdir(config.parent)
     assert commands.run("check", config, "--set", setting) == 2
