@@ -10,7 +10,7 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, check_mesh
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.strategy import Distribution, resolve_axes
 from keras_dist.errors import DistributionError, LayoutError
@@ -20,6 +20,8 @@ from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
 __all__ = ["data_parallel", "fully_sharded", "hybrid", "sequence_parallel", "spatial", "tensor_parallel", "zero1"]
 
 _TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
+_OTHER = ("data", "batch")
+"""Names for an axis that a mesh lacks: the second where the first is taken."""
 
 
 def data_parallel(mesh: DeviceMesh) -> Distribution:
@@ -155,7 +157,7 @@ def hybrid(
         loss: in place of that of `compile`.
 
     Raises:
-        DistributionError: the mesh has one axis, or none of these names.
+        DistributionError: the mesh has one axis, or none of these names; or `tensor` is one of `fsdp`.
         LayoutError: the model has no such dims.
 
     Warns:
@@ -171,9 +173,18 @@ def hybrid(
         >>> both.axis, both.layout_map["up/kernel"].axes
         ('data', (None, 'model'))
     """
-    classes = dim_classes(model_or_factory, batch, optimizer, loss)
     tensor, others = _axis_and_others(mesh, tensor)
-    others = others if fsdp is None else resolve_axes("fsdp", fsdp, mesh)
+    if fsdp is not None:
+        others = resolve_axes("fsdp", fsdp, mesh)
+    if tensor in axis_tuple(others):
+        rest = next(name for name in mesh.axis_names if name != tensor)
+        raise DistributionError(
+            f"hybrid: axis {tensor!r} is given twice, for `fsdp` and `tensor`",
+            given=f"fsdp={fsdp!r}, tensor={tensor!r} on mesh {mesh.describe()}",
+            expected="different axes: weights are fully sharded over one, heads and MLPs split over another",
+            fix=f"fsdp={rest!r}, tensor={tensor!r}",
+        )
+    classes = dim_classes(model_or_factory, batch, optimizer, loss)
     rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, tensor), others)
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
 
@@ -270,7 +281,7 @@ def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
             "the mesh has no axis for the batch",
             given=f"mesh {mesh.describe()}, with {axis!r} for the model",
             expected="two axes or more",
-            fix=f'DeviceMesh("data=1,{axis}={mesh.size}") for one replica of the model',
+            fix=f'DeviceMesh("{_OTHER[axis == _OTHER[0]]}=1,{axis}={mesh.size}") for one replica of the model',
         )
     return axis, others[0] if len(others) == 1 else others
 

@@ -52,7 +52,8 @@ class ModelParallel(RuleBased):
 
     Args:
         layout_map: rules from variable paths to layouts; carries the mesh.
-        batch_dim_name: the mesh axis, or axes, for the batch; by default the first.
+        batch_dim_name: the mesh axis, or axes, for the batch; by default the first; `()` for none: each device has
+            the whole batch.
         auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
@@ -92,7 +93,8 @@ class ModelParallel(RuleBased):
                 expected="the mesh of the layout map",
                 fix="leave `device_mesh` out: the layout map carries it",
             )
-        super().__init__(mesh, rules, batch_dim_name or mesh.axis_names[0], auto_shard_dataset, strict, axis_names)
+        batch = None if batch_dim_name == () else batch_dim_name or mesh.axis_names[0]
+        super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names)
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: ModelParallelConfig) -> Self:

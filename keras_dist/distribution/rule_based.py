@@ -21,7 +21,7 @@ class RuleBased(Distribution):
     Args:
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
-        batch_dim_name: the mesh axis, or axes, for the batch.
+        batch_dim_name: the mesh axis, or axes, for the batch; None for none.
         auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
         strict: whether a rule without effect is an error.
         axis_names: mesh axes for the names that models give to dims.
@@ -37,7 +37,7 @@ class RuleBased(Distribution):
         self,
         device_mesh: DeviceMesh,
         layout_map: LayoutMap,
-        batch_dim_name: BatchDimName,
+        batch_dim_name: BatchDimName | None,
         auto_shard_dataset: bool,
         strict: bool,
         axis_names: AxisNames | None,

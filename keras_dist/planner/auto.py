@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from keras_dist._arguments import argument_error, check_int, check_option, check_optional
+import keras_dist
+from keras_dist._arguments import argument_error, check_int, check_option, check_optional, check_path
 from keras_dist._types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
-from keras_dist.errors import DistributionError
+from keras_dist.errors import DistributionError, LayoutWarning
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
 from keras_dist.planner.found import Found, found_of
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, meshes_of
+from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, is_possible, meshes_of
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
@@ -40,15 +45,16 @@ class AutoParallel(Distribution):
     `search` traces the train step once and looks at it under each candidate, which takes milliseconds: classes of dims
     (see `dim_classes`) over the axes that the batch leaves, with weights whole or fully sharded over those of the
     batch; where memory counts or is short also with repeated blocks computed again in the backward pass. Of up to six
-    classes that gain by themselves all combinations are tried. What is found is the same each time, unless the time
+    classes that gain by themselves all combinations are tried; a class lies over one axis: several, as for a table of
+    rows over all devices, are not tried. What is found is the same each time, unless the time
     limit ends the search.
 
     A compiled model that is made under it, by `set_distribution` or `scope`, has its layout found when `fit` knows its
     first batch; that needs arrays, and weights that do not exist yet. Else call `search`.
 
     Args:
-        mesh_or_devices: the mesh; or devices, as names or `jax.Device`s, of which all meshes `data` x `model` are
-            tried; by default all devices of the job.
+        mesh_or_devices: the mesh, or its shape as text, `"data=2,model=4"`; or devices, as names or `jax.Device`s, of
+            which all meshes `data` x `model` are tried; by default all devices of the job.
         objective: what is to be small: `"step_time"`, or the bytes of a device, `"memory"`.
         target: the machine it is meant for, such as `"v5p:4x4x4"`, see `planner.target`. Its times count, its devices
             are those of the mesh where none are given, and the best three candidates are compiled for it, where the
@@ -57,9 +63,15 @@ class AutoParallel(Distribution):
         compiles: whether the best few candidates are compiled for the target.
         time_limit_seconds: after which the best candidate so far is taken.
         cache: a folder, as that of the checkpoints, in which what was found is kept for the same step and options.
+            Nothing is kept where compiling was asked for and failed.
 
     Raises:
         DistributionError: an argument is none of these.
+        MeshError: the text is no shape of a mesh, or a device is there twice.
+        UnknownNameError, ConfigError: `target` names no machine; see `planner.target`.
+
+    Warns:
+        LayoutWarning: `cache` cannot be written.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -85,7 +97,7 @@ class AutoParallel(Distribution):
 
     def __init__(
         self,
-        mesh_or_devices: DeviceMesh | Sequence[str | Device] | None = None,
+        mesh_or_devices: DeviceMesh | str | Sequence[str | Device] | None = None,
         objective: Objective = "step_time",
         target: str | Target | None = None,
         memory_limit: int | None = None,
@@ -96,12 +108,16 @@ class AutoParallel(Distribution):
     ) -> None:
         self.target = None if target is None else as_target(target)
         self._devices: list[str | Device] | None = None
+        if isinstance(mesh_or_devices, str):
+            mesh_or_devices = _mesh_of_text(mesh_or_devices, self.target)
         if not isinstance(mesh_or_devices, DeviceMesh):
             default = list_devices() if self.target is None else devices(self.target)
-            self._devices = list(default if mesh_or_devices is None else mesh_or_devices)
+            self._devices = default if mesh_or_devices is None else _checked_devices(mesh_or_devices)
             mesh_or_devices = DeviceMesh([-1], ["data"], self._devices)
         super().__init__(mesh_or_devices)
-        self.objective: Objective = check_option("objective", objective, ("step_time", "memory"))
+        self.objective: Objective = check_option(
+            "objective", objective, ("step_time", "memory"), error=DistributionError
+        )
         what = {"wrong": "is not a number of bytes", "example": 2**34, "error": DistributionError}
         self.memory_limit = check_optional(check_int, "memory_limit", memory_limit, 1, **what)
         if memory_limit is None and self.target is not None:
@@ -109,9 +125,13 @@ class AutoParallel(Distribution):
         is_number = isinstance(time_limit_seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_number or not time_limit_seconds > 0:
             raise argument_error("time_limit_seconds", time_limit_seconds, "a positive number", error=DistributionError)
+        if not isinstance(compiles, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise argument_error("compiles", compiles, "True or False", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = time_limit_seconds
-        self.cache = None if cache is None else pathlib.Path(cache)
+        self.cache = None
+        if cache is not None:
+            self.cache = pathlib.Path(check_path("cache", cache, "checkpoints", DistributionError))
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: Any) -> AutoParallel:
@@ -146,18 +166,28 @@ class AutoParallel(Distribution):
                 search.run(self._meshes())
             candidates = sorted(search.candidates, key=search.rank)
             is_complete, is_cached = not search.skipped, False
-            if self.target is not None and self.compiles:
+            if self._compiles_for_target:
                 first = [
                     self._compiled(each, traced[each.remat], step, deadline) for each in candidates[:_MOST_COMPILED]
                 ]
                 candidates = [*sorted(first, key=self._rank_compiled), *candidates[_MOST_COMPILED:]]
-            if is_complete:
+            if is_complete and self._is_compiled(candidates):
                 self._keep(key, candidates)
         best = candidates[0]
         if best.remat not in traced:
             traced[best.remat] = self._traced(step, best.remat)
         mesh = self._mesh_of(best.mesh)
         return found_of(best, candidates, traced[best.remat], mesh, is_complete=is_complete, is_cached=is_cached)
+
+    @property
+    def _compiles_for_target(self) -> bool:
+        return self.target is not None and self.compiles
+
+    def _is_compiled(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether the best candidates were compiled, if they are to be."""
+        return not self._compiles_for_target or all(
+            each.compiled_seconds is not None for each in candidates[:_MOST_COMPILED]
+        )
 
     def _traced(self, step: tuple[Any, ...], remat: str | None) -> DimClasses:
         """The classes of dims of the step, which are the same with any `remat`."""
@@ -228,39 +258,59 @@ class AutoParallel(Distribution):
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
         named = None if self.target is None else self.target.name
-        options = [self.objective, self.memory_limit, named, self._meshes(), jax.__version__]
+        options = [self.objective, self.memory_limit, named, self._compiles_for_target, self._meshes()]
+        options += [jax.__version__, keras_dist.__version__]
         return hashlib.sha256(f"{json.dumps(options)}\n{lowered.as_text()}".encode()).hexdigest()
 
     def _cached(self, key: str, classes: DimClasses) -> list[Candidate] | None:
         """The candidates of an earlier search; None without one, or where its file is not as it was written."""
         path = None if self.cache is None else self.cache / f"auto-{key[:16]}.json"
-        if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_CACHE:
-            return None
         try:
+            if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES_OF_CACHE:
+                return None
             kept = _KEPT.validate_json(path.read_bytes())
         except (ValidationError, OSError):
             return None
         found = kept.candidates if kept.key == key else []
-        meshes = self._meshes()
-        known = all(
-            each.mesh in meshes
-            and {name for name in each.rules} <= {one.name for one in classes}
-            and {axis for axes in each.rules.values() for axis in ((axes,) if isinstance(axes, str) else axes or ())}
-            <= set(each.mesh)
-            and "batch" in each.rules
-            and each.remat in (None, blocks_of(classes))
-            for each in found
-        )
-        return found if found and known else None
+        meshes, remats = self._meshes(), (None, blocks_of(classes))
+        known = all(each.mesh in meshes and each.remat in remats and is_possible(each, classes) for each in found)
+        return found if found and known and self._is_compiled(found) else None
 
     def _keep(self, key: str, candidates: Sequence[Candidate]) -> None:
         if self.cache is None:
             return
-        self.cache.mkdir(parents=True, exist_ok=True)
         path = self.cache / f"auto-{key[:16]}.json"
         draft = path.with_suffix(f".{os.getpid()}.draft")
-        draft.write_bytes(_KEPT.dump_json(_Kept(key, list(candidates))))
-        draft.replace(path)
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(_KEPT.dump_json(_Kept(key, list(candidates))))
+            draft.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            warnings.warn(
+                f"AutoParallel: what was found is not kept: {str(path)!r} cannot be written "
+                f"({error.strerror or error}); make room for it there, or give `cache=` a folder that can be written",
+                LayoutWarning,
+                stacklevel=frames_inside(),
+            )
+
+
+def _mesh_of_text(shape: str, target: Target | None) -> DeviceMesh:
+    """The mesh of this shape; of the devices of a target along its wires."""
+    if target is None:
+        return DeviceMesh(shape)
+    mesh = DeviceMesh(shape, devices=devices(target))
+    return DeviceMesh(mesh.axis_sizes, devices=devices(target, mesh.shape))
+
+
+def _checked_devices(given: Any) -> list[str | Device]:
+    found = list(given) if isinstance(given, Sequence | np.ndarray) else []
+    if not found or not all(isinstance(each, str | jax.Device) for each in found):
+        expected = "a DeviceMesh, its shape as text, or a list of devices that is not empty"
+        example = "data=2,model=4"
+        raise argument_error("mesh_or_devices", given, expected, example=example, error=DistributionError)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_bytes, render_text
-from keras_dist.errors import LayoutError, did_you_mean
+from keras_dist.errors import LayoutError, did_you_mean, shorten
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
 from keras_dist.planner.propagation import Propagated
@@ -87,10 +87,11 @@ class DimClasses:
         return name in self._classes
 
     def __getitem__(self, name: str) -> DimClass:
-        if name not in self._classes:
+        is_name = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_name or name not in self._classes:
             raise LayoutError(
-                f"the model has no dims {name!r}{did_you_mean(name, self._classes)}",
-                given=repr(name),
+                f"the model has no dims {shorten(name)}{did_you_mean(name, self._classes) if is_name else ''}",
+                given=shorten(name),
                 expected=f"one of {list(self._classes)}",
                 fix="print(kd.planner.dim_classes(model, batch)) shows them",
             )
@@ -372,6 +373,9 @@ def render_collectives(step: Propagated) -> str:
         nbytes[each.kind] += each.nbytes_per_step
         places[each.kind] += max(each.turns, 1)
     return (
-        "\n".join(f"{kind} of {render_bytes(size)} in {places[kind]} places" for kind, size in nbytes.items())
+        "\n".join(
+            f"{kind} of {render_bytes(size)} in {places[kind]} place{'s' if places[kind] > 1 else ''}"
+            for kind, size in nbytes.items()
+        )
         or "nothing"
     )

@@ -86,7 +86,7 @@ class Found:
         }
 
     def to_code(self) -> str:
-        """Return Python code that makes the distribution."""
+        """Return Python code that makes the distribution, with a comment on what `compile` is to be told."""
         mesh, batch = self.distribution.device_mesh, self.distribution.batch_dim_name
         sizes = ",".join(f"{name}={size}" for name, size in mesh.axis_sizes.items())
         lines = ["import keras_dist as kd", "", f'mesh = kd.DeviceMesh("{sizes}")', "rules = kd.LayoutMap(mesh)"]
@@ -100,10 +100,12 @@ class Found:
             lines[-1] = f"distribution = kd.DataParallel(mesh{option})"
         else:
             lines.append(f"distribution = kd.ModelParallel(rules, {batch!r}{names})")
+        if self.best.remat is not None:
+            lines.append(f"# model.compile(..., remat={self.best.remat!r})")
         return "\n".join([*lines, ""])
 
     def to_toml(self) -> str:
-        """Return the tables `mesh` and `distribution` of a config file; see `keras_dist.config`."""
+        """Return the tables `mesh`, `distribution` and, for `remat`, `training` of a config file."""
         mesh, found = self.distribution.device_mesh, self.distribution
         strategy = {FullySharded: "fully_sharded", DataParallel: "data_parallel"}.get(type(found), "model_parallel")
         sizes = ", ".join(f"{_quoted(name)} = {size}" for name, size in mesh.axis_sizes.items())
@@ -119,6 +121,8 @@ class Found:
             f"{_quoted(rule)} = {_quoted(['-' if axis is None else axis for axis in layout.axes])}"
             for rule, layout in rules
         ]
+        if self.best.remat is not None:
+            lines += ["", "[training]", f"remat = {_quoted(self.best.remat)}"]
         return "\n".join([*lines, ""])
 
 
@@ -133,7 +137,7 @@ def found_of(
 ) -> Found:
     """What a search has found, on the mesh of its best candidate."""
     layouts, left = classes.layouts(best.rules, best.mesh)
-    rules, batch = layout_map_of(layouts, classes, mesh), best.rules[BATCH] or mesh.axis_names[0]
+    rules, batch = layout_map_of(layouts, classes, mesh), best.rules[BATCH]
     names = axis_names_of(best.rules, classes)
     if best.fully_sharded:
         distribution: Distribution = FullySharded(mesh, batch, rules, batch, axis_names=names)
@@ -166,6 +170,7 @@ def _explained(
         lines.append(f"{'+'.join(axis_tuple(best.rules[BATCH]))} -> slots: each device updates its part of the weights")
     if best.remat is not None:
         lines.append(f"compile(remat={best.remat!r}): these layers are computed again in the backward pass")
+    lines += _unused(best)
     lines += [f"not sharded: {each}" for each in left]
     lines += [
         f"{each.name} not sharded: {_why_not(each.name, each.parts, best, candidates)}"
@@ -173,6 +178,14 @@ def _explained(
         if each.name not in best.rules
     ]
     return lines
+
+
+def _unused(best: Candidate) -> list[str]:
+    """What the devices along axes do that nothing lies over."""
+    used = {axis for axes in best.rules.values() for axis in axis_tuple(axes)}
+    unused = [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]
+    devices = math.prod(best.mesh[axis] for axis in unused)
+    return [f"{'+'.join(unused)}: unused, {devices} devices repeat the same work"] if unused else []
 
 
 def _why_not(name: str, parts: Sequence[int], best: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -189,7 +202,7 @@ def _why_not(name: str, parts: Sequence[int], best: Candidate, candidates: Seque
         if name in each.rules and each.fully_sharded == best.fully_sharded and each.remat == best.remat
     ]
     if not others:
-        return "another class takes the same weights"
+        return "the time limit ended the search before it was tried"
     nearest = min(others, key=lambda each: (len(set(each.rules) ^ set(best.rules)), each.step_seconds))
     return (
         f"with it the step takes {nearest.step_seconds / best.step_seconds:.2f} times as long, "
@@ -203,7 +216,10 @@ def _moved(collectives: Sequence[Collective]) -> str:
     for each in collectives:
         times[each.kind.replace("_", "-"), each.nbytes] += max(each.turns, 1)
     largest = sorted(times.items(), key=lambda item: (-item[0][1] * item[1], item[0]))
-    parts = [f"{kind} of {render_bytes(nbytes)}, {count} times a step" for (kind, nbytes), count in largest[:3]]
+    parts = [
+        f"{kind} of {render_bytes(nbytes)}, {'once' if count == 1 else f'{count} times'} a step"
+        for (kind, nbytes), count in largest[:3]
+    ]
     if rest := largest[3:]:
         parts.append(
             f"and {render_bytes(sum(nbytes * count for (_, nbytes), count in rest))} in {sum(c for _, c in rest)} more"

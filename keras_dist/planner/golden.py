@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import os
@@ -15,9 +16,9 @@ from keras_dist._arguments import argument_error, check_path
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
-from keras_dist.errors import PlanError, PlanFileError
+from keras_dist.errors import PlanError, PlanFileError, shorten
 from keras_dist.planner.report import PlanReport
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import write_text
 from keras_dist.saving.regular_files import open_regular
 
 UPDATE_VARIABLE = "KERAS_DIST_UPDATE_PLANS"
@@ -71,6 +72,7 @@ def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: boo
     Raises:
         PlanError: an array lies otherwise, is new or has gone; or there is no file. It is an `AssertionError`.
         PlanFileError: the file cannot be read, or is damaged.
+        WriteError: it cannot be written, such as where a folder is in its place, or none around it.
         ModelError: an argument cannot be used.
 
     Example:
@@ -91,15 +93,14 @@ def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: boo
     now = _golden_of(report)
     if os.environ.get(UPDATE_VARIABLE) == "1" if update is None else update:
         if is_chief():
-            with writing_to(place):
-                place.write_text(_text_of(now), encoding="utf-8")
+            write_text(place, _text_of(now))
         return
     kept = _read(place)
     if lines := _differences(kept, now):
         shown = [*lines[:_MOST_LINES], *[f"... and {len(lines) - _MOST_LINES} more"] * (len(lines) > _MOST_LINES)]
         raise PlanError(
             f"the plan is not the one in {str(place)!r}:\n" + "\n".join(f"    {line}" for line in shown),
-            given=f"{len(lines)} differences",
+            given=f"{len(lines)} difference{'s' if len(lines) > 1 else ''}",
             expected="the layouts that were kept",
             fix=f"correct the rules or names; if it is meant so, run once with {UPDATE_VARIABLE}=1 (or update=True)",
         )
@@ -147,11 +148,24 @@ def _read(place: pathlib.Path) -> _Golden:
     if len(text) > _MOST_BYTES:
         raise _unusable(place, f"it has more than {_MOST_BYTES} bytes")
     try:
-        return _Golden.model_validate_json(text)
+        kept = _Golden.model_validate_json(text)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = "/".join(map(str, first["loc"]))
         raise _unusable(place, f"{where + ': ' if where else ''}{first['msg']}") from None
+    twice: list[str] = []
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice.extend(name for name, times in collections.Counter(name for name, _ in pairs).items() if times > 1)
+        return dict(pairs)
+
+    try:
+        json.loads(text, object_pairs_hook=noted)  # of which pydantic sees the last alone
+    except (ValueError, RecursionError) as error:  # in what it does not see
+        raise _unusable(place, f"Invalid JSON: {shorten(str(error))}") from None
+    if twice:
+        raise _unusable(place, f"{shorten(twice[0])} is there twice")
+    return kept
 
 
 def _unusable(place: pathlib.Path, why: str) -> PlanFileError:

@@ -20,7 +20,7 @@ from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_shape
 from keras_dist.distribution.shards import picture_of
-from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.drafts import write_text
 
 if TYPE_CHECKING:
     from keras_dist.planner.report import PlanReport
@@ -64,8 +64,7 @@ def write_page(report: PlanReport, path: str | os.PathLike[str]) -> None:
     """Write `page_of(report)` to a file, in a job in its first process."""
     place = pathlib.Path(check_path("path", path, "plan.html"))
     if is_chief():
-        with writing_to(place):
-            place.write_text(page_of(report), encoding="utf-8")
+        write_text(place, page_of(report))
 
 
 def page_of(report: PlanReport) -> str:

@@ -82,7 +82,7 @@ class LogicalRules:
     def distribution(
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
     ) -> ModelParallel:
-        """Return the distribution for a model, its batch over the axes of `batch` or the first; see `layout_map`."""
+        """Return the distribution for a model, its batch over `batch`, by default the first axis; see `layout_map`."""
         check_mesh(mesh, DistributionError)
         return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
 
@@ -96,8 +96,8 @@ class LogicalRules:
         layouts, left = classes.layouts({BATCH: mesh.axis_names[0], **self.rules}, mesh.axis_sizes)
         warn_of_unsharded(left)
         rules = layout_map_of(layouts, classes, mesh)
-        batch_axes = self.rules.get(BATCH) or mesh.axis_names[0]
-        return ModelParallel(rules, batch_axes, axis_names=axis_names_of(self.rules, classes))
+        batch_axes = self.rules.get(BATCH, mesh.axis_names[0])
+        return ModelParallel(rules, batch_axes or (), axis_names=axis_names_of(self.rules, classes))
 
 
 def axis_names_of(rules: Mapping[str, Axis], classes: DimClasses) -> dict[str, Axis]:

@@ -113,7 +113,7 @@ class PlanReport:
 
         Raises:
             ModelError: `path` is not a path.
-            OSError: the file cannot be written.
+            WriteError: the file cannot be written. It is an `OSError`.
         """
         html.write_page(self, path)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from keras_dist.distribution.layout import Axis
+from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.planner.costs import (
     fully_sharded,
     nbytes_of,
@@ -119,7 +120,7 @@ class Search:
             tried = [base, *gaining]
             for count in range(2, len(names) + 1):
                 for chosen in itertools.combinations(names, count):
-                    if not self._clash(chosen):
+                    if not _clash(chosen, self.classes):
                         found = self._try(sizes, {**base.rules, **dict.fromkeys(chosen, axis)})
                         tried += [found] if found else []
             best = self._improved(min(tried, key=self.rank), axis)
@@ -134,7 +135,7 @@ class Search:
                 rules = {key: axes for key, axes in best.rules.items() if key != name}
                 rules |= {} if name in mine else {name: axis}
                 over = [key for key, axes in rules.items() if axes == axis]
-                if frozenset(over) not in tried and not self._clash(over):
+                if frozenset(over) not in tried and not _clash(over, self.classes):
                     found = self._known(best.mesh, rules) or self._try(best.mesh, rules)
                     if found is not None:
                         tried[frozenset(over)] = found
@@ -148,11 +149,6 @@ class Search:
         for each in self.classes:
             if each.name not in base.rules and any(parts % shards == 0 for parts in each.parts):
                 yield each
-
-    def _clash(self, names: Sequence[str]) -> bool:
-        """Whether two of these classes are dims of one array."""
-        paths = [{path for path, _ in self.classes[name].members} for name in names]
-        return any(one & other for one, other in itertools.combinations(paths, 2))
 
     def _known(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
         return next(
@@ -214,6 +210,30 @@ class Search:
         over = max(0, candidate.nbytes - self.memory_limit) if self.memory_limit is not None else 0
         ranked = candidate.step_seconds, candidate.nbytes
         return (over, *(ranked if self.objective == "step_time" else reversed(ranked)), len(candidate.rules))
+
+
+def is_possible(candidate: Candidate, classes: DimClasses) -> bool:
+    """Whether a search can have made a candidate: whether its layouts are some, and its figures numbers of a step."""
+    rules = {name: axis_tuple(axes) for name, axes in candidate.rules.items()}
+    batch, names = rules.pop("batch", ()), tuple(candidate.mesh)
+    if batch not in (names[:1], names) or not all(name in classes for name in rules):
+        return False
+    left = [(axis,) for axis in names if axis not in batch]
+    over = [[name for name, axes in rules.items() if axes == axis] for axis in left]
+    compiled = [each for each in (candidate.compiled_seconds, candidate.compiled_nbytes) if each is not None]
+    return (
+        all(axes in left for axes in rules.values())
+        and not any(_clash(each, classes) for each in over)
+        and all(math.isfinite(each) and each > 0 for each in (candidate.step_seconds, candidate.nbytes, *compiled))
+        and min(candidate.state_nbytes, candidate.activation_nbytes, candidate.moved_nbytes) >= 0
+        and not (candidate.shard_optimizer and (candidate.fully_sharded or len(names) > 1))
+    )
+
+
+def _clash(names: Sequence[str], classes: DimClasses) -> bool:
+    """Whether two of these classes are dims of one array."""
+    paths = [{path for path, _ in classes[name].members} for name in names]
+    return any(one & other for one, other in itertools.combinations(paths, 2))
 
 
 def meshes_of(devices: int) -> list[dict[str, int]]:

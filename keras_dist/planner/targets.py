@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist._arguments import argument_error, is_int
 from keras_dist.distribution import arrangement
 from keras_dist.errors import ConfigError, MeshError, UnknownNameError, did_you_mean, shorten
 from keras_dist.planner.hardware import CHIPS, Chip, Platform
 
-_FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d+(?:x\d+)*)(?:\*(?P<slices>\d+))?")
+_FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d{1,18}(?:x\d{1,18})*)(?:\*(?P<slices>\d{1,18}))?", re.ASCII)
 _EXAMPLES = "'cpu:8', 'v5e:4x4', 'v5p:8x8x8', 'v5e:4x4*2' (two slices), 'h100:1x16x8' (slices x hosts x GPUs)"
 _MOST_DEVICES = 2**17
 _SLICE_IDS = 100_000
@@ -169,7 +170,7 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
 
     Raises:
         UnknownNameError, ConfigError: as `target`.
-        MeshError: the mesh is of another number of devices.
+        MeshError: the mesh is of another number of devices, or `mesh_shape` is no shape.
 
     Example:
         >>> import keras_dist as kd
@@ -177,7 +178,13 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
         <DeviceMesh shape=(64, 16), axis_names=['data', 'model']>
     """
     machine = as_target(target)
-    places = machine.places if mesh_shape is None else machine.arranged(mesh_shape).flat
+    if mesh_shape is None:
+        return [place.name for place in machine.places]
+    is_shape = isinstance(mesh_shape, Sequence) and all(is_int(size, 1) for size in mesh_shape)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_shape:
+        expected = "sizes of the axes of a mesh, or None"
+        raise argument_error("mesh_shape", mesh_shape, expected, example=(machine.device_count,), error=MeshError)
+    places = machine.arranged(tuple(mesh_shape)).flat
     return [place.name for place in places]
 
 

@@ -47,6 +47,28 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         raise told from error
 
 
+def write_text(place: pathlib.Path, text: str) -> None:
+    """Write a file of text.
+
+    Raises:
+        WriteError: there is no folder for it, one is in its place, or the system cannot write it.
+    """
+    try:
+        with writing_to(place):
+            place.write_text(text, encoding="utf-8")
+    except WriteError:
+        raise
+    except OSError as error:
+        told = WriteError(
+            f"{os.fspath(place)!r} was not written: {error.strerror or error}",
+            given=f"path={os.fspath(place)!r}",
+            expected="the path of a file, in a folder that exists and may be written",
+            fix="make the folder, or choose another path",
+        )
+        told.errno, told.strerror, told.filename = error.errno, error.strerror, os.fspath(place)
+        raise told from error
+
+
 def _number_of(error: Exception) -> int | None:
     """The system's number for an error that does not say which file it is about; None for others."""
     if isinstance(error, OSError):

@@ -1,7 +1,9 @@
 """`AutoParallel`: what it finds without names, that it is the best of what it tried, and how it is kept."""
 
+import dataclasses
 import functools
 import json
+import tomllib
 
 import hypothesis
 import jax
@@ -167,6 +169,11 @@ def test_blocks_are_computed_again_where_memory_counts():
     assert found.best.nbytes < min(each.nbytes for each in found.candidates if each.remat is None)
     assert found.best.fully_sharded
     assert r"compile(remat='blocks/\\d+')" in str(found)
+    code, names = found.to_code(), {}
+    exec(code, names)
+    assert names["distribution"] == found.distribution
+    assert r"# model.compile(..., remat='blocks/\\d+')" in code.splitlines()
+    assert tomllib.loads(found.to_toml())["training"] == {"remat": r"blocks/\d+"}
     short = kd.AutoParallel(kd.DeviceMesh(MESH), memory_limit=found.best.nbytes + 1)
     best = short.search(models.Residual, (rows, rows), "adam", "mse").best
     assert best.remat is not None and best.nbytes == found.best.nbytes
@@ -208,6 +215,15 @@ def test_it_says_why():
     assert "Candidates, the best first" in text and "data=2, model=4" in text
 
 
+def test_one_exchange_is_once_a_step():
+    factory, batch, _ = STEPS["mlp, nnx"]
+    lines = found_for("mlp, nnx").explanation
+    assert any("once a step" in line for line in lines) and " 1 times a step" not in "".join(lines)
+    classes = kd.planner.dim_classes(factory, batch, "sgd", "mse")
+    table = str(classes)
+    assert "in 1 place" in table and "in 1 places" not in table
+
+
 @pytest.mark.parametrize("objective", ["step_time", "memory"])
 def test_what_it_writes_is_the_same_distribution(objective, tmp_path):
     found = found_for("block, nnx", objective)
@@ -233,14 +249,67 @@ def test_what_was_found_is_kept(tmp_path):
     assert again.explanation == first.explanation
     assert not auto.search(factory, batch, "sgd", loss).is_cached, "another step"
     written = json.loads(file.read_text())
-    for damage in (
-        "{",
-        "[]",
-        json.dumps({**written, "candidates": [{**written["candidates"][0], "mesh": {"data": 8}}]}),
-    ):
+    best = written["candidates"][0]
+    other = next(name for each in first.candidates for name in each.rules if name not in ("batch", "mlp"))
+    edits = [
+        {"mesh": {"data": 8}},
+        {"rules": {**best["rules"], "mlp": ["model", "model"]}},
+        {"rules": {**best["rules"], "mlp": "data"}},
+        {"rules": {"batch": "data", "mlp": "model", other: "model"}},  # both dims of a kernel
+        {"rules": {**best["rules"], "batch": None}},
+        {"step_seconds": 0},
+        {"step_seconds": 1e400},
+        {"state_nbytes": -1},
+        {"shard_optimizer": True},
+    ]
+    edited = [json.dumps({**written, "candidates": [{**best, **edit}]}) for edit in edits]
+    for damage in ("{", "[]", *edited):
         file.write_text(damage)
         redone = auto.search(factory, batch, "adam", loss)
         assert not redone.is_cached and rules_of(redone) == rules_of(first)
+
+
+def test_compiling_is_not_taken_from_a_search_without(tmp_path, monkeypatch):
+    factory, batch, loss = STEPS["mlp, nnx"]
+    outcomes = [None, 3e-3]
+    compiled = []
+
+    def compile_(self, candidate, classes, step, deadline):
+        compiled.append(candidate)
+        return dataclasses.replace(candidate, compiled_seconds=outcomes[0], compiled_nbytes=outcomes[0] and 2**20)
+
+    monkeypatch.setattr(kd.AutoParallel, "_compiled", compile_)
+
+    def search(compiles):
+        auto = kd.AutoParallel(kd.DeviceMesh(MESH), target="cpu:8", compiles=compiles, cache=tmp_path)
+        return auto.search(factory, batch, "adam", loss)
+
+    assert [search(False).is_cached for _ in range(2)] == [False, True] and not compiled
+    assert [search(True).is_cached for _ in range(2)] == [False, False] and len(compiled) == 6, "the extra is missing"
+    outcomes.pop(0)
+    assert [search(True).is_cached for _ in range(2)] == [False, True] and len(compiled) == 9
+    assert search(True).best.compiled_seconds == 3e-3 and search(False).best.compiled_seconds is None
+    monkeypatch.setattr(kd, "__version__", "0.0.1")
+    assert not search(False).is_cached
+
+
+@pytest.mark.parametrize("obstacle", ["a file for the folder", "a folder for the file"])
+def test_a_cache_that_cannot_be_written_costs_nothing(obstacle, tmp_path):
+    factory, batch, loss = STEPS["mlp, nnx"]
+    cache = tmp_path / "cache"
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), cache=cache)
+    if obstacle == "a file for the folder":
+        cache.write_text("taken")
+    else:
+        auto.search(factory, batch, "adam", loss)
+        (file,) = cache.iterdir()
+        file.unlink()
+        file.mkdir()
+    with pytest.warns(kd.errors.LayoutWarning, match="cache.*cannot be written.*`cache=`") as caught:
+        found = auto.search(factory, batch, "adam", loss)
+    assert caught[0].filename == __file__
+    assert rules_of(found) == rules_of(found_for("mlp, nnx"))
+    assert not list(tmp_path.rglob("*.draft"))
 
 
 def test_the_time_limit_ends_the_search():
@@ -248,6 +317,9 @@ def test_the_time_limit_ends_the_search():
     found = kd.AutoParallel(kd.DeviceMesh(MESH), time_limit_seconds=1e-6).search(factory, batch, "adam", loss)
     assert not found.is_complete and found.best.rules == {"batch": "data"}
     assert "time limit" in found.explanation[-1]
+    assert "mlp not sharded: the time limit ended the search before it was tried" in found.explanation
+    assert "model: unused, 4 devices repeat the same work" in found.explanation
+    assert not any("unused" in line for line in found_for("block, nnx").explanation)
 
 
 def test_the_best_are_compiled_for_a_target(monkeypatch):
@@ -317,10 +389,22 @@ def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
         ({"objective": "speed"}, "objective"),
         ({"memory_limit": 0}, "memory_limit"),
         ({"time_limit_seconds": 0}, "time_limit_seconds"),
-        ({"mesh_or_devices": []}, "device"),
+        ({"mesh_or_devices": []}, "`mesh_or_devices` is not"),
+        ({"mesh_or_devices": 8}, "`mesh_or_devices` is not"),
+        ({"mesh_or_devices": [3]}, "`mesh_or_devices` is not"),
+        ({"compiles": "no"}, "compiles"),
+        ({"cache": 3}, "`cache` is no path"),
     ],
 )
 def test_arguments(arguments, message):
-    with pytest.raises(kd.errors.KerasDistError, match=message):
+    with pytest.raises(kd.errors.DistributionError, match=message):
         kd.AutoParallel(**arguments)
     assert np.isfinite(kd.AutoParallel().time_limit_seconds)
+
+
+def test_a_mesh_is_given_as_text():
+    assert kd.AutoParallel(MESH).device_mesh == kd.DeviceMesh(MESH)
+    of_target = kd.AutoParallel(MESH, target="v5e:2x4").device_mesh
+    assert list(of_target.devices.flat) == kd.planner.devices("v5e:2x4", (2, 4))
+    with pytest.raises(kd.errors.MeshError):
+        kd.AutoParallel("data by model")

@@ -77,6 +77,21 @@ def test_logical_rules_for_unknown_names():
         LogicalRules(["mlp"])
 
 
+def test_a_batch_without_axes_is_whole():
+    classes = dim_classes(models.Mlp, (models.X, models.X), "sgd", "mse")
+    mesh = kd.DeviceMesh(SIZES)
+    found = LogicalRules({"batch": None, "mlp": "model"}).applied(classes, mesh)
+    assert found.batch_dim_name is None and found.num_model_replicas == 1
+    report = kd.plan(models.Mlp, (models.X, models.X), found, "sgd", "mse")
+    assert {row.axes for row in report.batch.rows} == {(None, None)}
+    assert set(report.step.nbytes_by_axes()) == {("all_reduce", ("model",))}, "no gradients are added over data"
+    with found.scope():
+        model = kd.Model.from_nnx(models.Mlp, seed=0)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.train_on_batch(models.X, models.X))
+    assert LogicalRules({"mlp": "model"}).applied(classes, mesh).batch_dim_name == "data"
+
+
 def test_rules_of_repeated_blocks_are_one():
     batch = models.TOKENS, models.TOKENS
     rules = LogicalRules({"mlp": "model"})

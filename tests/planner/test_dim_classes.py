@@ -88,6 +88,9 @@ def test_it_prints_a_table():
 def test_a_class_that_is_not_there():
     with pytest.raises(kd.errors.LayoutError, match="no dims 'mpl' \\(did you mean 'mlp'"):
         decoder(True)["mpl"]
+    for wrong in (0, slice(1), None):
+        with pytest.raises(kd.errors.LayoutError, match="the model has no dims"):
+            decoder(True)[wrong]
     assert "mlp" in decoder(True) and "mpl" not in decoder(True)
 
 

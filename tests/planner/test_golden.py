@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.errors import ModelError, PlanError, PlanFileError
+from keras_dist.errors import ModelError, PlanError, PlanFileError, WriteError
 from keras_dist.planner import assert_plan
 from keras_dist.planner.golden import UPDATE_VARIABLE
 from tests import layouts
@@ -71,6 +71,7 @@ def test_another_layout_fails(kept):
     with pytest.raises(PlanError) as caught:
         assert_plan(changed, kept)
     lines = str(caught.value).splitlines()
+    assert caught.value.given == "3 differences"
     assert "    d1/kernel: was (-, model), d1/kernel; is (model, -), d1/kernel" in lines
     assert len([line for line in lines if line.startswith("    ")]) == 3, "with two slots"
 
@@ -84,6 +85,11 @@ def test_another_mesh_and_new_arrays_fail(report, kept):
     with pytest.raises(PlanError, match=r"mesh: was data=2, model=4, is data=4, model=2"):
         assert_plan(other, kept)
     document = json.loads(kept.read_text())
+    document["arrays"]["d1/bias"]["dtype"] = "int8"
+    kept.write_text(json.dumps(document))
+    with pytest.raises(PlanError) as caught:
+        assert_plan(report, kept)
+    assert caught.value.given == "1 difference"
     del document["arrays"]["d1/bias"]
     document["arrays"]["d0/kernel"] = document["arrays"]["d1/kernel"] | {"shape": [5, 5]}
     kept.write_text(json.dumps(document))
@@ -141,9 +147,15 @@ def _damages(document):
     )
     yield "mesh", lambda text: json.dumps({name: value for name, value in document.items() if name != "mesh"})
     yield "", lambda text: "null"
+    yield "'mesh' is there twice", lambda text: text.replace('"mesh"', '"mesh": {"data": 8}, "mesh"')
+    yield (
+        "'d1/kernel' is there twice",
+        lambda text: text.replace('"d1/kernel": {', f'"d1/kernel": {json.dumps(array)}, "d1/kernel": {{'),
+    )
+    yield "Invalid JSON", lambda text: text.replace('"mesh"', f'"mesh": {"9" * 5000}, "mesh"')
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(12))
 def test_damaged_files_are_told(report, kept, index):
     text = kept.read_text()
     words, damage = list(_damages(json.loads(text)))[index]
@@ -166,6 +178,13 @@ def test_other_files_are_told(report, tmp_path, monkeypatch):
     with pytest.raises(PlanFileError) as caught:
         assert_plan(report, large)
     assert caught.value.given == "it has more than 100 bytes"
+
+
+def test_a_place_that_cannot_be_written(report, tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere" / "plan.json"):
+        with pytest.raises(WriteError, match="was not written") as caught:
+            assert_plan(report, place, update=True)
+        assert caught.value.filename == str(place) and "choose another path" in caught.value.fix
 
 
 def test_arguments(report, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.distribution.render import render_axes, render_bytes
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, WriteError
 from keras_dist.planner import CompiledFigures, PlanReport
 from tests import browser, layouts
 
@@ -209,8 +209,10 @@ def test_a_path_is_needed(report, wrong):
 
 
 def test_a_place_that_is_not_there(report, tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
-        report.to_html(tmp_path / "nowhere" / "plan.html")
+    for place in (tmp_path / "nowhere" / "plan.html", tmp_path):
+        with pytest.raises(WriteError, match="was not written") as caught:
+            report.to_html(place)
+        assert isinstance(caught.value, OSError) and caught.value.filename == str(place)
 
 
 SHAPES = """

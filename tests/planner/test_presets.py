@@ -1,6 +1,7 @@
 """Presets: what they shard, what they leave whole, and that a model's arrays are as many bytes as planned."""
 
 import functools
+import re
 import warnings
 
 import jax
@@ -123,6 +124,14 @@ def test_outputs_are_the_same_under_all_of_them():
 def test_meshes_that_do_not_fit():
     with pytest.raises(kd.errors.DistributionError, match="no axis for the batch"):
         presets.tensor_parallel(models.Mlp, models.X, kd.DeviceMesh("model=8"))
+    with pytest.raises(kd.errors.DistributionError) as caught:
+        presets.tensor_parallel(models.Mlp, models.X, kd.DeviceMesh("data=8"))
+    suggested = re.search(r'DeviceMesh\("(.*)"\)', caught.value.fix)[1]
+    assert kd.DeviceMesh(suggested).axis_sizes == {"batch": 1, "data": 8}
+    for both in (("model", "model"), ("model", None), (("data", "model"), "model")):
+        with pytest.raises(kd.errors.DistributionError, match="axis 'model' is given twice") as caught:
+            presets.hybrid(models.Mlp, models.X, kd.DeviceMesh(MESH), *both)
+        assert caught.value.fix == "fsdp='data', tensor='model'"
     with pytest.raises(kd.errors.DistributionError, match="zero1 takes a mesh of one axis"):
         presets.zero1(kd.DeviceMesh(MESH))
     with pytest.raises(kd.errors.DistributionError, match="`axis` does not name axes"):

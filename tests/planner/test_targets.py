@@ -44,6 +44,8 @@ def test_a_name_gives_devices_slices_and_the_platform_to_lower_for(name):
         ("cpu:2x4", kd.errors.ConfigError, "one number of devices"),
         ("h100:8", kd.errors.ConfigError, "slices x hosts x GPUs"),
         ("h100:1x1x8*2", kd.errors.ConfigError, "slices x hosts x GPUs"),
+        ("v5e:\N{FULLWIDTH DIGIT FOUR}x4", kd.errors.ConfigError, "a chip and a shape"),
+        ("cpu:" + "9" * 5000, kd.errors.ConfigError, "a chip and a shape"),
         (8, kd.errors.ConfigError, "`target` is none: 8"),
     ],
 )
@@ -101,6 +103,12 @@ def test_all_devices_are_in_a_mesh_in_the_order_of_their_names_or_else_by_defaul
 def test_a_mesh_of_another_size_is_refused(call):
     with pytest.raises(kd.errors.MeshError, match="is not one of all devices of"):
         call()
+
+
+@pytest.mark.parametrize("wrong", ["ab", 8, (2, 4.0), (-2, -4), {"data": 8}])
+def test_a_shape_of_a_mesh_is_of_sizes(wrong):
+    with pytest.raises(kd.errors.MeshError, match="`mesh_shape` is not sizes"):
+        devices("v5e:2x4", wrong)
 
 
 @pytest.mark.parametrize("name", CHIPS)

@@ -1,0 +1,52 @@
+"""What `AutoParallel` chooses, beside all layouts of the grid, each compiled."""
+
+import itertools
+
+import pytest
+
+import keras_dist as kd
+from tests import soak
+from tests.planner.test_auto import MESH, STEPS
+
+TARGET, AXIS = "cpu:8", "model"
+MODELS = ["mlp, nnx", "block, nnx", "convnet"]
+MOST = 1.1  # the time of the choice, by that of any other layout
+MOST_LAYOUTS = 40
+
+
+def seconds_of(step, distribution):
+    factory, batch, loss = step
+    report = kd.plan(factory, batch, distribution, "adam", loss, TARGET)
+    assert report.verdict.compiled is not None
+    return report.verdict.roofline.serial_step_seconds
+
+
+def layouts(step, most):
+    """Each set of classes of dims over the axis, with whole and with fully sharded weights."""
+    factory, batch, loss = step
+    classes = kd.planner.dim_classes(factory, batch, "adam", loss)
+    mesh = kd.DeviceMesh(MESH)
+    names = [each.name for each in classes if each.name != "batch" and not each.size % mesh.axis_size(AXIS)]
+    for count in range(most + 1):
+        for chosen in itertools.combinations(names, count):
+            rules = {"batch": "data", **dict.fromkeys(chosen, AXIS)}
+            rules = kd.planner.LogicalRules(rules).layout_map(factory, batch, mesh)
+            yield chosen, kd.ModelParallel(rules, "data")
+            if soak.LARGE:
+                yield (*chosen, "weights fully"), kd.FullySharded(mesh, "data", rules)
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:not sharded")
+@pytest.mark.parametrize("name", MODELS if soak.LARGE else MODELS[:1])
+def test_no_layout_of_the_grid_is_much_faster(name):
+    step = STEPS[name]
+    factory, batch, loss = step
+    auto = kd.AutoParallel(kd.DeviceMesh(MESH), target=TARGET, time_limit_seconds=600)
+    found = auto.search(factory, batch, "adam", loss)
+    chosen = seconds_of(step, found.distribution)
+    times = {}
+    for names, distribution in itertools.islice(layouts(step, 3 if soak.LARGE else 1), MOST_LAYOUTS):
+        times[names] = seconds_of(step, distribution)
+    assert len(times) > 3
+    assert chosen <= MOST * min(times.values()), f"{found.best.rules}: {chosen}, of {times}"
