@@ -6,6 +6,7 @@ import inspect
 import json
 import pathlib
 import sys
+import types
 
 import jax
 import numpy as np
@@ -343,6 +344,17 @@ def test_a_plan_knows_what_is_computed_again():
     assert again.step.flops > kd.plan(**vars(assembly.plan_inputs(settings()))).step.flops
 
 
+def test_a_plan_computes_again_what_the_search_has_chosen(monkeypatch):
+    def search(auto, *_, **__):
+        found = kd.DataParallel(kd.DeviceMesh("data=8"))
+        return types.SimpleNamespace(distribution=found, best=types.SimpleNamespace(remat="full"))
+
+    monkeypatch.setattr(kd.AutoParallel, "search", search)
+    plain = kd.plan(**vars(assembly.plan_inputs(settings("distribution={}", "mesh.shape=data=8"))))
+    again = kd.plan(**vars(assembly.plan_inputs(settings("distribution={strategy='auto'}", "mesh.shape=data=8"))))
+    assert again.step.flops > plain.step.flops
+
+
 @pytest.mark.parametrize(
     ("target", "mesh", "platform"),
     [
@@ -434,6 +446,7 @@ def test_zero1_needs_no_model(tmp_path):
         (["training.dtype_policy=float7"], "training.dtype_policy: ", ""),
         (["callbacks=['EarlyStoping']"], "callbacks[0]: unknown name 'EarlyStoping' (did you mean", "correct the name"),
         (["callbacks=['my_run:data']"], "callbacks[0]: my_run:data is no callback", "for example EarlyStopping"),
+        (["callbacks={EarlyStopping={mode='q'}}"], "callbacks[0]: `mode` is none of its options", ""),
         (["callbacks={EarlyStopping={patienc=3}}"], "callbacks[0]: EarlyStopping does not take these", "correct"),
         (["distribution={strategy='zero1'}"], "distribution: zero1 takes a mesh of one axis", "DeviceMesh"),
         (["distribution={strategy='spatial'}", SEQUENTIAL], "distribution: ", ""),
@@ -449,6 +462,11 @@ def test_a_mistake_names_its_key(overrides, summary, fix):
     assert error.summary.startswith(summary)
     assert error.fix.startswith(fix)
     assert error.given
+
+
+def test_a_mesh_that_does_not_fit_says_how_to_make_devices():
+    fix = refused("mesh.shape=data=3", "distribution={}").fix
+    assert "JAX_NUM_CPU_DEVICES=" in fix and "kd.use_cpu_devices(" in fix
 
 
 def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):
@@ -492,3 +510,38 @@ def test_a_cluster_is_joined_first(monkeypatch):
     assert joined[0]["communication_options"] == kd.distribution.CommunicationOptions("gloo")
     defaults = {name: p.default for name, p in inspect.signature(kd.initialize).parameters.items()}
     assert all(joined[0][name] == defaults[name] for name in told if name.endswith("_s"))
+
+
+WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_joined"),
+    [
+        ({}, False),
+        ({"KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1:1", "KERAS_DISTRIBUTION_NUM_PROCESSES": "1"}, True),
+        ({"TF_CONFIG": WORKERS}, True),
+        ({"TF_CONFIG": WORKERS.replace(', "b:1"', "")}, False),
+    ],
+)
+@pytest.mark.parametrize("cluster", [(), ("cluster={}",)])
+def test_the_job_of_the_environment_is_joined(monkeypatch, cluster, variables, is_joined):
+    joined = []
+    monkeypatch.setattr(runs, "initialize", lambda **told: joined.append(told))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assembly.build(settings(*cluster))
+    assert len(joined) == is_joined
+    assert all(told["job_addresses"] is None for told in joined)
+
+
+def test_the_job_that_jax_detects_is_joined_where_there_is_a_cluster(monkeypatch):
+    joined = []
+    monkeypatch.setattr(runs, "initialize", lambda **told: joined.append(told))
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "a,b", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    for name, value in (slurm | {"SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}).items():
+        monkeypatch.setenv(name, value)
+    assembly.build(settings())
+    assert joined == []
+    assembly.build(settings("cluster={}"))
+    assert len(joined) == 1

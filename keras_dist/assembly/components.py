@@ -34,6 +34,7 @@ from keras_dist.metrics.identifiers import as_metric
 from keras_dist.models import Model
 from keras_dist.optimizers import schedules
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
+from keras_dist.saving.buckets import folder_path, in_bucket
 
 Examples = tuple[Any, ...]
 """Arguments of `fit`: `(x, y)`, `(x, y, sample_weight)` or `(dataset,)`."""
@@ -115,7 +116,8 @@ def callback_of(component: Component, number: int) -> Callback:
         name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
     }
     found = _imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
-    made = _called(found, component, key)
+    with told_of(key):
+        made = _called(found, component, key)
     if isinstance(made, Callback):
         return made
     raise ConfigError(
@@ -124,6 +126,28 @@ def callback_of(component: Component, number: int) -> Callback:
         expected="a keras_dist.callbacks.Callback, or a function that returns one",
         fix="for example EarlyStopping",
     )
+
+
+def check_training(run: RunConfig) -> None:
+    """Find what `Run.train` would refuse beside the model and its data. Callbacks are made, nothing is written.
+
+    Raises:
+        ConfigError: a callback does not exist or does not take its arguments, or no folder can be made for states.
+    """
+    for number, component in enumerate(run.callbacks):
+        callback_of(component, number)
+    if run.checkpoint is None:
+        return
+    with told_of("checkpoint.directory"):
+        place = folder_path(run.checkpoint.directory)
+    there = None if in_bucket(place) else next((one for one in (place, *place.parents) if one.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ConfigError(
+            f"checkpoint.directory: {str(there)!r} is no folder",
+            given=f"{run.checkpoint.directory!r}",
+            expected="a folder, or a path at which one can be made",
+            fix="name another path, or move the file away",
+        )
 
 
 def needed(component: Component | None, key: str) -> Component:

@@ -13,7 +13,16 @@ from typing import Any
 import jax
 
 from keras_dist import config, presets, random
-from keras_dist.assembly.components import Examples, compiled_model, data_of, loss_of, needed, optimizer_of, told_of
+from keras_dist.assembly.components import (
+    Examples,
+    check_training,
+    compiled_model,
+    data_of,
+    loss_of,
+    needed,
+    optimizer_of,
+    told_of,
+)
 from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
@@ -53,11 +62,12 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
             the mesh has: others than there are exist in the plan alone.
 
     Raises:
-        ConfigError: as of `build`; or the target is none, or has another number of devices than the mesh.
+        ConfigError: as of `build` and `train`; or the target is none, or has another number of devices than the mesh.
     """
+    check_training(run)
     examples, _ = data_of(run)
-    distribution, _ = placed(run, examples, _planned_devices(run.mesh, target))
-    factory, batch = _step(run, examples)
+    distribution, remat = placed(run, examples, _planned_devices(run.mesh, target))
+    factory, batch = _step(run, examples, remat)
     return PlanInputs(factory, batch, distribution, optimizer_of(run), loss_of(run))
 
 
@@ -85,7 +95,7 @@ def placed(
     is_found_later = isinstance(chosen, AutoConfig) and run.model is None  # by `fit`
     if is_found_later or not isinstance(chosen, FoundConfig):
         return strategy_named(chosen.strategy).from_config(mesh, chosen), run.training.remat
-    factory, batch = _step(run, data_of(run)[0] if examples is None else examples)
+    factory, batch = _step(run, data_of(run)[0] if examples is None else examples, run.training.remat)
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
@@ -156,15 +166,16 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
             f"{source}: {error.summary}",
             given=error.given,
             expected=error.expected,
-            fix="change a size, write -1 for one of them, or make more fake CPU devices with kd.use_cpu_devices(n)",
+            fix="change a size, write -1 for one of them, or make fake CPU devices: JAX_NUM_CPU_DEVICES=n in the "
+            "environment of the command, or kd.use_cpu_devices(n) in a program",
         ) from error
 
 
-def _step(run: RunConfig, examples: Examples) -> tuple[Callable[[], Any], Examples]:
+def _step(run: RunConfig, examples: Examples, remat: str | None) -> tuple[Callable[[], Any], Examples]:
     """What makes the compiled model, and the shapes of a batch."""
     needed(run.model, "model")
     random.set_random_seed(run.training.seed)
     size = {"batch_size": run.training.batch_size} if len(examples) > 1 else {}
     first = next(iter(DataLoader(*examples, **size)))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
-    return functools.partial(compiled_model, run, run.training.remat), batch
+    return functools.partial(compiled_model, run, remat), batch

@@ -9,8 +9,9 @@ from keras_dist import random
 from keras_dist.assembly.components import Examples, callback_of, compiled_model, data_of
 from keras_dist.assembly.placing import placed
 from keras_dist.callbacks import BackupAndRestore, Callback, History
-from keras_dist.config import RunConfig
+from keras_dist.config import ClusterConfig, RunConfig
 from keras_dist.distribution import CommunicationOptions, initialize, job
+from keras_dist.distribution.joining import has_job_to_join
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ConfigError
 from keras_dist.models import Model
@@ -104,7 +105,8 @@ class _SavedConfig(Callback):
 def build(run: RunConfig) -> Run:
     """Return the run that a config describes: a compiled model with its data, nothing trained.
 
-    With `[cluster]`, this process joins its job first.
+    A process of `keras-dist launch`, or one of several workers in `TF_CONFIG`, joins its job first; with `[cluster]`
+    also one of a job that it describes, or that JAX detects.
 
     Raises:
         ConfigError: something that the run needs is missing, a component does not exist or does not take its
@@ -122,14 +124,21 @@ def build(run: RunConfig) -> Run:
         >>> [layer.name for layer in run.model.layers], [len(part) for part in run.examples]
         (['dense'], [1437, 1437])
     """
-    if run.cluster is not None:
-        told = run.cluster.model_dump(exclude={"communication"})
-        initialize(**told, communication_options=CommunicationOptions(run.cluster.communication))
+    _join(run.cluster)
     random.set_random_seed(run.training.seed)
     examples, held_out = data_of(run)
     distribution, remat = placed(run, examples)
     with distribution.scope():
         return Run(run, distribution, compiled_model(run, remat), examples, held_out)
+
+
+def _join(cluster: ClusterConfig | None) -> None:
+    """Join the job of this process, if it is one of a job."""
+    told = cluster or ClusterConfig()
+    is_described = any(value is not None for value in (told.job_addresses, told.num_processes, told.process_id))
+    if is_described or has_job_to_join(detect=cluster is not None):
+        options = CommunicationOptions(told.communication)
+        initialize(**told.model_dump(exclude={"communication"}), communication_options=options)
 
 
 def train(run: RunConfig) -> History:

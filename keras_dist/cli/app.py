@@ -22,6 +22,7 @@ from keras_dist.cli.train import train
 from keras_dist.errors import KerasDistError
 
 USAGE, FAILURE = 2, 3
+_LARGEST_OWN = 3  # of the codes of commands; larger ones are of training that was ended by a signal
 
 _EXIT_CODES = """\b
 Exit codes:
@@ -94,6 +95,11 @@ def _add(act: Callable[..., int], **options: Any) -> None:
                 hint = "" if is_ours else "\n(--debug shows the traceback)"
                 sys.stderr.write(f"{type(error).__name__}: {error}{hint}\n")
             raise typer.Exit(USAGE if is_ours else FAILURE) from error
+        except SystemExit as ended:  # of the code that a config names, which knows nothing of our codes
+            if isinstance(ended.code, int) and ended.code > _LARGEST_OWN:
+                raise
+            sys.stderr.write(f"the program has called exit({'' if ended.code is None else repr(ended.code)})\n")
+            raise typer.Exit(FAILURE) from ended
 
     signature = inspect.signature(act, eval_str=True)
     command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), _DEBUG])  # type: ignore[attr-defined]

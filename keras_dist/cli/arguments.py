@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -23,6 +24,11 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
+
+
+def to_stderr() -> contextlib.AbstractContextManager[Any]:
+    """Send to stderr what models and data print: stdout is for what the command reports."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def show(report: Any, as_json: bool) -> None:

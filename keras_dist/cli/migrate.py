@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Mesh, Settings, load, show_toml
+from keras_dist.cli.arguments import AsJson, Mesh, Settings, load, show_toml, to_stderr
 
 
 def migrate(
@@ -42,7 +42,8 @@ def migrate(
     if config is not None:
         from keras_dist import assembly, planner
 
-        report = planner.check(**vars(assembly.plan_inputs(load(config, mesh, settings))))
+        with to_stderr():
+            report = planner.check(**vars(assembly.plan_inputs(load(config, mesh, settings))))
         known = {"weights": report.weights, "tensors": report.tensors}
     found = migrate_layout_map(source, matching, **known)
     show_toml(found, json)

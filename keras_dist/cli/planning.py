@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml
+from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml, to_stderr
+from keras_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
@@ -41,11 +43,20 @@ def plan(
     """
     from keras_dist import planner
 
-    inputs = _inputs(load(config, mesh, settings), target)
-    report = planner.plan(**inputs, target=target, compiles=compile_it)
-    if html is not None:
-        report.to_html(html)
+    with to_stderr():
+        inputs = _inputs(load(config, mesh, settings), target)
+        report = planner.plan(**inputs, target=target, compiles=compile_it)
     show(report, json)
+    if html is not None:
+        try:
+            report.to_html(html)
+        except OSError as error:
+            raise ConfigError(
+                f"--html: the page was not written: {error.strerror}",
+                given=repr(str(html)),
+                expected="a file in a folder that exists and may be written to",
+                fix="make the folder, or name another file",
+            ) from error
     return report.exit_code
 
 
@@ -60,7 +71,9 @@ def explain(
     """Say why an array lives where it does."""
     from keras_dist import planner
 
-    show(planner.plan(**_inputs(load(config, mesh, settings), target)).explain(path), json)
+    with to_stderr():
+        report = planner.plan(**_inputs(load(config, mesh, settings), target))
+    show(report.explain(path), json)
     return 0
 
 
@@ -83,18 +96,25 @@ def auto(
     """Find a layout, and print it as TOML.
 
     Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
-    config, and what was tried to stderr.
+    config, and what was tried to stderr. The exit code is 1 if nothing that was tried fits into the memory of a device.
     """
     from keras_dist import planner
     from keras_dist.config import ModelParallelConfig
 
     to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
-    inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
-    given = inputs.pop("distribution").device_mesh
-    where = list(given.devices.flat) if any_mesh else given
     options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
-    show_toml(planner.AutoParallel(where, **options).search(**inputs), json)
-    return 0
+    with to_stderr():
+        inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
+        given = inputs.pop("distribution").device_mesh
+        finder = planner.AutoParallel(list(given.devices.flat) if any_mesh else given, **options)
+        found = finder.search(**inputs)
+    show_toml(found, json)
+    best, limit = found.best, finder.memory_limit
+    nbytes = best.nbytes if best.compiled_nbytes is None else best.compiled_nbytes
+    if limit is None or nbytes <= limit:
+        return 0
+    print(f"nothing fits: the best candidate needs {nbytes:,} bytes of a device, which has {limit:,}", file=sys.stderr)
+    return 1
 
 
 def check(
@@ -106,7 +126,8 @@ def check(
     """
     from keras_dist import planner
 
-    report = planner.check(**_inputs(load(config, mesh, settings), target))
+    with to_stderr():
+        report = planner.check(**_inputs(load(config, mesh, settings), target))
     show(report, json)
     return 1 if report.problems else 0
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ LIMIT_BYTES, LIMIT_DEPTH, LIMIT_VALUES = 2**17, 32, 2**15
 _LONG = (r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+(?:"{3,5})?', r"'''(?:[^']|'{1,2}(?!'))*+(?:'{3,5})?")
 _QUOTED = re.compile("|".join([*_LONG, r'"(?:[^"\\\n]|\\.)*+"?', r"'[^'\n]*+'?", r"#[^\n]*+"]), re.DOTALL)
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
-_TOO_DEEP = f"nested too deeply: at most {LIMIT_DEPTH} tables and lists in each other are read"
+_TOO_DEEP, _HUGE = "nested too deeply", "integer string conversion"  # as Python says it
 
 
 def read_table(file: Path) -> dict[Any, Any]:
@@ -105,13 +106,19 @@ def _missing(file: Path) -> ConfigError:
 
 def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     what, line, column = _position(text, error)
-    given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
     style = ".yaml" if file.suffix.lower() == ".yml" else file.suffix.lower()
-    correct = f"correct line {line} ({_HINTS[style]})" if line else "correct it"
+    expected = f"a {style[1:].upper()} file with each key once"
+    if _TOO_DEEP in what:
+        what, expected = "nested too deeply", f"at most {LIMIT_DEPTH} tables and lists in each other"
+    elif _HUGE in what:
+        what, expected = "an integer has too many digits", f"at most {sys.get_int_max_str_digits():,} digits"
+    given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
+    hint = f" ({_HINTS[style]})" if expected.endswith("once") else ""
+    correct = f"correct line {line}{hint}" if line else "correct it"
     return ConfigError(
         f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
         given=given,
-        expected=f"a {style[1:].upper()} file with each key once",
+        expected=expected,
         fix="keep one of the two" if what.startswith("the key ") else correct,
     )
 

@@ -89,10 +89,27 @@ class MeshConfig(Table):
     @field_validator("shape", "dcn_shape")
     @classmethod
     def _check_sizes(cls, shape: dict[str, int] | None) -> dict[str, int] | None:
-        if shape is not None and (problem := mesh_shape.sizes_problem(shape.values())):
-            allowed = f"at least one axis; a size is {mesh_shape.ALLOWED_SIZE}"
+        sizes = () if shape is None else shape.values()
+        if shape is not None and (problem := mesh_shape.sizes_problem(sizes) or mesh_shape.count_problem(sizes)):
+            most = f"{mesh_shape.MOST_DEVICES:,} devices"
+            allowed = f"at least one axis, and at most {most}; a size is {mesh_shape.ALLOWED_SIZE}"
             raise refuse(problem, allowed=allowed, fix='for example {"data": 2, "model": 4}')
         return shape
+
+    @field_validator("dcn_shape")
+    @classmethod
+    def _check_spans(cls, spans: dict[str, int] | None, info: ValidationInfo) -> dict[str, int] | None:
+        shape: dict[str, int] = info.data.get("shape") or {}
+        if foreign := [name for name in spans or () if shape and name not in shape]:
+            raise refuse(
+                f"mesh.shape has no axis {foreign[0]!r}{did_you_mean(foreign[0], shape)}",
+                allowed=f"an axis of mesh.shape: {', '.join(map(show, shape))}",
+                fix=f"write one of these, or add {show(foreign[0])} to mesh.shape: its size within a slice, such as 1",
+            )
+        if problem := mesh_shape.count_problem((*shape.values(), *(spans or {}).values())):
+            allowed = f"with mesh.shape at most {mesh_shape.MOST_DEVICES:,} devices"
+            raise refuse(problem, allowed=allowed, fix="write smaller sizes")
+        return spans
 
 
 def _in_mesh(name: str, info: ValidationInfo) -> str:

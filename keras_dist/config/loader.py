@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from keras_dist.config.formats import LIMIT_DEPTH, parse_toml, read_table
-from keras_dist.config.mesh_shape import MESH_VARIABLE
+from keras_dist.config.mesh_shape import MESH_VARIABLE, parse_mesh_shape
 from keras_dist.config.problems import (
     MISSING,
     Loc,
@@ -25,9 +25,11 @@ from keras_dist.config.problems import (
     show,
 )
 from keras_dist.config.schema import RunConfig
-from keras_dist.errors import ConfigError, shorten
+from keras_dist.errors import ConfigError, MeshError, shorten
 
 _LIMIT_FILES = 16
+_SHAPES = (("mesh", "shape"), ("mesh", "dcn_shape"))
+_COMPONENTS = (("model",), ("data",), ("optimizer",), ("training", "loss"))
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
 _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 
@@ -44,7 +46,8 @@ def load(
     Args:
         path: the file; its suffix tells the format.
         overrides: settings that replace those of the files, each a key path and a value as TOML writes it; what TOML
-            does not read is text: `"mesh.shape.data=4"`, `"optimizer=adam"`.
+            does not read is text: `"mesh.shape.data=4"`, `"optimizer=adam"`. They also reach into a shape that is
+            text, and give arguments to an object that is a name: `"optimizer.learning_rate=1e-3"`.
         environ: the environment, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` in it replaces
             `mesh.shape`, which the file then need not give. An empty value replaces nothing.
 
@@ -53,7 +56,7 @@ def load(
 
     Raises:
         ConfigError: a file cannot be read, is too large or is not in its format, or something in it is missing, unknown
-            or not allowed. One error lists all that was found, each with its key path.
+            or not allowed. One error lists what was found, each with its key path, and counts what is more than 20.
 
     Example:
         >>> import pathlib, tempfile
@@ -85,9 +88,10 @@ def load(
         found = RunConfig.model_validate(settings.table, context={"mesh": "mesh.shape" if source == file else source})
     except ValidationError as error:
         placed = {problem.loc: problem for problem in settings.problems}
-        for problem in pydantic_problems(error, RunConfig, settings.table):
+        problems, more = pydantic_problems(error, RunConfig, settings.table)
+        for problem in problems:
             placed.setdefault(problem.loc, _placed(problem, settings))
-        raise config_error(file, list(placed.values())) from None
+        raise config_error(file, list(placed.values()), more) from None
     if settings.problems:
         raise config_error(file, settings.problems)
     return found
@@ -152,7 +156,7 @@ class _Settings:
         """Put a value at a place."""
         table = self.table
         for n, part in enumerate(loc[:-1], 1):
-            inner = as_table({} if table.get(part) is None else table[part])
+            inner = _as_written_out(table.get(part), loc[:n])
             if inner is None:
                 raise ConfigError(
                     f"{source}: {key_path(loc[:n])} is no table",
@@ -196,18 +200,36 @@ class _Settings:
         return filled
 
     def _with_variables(self, text: str, loc: Loc, source: str) -> str:
+        wrong: dict[str, None] = {}
+
         def value_of(found: re.Match[str]) -> str:
             name, default = found.groups()
             if found[0] == "$$":
                 return "$"
             if name and (name in self.environ or default is not None):
                 return self.environ.get(name) or default or ""
-            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
-            fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
-            self.problems.append(Problem(loc, what, show(text), '"${NAME}" or "${NAME:-default}"', fix, source))
+            wrong[name or ""] = None
             return found[0]
 
-        return _VARIABLE.sub(value_of, text)
+        filled = _VARIABLE.sub(value_of, text)
+        given = show(text) if wrong else ""
+        for name in wrong:
+            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
+            fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
+            self.problems.append(Problem(loc, what, given, '"${NAME}" or "${NAME:-default}"', fix, source))
+        return filled
+
+
+def _as_written_out(value: object, loc: Loc) -> dict[Any, Any] | None:
+    """The table at a place, also where it is given in short: the text of a mesh shape, the name of an object."""
+    if isinstance(value, str) and loc in _SHAPES:
+        try:
+            return dict(parse_mesh_shape(value))
+        except MeshError:
+            return None
+    if isinstance(value, str) and loc in _COMPONENTS:
+        return {"name": value}
+    return as_table({} if value is None else value)
 
 
 def _read_value(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -12,6 +13,9 @@ MESH_VARIABLE = "KERAS_DIST_MESH"
 
 ALLOWED_NAME = "a name that is not '-' and has no ',', no '=' and no space around it"
 ALLOWED_SIZE = "an integer >= 1, or -1 for one axis: what the number of devices leaves for it"
+
+MOST_DEVICES = 2**17
+"""More than any machine has."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -74,3 +78,9 @@ def sizes_problem(sizes: Iterable[int]) -> str:
     if not sizes:
         return "it has no axes"
     return "several sizes are -1" if sizes.count(-1) > 1 else ""
+
+
+def count_problem(sizes: Iterable[int]) -> str:
+    """Return why no machine has as many devices as a mesh of these sizes, or an empty string."""
+    count = abs(math.prod(sizes))
+    return f"a mesh of {count:,} devices or more is too large" if count > MOST_DEVICES else ""

@@ -22,6 +22,16 @@ MISSING = "is missing"
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SHOWN = 80
+_MOST_TOLD = 20
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "invalid-json-value": "text in quotes, a number, true or false, or a list or table of these",
+    "string_type": "text in quotes",
+}
 _TYPES: dict[type, str] = {
     bool: "a boolean",
     str: "a string",
@@ -102,13 +112,16 @@ def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}; allowed: {allowed}", {"what": what, "allowed": allowed, "fix": fix})
 
 
-def config_error(file: str, problems: Sequence[Problem]) -> ConfigError:
-    """Return the one error that lists `problems`."""
-    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in problems]
-    if len(problems) == 1:
-        return ConfigError(problems[0].headline(file), **parts[0])
-    each = [str(ConfigError(one.headline(file), **said)) for one, said in zip(problems, parts, strict=True)]
-    return ConfigError("\n".join([f"{file}: {len(problems)} problems", *each]).replace("\n", "\n  "))
+def config_error(file: str, problems: Sequence[Problem], more: int = 0) -> ConfigError:
+    """Return the one error that lists `problems`: the first of them, and how many `more` there are."""
+    told = problems[:_MOST_TOLD]
+    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in told]
+    count = len(problems) + more
+    if count == 1:
+        return ConfigError(told[0].headline(file), **parts[0])
+    each = [str(ConfigError(one.headline(file), **said)) for one, said in zip(told, parts, strict=True)]
+    each += [f"and {count - len(told):,} more"] if count > len(told) else []
+    return ConfigError("\n".join([f"{file}: {count:,} problems", *each]).replace("\n", "\n  "))
 
 
 def key_path(loc: Sequence[str | int]) -> str:
@@ -133,18 +146,24 @@ def show(value: object, *, with_type: bool = False) -> str:
     return f"{text} ({_TYPES[type(value)]})" if with_type and type(value) in _TYPES else text
 
 
-def pydantic_problems(error: ValidationError, model: type[Table], table: Mapping[Any, Any]) -> list[Problem]:
-    """Return what pydantic found wrong in a table; once where it tried several forms of a value."""
+def pydantic_problems(
+    error: ValidationError, model: type[Table], table: Mapping[Any, Any]
+) -> tuple[list[Problem], int]:
+    """Return the first that pydantic found wrong in a table, and how many more; once for several forms of a value."""
     found: dict[Loc, Problem] = {}
+    more: set[Loc] = set()
+    keys: _Keys = {}
     for details in error.errors(include_url=False):
-        problem = _problem(details, model, table)
-        if problem is not None:
-            found.setdefault(problem.loc, problem)
-    return list(found.values())
+        loc = _loc(details, table, keys)
+        if len(found) >= _MOST_TOLD:
+            more.add(loc)
+        elif loc not in found and (problem := _problem(details, loc, model, table)) is not None:
+            found[loc] = problem
+    return list(found.values()), len(more - found.keys())
 
 
-def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]) -> Problem | None:
-    loc, kind, given, context = _loc(details, table), details["type"], details["input"], details.get("ctx", {})
+def _problem(details: ErrorDetails, loc: Loc, model: type[Table], table: Mapping[Any, Any]) -> Problem | None:
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
     owner, field, beside = _field_at(model, loc, table)
     if kind in ("extra_forbidden", "invalid_key"):
         homes = [name for name, other in model.model_fields.items() if str(loc[-1]) in _keys_in(other)]
@@ -155,8 +174,7 @@ def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]
     if kind == "refused":
         return Problem(loc, context["what"], show(given), context["allowed"], context["fix"])
     inner = _table_in(field)
-    told = details["msg"].removeprefix("Input should be ")
-    allowed = (field and field.description) or (inner.form() if inner else told)
+    allowed = (field and field.description) or (inner.form() if inner else _words(details))
     fix = f"for example {show(field.examples[0])}" if field and field.examples else f"give {allowed}"
     if kind == "missing":
         return Problem(loc, MISSING, "nothing", allowed, fix)
@@ -164,16 +182,32 @@ def _problem(details: ErrorDetails, model: type[Table], table: Mapping[Any, Any]
     return Problem(loc, wrong, show(given, with_type=kind.endswith("_type")), allowed, fix)
 
 
-def _loc(details: ErrorDetails, table: object) -> Loc:
-    """Return the way to an error, without the parts that pydantic adds for forms of values and for wrong keys."""
+def _words(details: ErrorDetails) -> str:
+    """Return what pydantic would have accepted."""
+    limits = [(sign, details.get("ctx", {}).get(name)) for name, sign in _SIGNS.items()]
+    limit = next((f"a number {sign} {value}" for sign, value in limits if value is not None), None)
+    return limit or _WORDS.get(details["type"]) or details["msg"].removeprefix("Input should be ")
+
+
+_NONE = object()
+_Keys = dict[int, dict[str, Any]]
+
+
+def _loc(details: ErrorDetails, table: object, keys: _Keys) -> Loc:
+    """Return the way to an error, without the parts that pydantic adds for forms of values and for wrong keys.
+
+    `keys` remembers for each table, by its id, the keys by what they are as text.
+    """
     loc: Loc = ()
     value: Any = table
     for part in details["loc"]:
         inner, items = as_table(value), as_tuple(value)
         if inner is not None:
-            keys = [key for key in inner if str(key) == str(part)]
-            if keys or details["type"] == "missing":
-                loc, value = (*loc, str(part)), inner[keys[0]] if keys else None
+            if id(inner) not in keys:
+                keys[id(inner)] = {str(key): key for key in reversed(inner)}  # the first of two that look the same
+            key = keys[id(inner)].get(str(part), _NONE)
+            if key is not _NONE or details["type"] == "missing":
+                loc, value = (*loc, str(part)), None if key is _NONE else inner[key]
         elif isinstance(part, int) and isinstance(items, tuple) and part < len(cast("tuple[Any, ...]", items)):
             loc, value = (*loc, part), cast("tuple[Any, ...]", items)[part]
     return loc

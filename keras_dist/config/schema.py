@@ -139,6 +139,8 @@ class CheckpointConfig(Table):
 class ClusterConfig(Table):
     """`[cluster]`: what `kd.initialize` is told, with which the process joins its job; see there.
 
+    Processes of `keras-dist launch` need none, and a process that is in no job joins none.
+
     Args:
         job_addresses: addresses of the processes, or of the first.
         num_processes: processes in the job.
@@ -166,7 +168,8 @@ class RunConfig(Table):
     Args:
         mesh: the axes of the device mesh.
         distribution: the layout on it.
-        cluster: the processes of the job; None for this one, or where the program joins the job itself.
+        cluster: the processes of the job; None for this one, for those of `keras-dist launch` or of `TF_CONFIG`, and
+            where the program joins the job itself.
         model: a Keras model by its registered name, or the import path of a class of `flax.nnx` or `keras_dist`, or of
             a function that makes a model.
         data: `"digits"`, `"mnist"`, or the import path of a function that returns `(x, y), (x_test, y_test)`.

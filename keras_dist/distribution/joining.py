@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import socket
 import sys
@@ -24,8 +25,10 @@ from keras_dist._coordination_service import CoordinationService
 from keras_dist.distribution import job_warnings, liveness
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
+    ADDRESSES_VARIABLE,
     HANG_TIMEOUT_VARIABLE,
     INITIALIZATION_TIMEOUT_VARIABLE,
+    NUM_PROCESSES_VARIABLE,
     JobArguments,
     integer_variable,
 )
@@ -135,6 +138,23 @@ def initialize(
     random.set_random_seed(seed)
     _gloo.hide_connections()
     job_warnings.show_once(_jax.job_client(), process)
+
+
+def has_job_to_join(*, detect: bool) -> bool:
+    """Return whether the environment says that this process, which has joined none, is one of a job.
+
+    Args:
+        detect: whether what JAX detects counts, too. Else only variables do: those of the launcher, and `TF_CONFIG`
+            with several workers.
+
+    Raises:
+        ClusterError: the values of the variables are malformed, or contradict each other.
+    """
+    if _jax.job_client() is not None:
+        return False
+    found = JobArguments.resolve(None, None, None)
+    by_launcher = any(name in os.environ for name in (ADDRESSES_VARIABLE, NUM_PROCESSES_VARIABLE))
+    return by_launcher or (found.num_processes or 1) > 1 or (detect and _jax.detects_job())
 
 
 def _seconds_until(end: float) -> int:

@@ -166,3 +166,52 @@ def test_auto_tries_meshes_and_says_all_as_json(config, capsys):
     best = found["candidates"][0]
     assert best["state_nbytes"] + best["activation_nbytes"] == least
     assert commands.run("auto", config, "--objective=speed") == 2
+
+
+def test_auto_says_that_nothing_fits(config, capsys):
+    assert commands.run("auto", config, "--memory-limit", 10) == 1
+    output, told = capsys.readouterr()
+    assert tomllib.loads(output)["mesh"]["shape"] == {"data": 2, "model": 4}
+    assert re.search(r"\nnothing fits: the best candidate needs [\d,]+ bytes of a device, which has 10\n", told)
+    assert commands.run("auto", config, "--memory-limit", 10, "--json") == 1
+    assert commands.run("auto", config, "--memory-limit", 10**9) == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'callbacks=["EarlyStoping"]',
+        "checkpoint.directory=rows.py",
+        'training.metrics=["accurcy"]',
+        "training.loss=msee",
+    ],
+)
+def test_check_finds_what_train_would_refuse(config, capsys, monkeypatch, setting):
+    monkeypatch.chdir(config.parent)
+    assert commands.run("check", config, "--set", setting) == 2
+    assert f"Error: {setting.partition('=')[0]}" in capsys.readouterr().err
+    assert commands.run("check", config, "--set", "checkpoint.directory=new/states") == 0
+    assert not (config.parent / "new").exists()
+
+
+def test_a_page_that_cannot_be_written_does_not_lose_the_report(config, capsys, tmp_path):
+    assert commands.run("plan", config, "--html", tmp_path / "missing" / "plan.html") == 2
+    output, told = capsys.readouterr()
+    assert "d1/kernel" in output
+    assert told.startswith("ConfigError: --html: the page was not written: No such file or directory")
+
+
+@pytest.mark.parametrize("code", ["'bye'", "0", "1", "2", ""])
+def test_code_that_ends_the_program_is_a_failure(config, capsys, code):
+    (config.parent / "rows.py").write_text(f"import sys\ndef rows():\n    sys.exit({code})")
+    assert commands.run("check", config) == 3
+    assert capsys.readouterr().err == f"the program has called exit({code})\n"
+
+
+def test_what_models_print_is_not_in_the_report(config, capsys):
+    (config.parent / "rows.py").write_text(ROWS.replace("    d1, d2", "    print('a model')\n    d1, d2"))
+    for command in (["check"], ["plan", "--no-compile"], ["explain", "d1/kernel"], ["auto"]):
+        assert commands.run(*command, config, "--json") == 0
+        output, told = capsys.readouterr()
+        json.loads(output)
+        assert "a model" in told

@@ -81,3 +81,53 @@ def test_brackets_and_dots_in_texts_and_comments_do_not_nest(loaded: Loaded) -> 
     loaded(text)
     layers = {f"layer{n}/kernel": ["-", "data"] for n in range(1000)}
     loaded("mesh: {shape: {data: 2}}\ndistribution:\n  layout: " + str(layers), ".yaml")
+
+
+MESH = 'mesh.shape = "data=2,model=4"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    {
+        "keys": (MESH + "".join(f"k{n} = 1\n" for n in range(9_000)), 9_000),
+        "tables": (MESH + "".join(f"[t{n}]\n" for n in range(9_000)), 9_000),
+        "wrong axes": (
+            MESH + "[distribution.layout]\n" + "".join(f'"r{n}" = ["modl"]\n' for n in range(1_000)),
+            1_000,
+        ),
+        "variables": (MESH + f'data = "{"".join(f"${{V{n}}}" for n in range(9_000))}"', 9_000),
+    }.values(),
+)
+def test_the_first_of_very_many_problems_are_told_in_time(refused: Refused, text: str, count: int) -> None:
+    began = time.process_time()
+    error = str(refused(text))
+    assert time.process_time() - began < SECONDS
+    assert error.startswith(f"run.toml: {count:,} problems")
+    assert error.endswith(f"and {count - 20:,} more")
+    assert error.count("given: ") == 20
+
+
+def test_openings_of_variables_are_one_problem(refused: Refused) -> None:
+    began = time.process_time()
+    error = refused(f'{MESH}data = "{"${" * 50_000}"')
+    assert time.process_time() - began < SECONDS
+    assert error.summary == "run.toml: data: a variable of the environment is not closed"
+
+
+@pytest.mark.parametrize("shape", ['"data=1000000,model=1000000"', "{data = 131073}", '"data=-1,model=200000"'])
+def test_a_mesh_that_no_machine_has_is_refused(refused: Refused, shape: str) -> None:
+    error = refused(f"mesh.shape = {shape}")
+    assert error.summary.startswith("run.toml: mesh.shape: a mesh of ")
+    assert "131,072 devices" in error.expected
+
+
+def test_slices_count_as_devices(refused: Refused, loaded: Loaded) -> None:
+    error = refused('mesh = {shape = "data=65536", dcn_shape = "data=4"}')
+    assert error.summary == "run.toml: mesh.dcn_shape: a mesh of 262,144 devices or more is too large"
+    loaded('mesh = {shape = "data=65536", dcn_shape = "data=2"}')
+
+
+def test_slices_of_an_axis_that_the_mesh_does_not_have(refused: Refused) -> None:
+    error = refused('mesh = {shape = "data=2,model=4", dcn_shape = {slices = 2}}')
+    assert error.summary == "run.toml: mesh.dcn_shape: mesh.shape has no axis 'slices'"
+    assert error.expected == 'an axis of mesh.shape: "data", "model"'

@@ -213,3 +213,24 @@ def test_any_table_is_a_config_or_a_list_of_problems(
         assert error.given or " problems\n" in error.summary
     else:
         assert isinstance(config, RunConfig)
+
+
+def test_settings_reach_into_what_is_written_in_short(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "a:B"\ndata = "digits"\noptimizer = "adam"\ntraining.loss = "mse"\n'
+        'mesh = {shape = "data=2,model=4", dcn_shape = "data=2"}'
+    )
+    names = ("optimizer.learning_rate", "training.loss.reduction", "model.width", "data.rows")
+    given = [*(f"{name}=1" for name in names), "mesh.shape.data=4", "mesh.dcn_shape.data=1"]
+    config = load(file, given, environ={})
+    assert (config.mesh.shape, config.mesh.dcn_shape) == ({"data": 4, "model": 4}, {"data": 1})
+    assert (config.optimizer.name, config.optimizer.arguments) == ("adam", {"learning_rate": 1})
+    assert config.training.loss is not None and config.training.loss.arguments == {"reduction": 1}
+    assert config.model is not None and config.model.arguments == {"width": 1}
+    assert config.data is not None and config.data.arguments == {"rows": 1}
+    environ = {"KERAS_DIST_MESH": "data=8,model=2"}
+    assert load(file, ["mesh.shape.data=1"], environ=environ).mesh.shape == {"data": 1, "model": 2}
+    assert load(file, ["mesh.shape=data=8,model=2", "mesh.shape.model=1"], environ={}).mesh.shape["model"] == 1
+    with pytest.raises(ConfigError, match=r"mesh\.shape is no table"):
+        load(file, ["mesh.shape=what", "mesh.shape.data=1"], environ={})

@@ -1,8 +1,12 @@
 """How key paths and values are shown."""
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from keras_dist.config.problems import Problem, config_error, key_path, show
+from keras_dist.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -48,3 +52,40 @@ def test_one_problem_keeps_its_parts_on_the_error() -> None:
         "  fix:      write 2",
     ]
     assert (error.given, error.expected, error.fix) == ("1", "2", "write 2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("training.epochs = 0", "a number >= 1"),
+        ("training.seed = 9_999_999_999", "a number < 4294967296"),
+        ("training.epochs = 1.5", "an integer"),
+        ("training.dtype_policy = 1", "text in quotes"),
+        ("training.shuffle = 1", "true or false"),
+        ("cluster.hang_timeout_s = 'x'", "a number"),
+        ("model = {name = 'a:b', config = 3}", "a table"),
+        (
+            "model = {name = 'a:b', day = [1979-05-27]}",
+            "text in quotes, a number, true or false, or a list or table of these",
+        ),
+    ],
+)
+def test_what_was_expected_is_in_our_words(refused: Callable[..., ConfigError], setting: str, expected: str) -> None:
+    error = refused(f'mesh.shape = "data=8"\n{setting}')
+    assert (error.expected, error.fix) == (expected, f"give {expected}")
+
+
+@pytest.mark.parametrize(
+    ("value", "summary", "expected"),
+    [
+        ("[" * 60 + "]" * 60, "nested too deeply", "at most 32 tables and lists in each other"),
+        ("9" * 9_999, "an integer has too many digits", f"at most {sys.get_int_max_str_digits():,} digits"),
+    ],
+)
+@pytest.mark.parametrize(("suffix", "form"), [(".toml", "a = %s"), (".json", '{"a": %s}'), (".yaml", "a: %s")])
+def test_limits_are_said(
+    refused: Callable[..., ConfigError], suffix: str, form: str, value: str, summary: str, expected: str
+) -> None:
+    error = refused(form % value, suffix)
+    assert error.summary.endswith(summary)
+    assert error.expected == expected
