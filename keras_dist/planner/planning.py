@@ -17,6 +17,7 @@ from keras_dist.planner.remedies import remedy
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.reshards import hidden_reshards
 from keras_dist.planner.targets import Target, as_target, devices
+from keras_dist.planner.theory import theory_of
 from keras_dist.planner.tracing import Traceable, trace_step
 from keras_dist.planner.verdict import judge
 
@@ -83,10 +84,12 @@ def plan(
         *program.state.problems,
         *hidden_reshards(step, functools.partial(remedy, program), _rule_of(program.distribution)),
     )
-    verdict = None
+    verdict, theory = None, theory_of(program.state, program.distribution)
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
-    return PlanReport(program.state, program.batch, step, activations(program), problems, program.assumed, verdict)
+    return PlanReport(
+        program.state, program.batch, step, activations(program), problems, program.assumed, verdict, theory
+    )
 
 
 def _has_place(model_or_factory: Any) -> bool:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
@@ -20,7 +20,7 @@ from keras_dist.planner import html
 from keras_dist.planner.comparison import Comparison, compare
 from keras_dist.planner.explanation import Explanation, explain
 from keras_dist.planner.origins import Activation
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagation import Kind, Propagated
 from keras_dist.planner.verdict import Verdict
 
 _MOST_LINES = 20
@@ -39,6 +39,7 @@ class PlanReport:
         problems: rules without effect, and hidden reshards: what no rule says and the step moves all the same.
         assumed: what was not given and is assumed of the step.
         verdict: whether it fits on the target, and how long a step takes there; None without a target.
+        theory: *exact*: bytes that the layouts of weights alone make a step move, by kind and axes of the mesh.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -57,6 +58,7 @@ class PlanReport:
     problems: tuple[Problem, ...] = ()
     assumed: tuple[str, ...] = ()
     verdict: Verdict | None = None
+    theory: Mapping[tuple[Kind, tuple[str, ...]], int] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -91,6 +93,7 @@ class PlanReport:
                 **self.state.to_dict(),
                 "batch": self.batch.to_dict()["rows"],
                 "nbytes_by_role": self.nbytes_by_role,
+                "theory": [{"kind": kind, "axes": list(axes), "nbytes": n} for (kind, axes), n in self.theory.items()],
             },
             "assumed": list(self.assumed),
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
@@ -168,7 +171,7 @@ class PlanReport:
         return render_text(Group(*tables, *map(Text, notes)))
 
     def _differences(self) -> Iterator[Table]:
-        """What Shardy and XLA say of the bytes that a step moves, and by how much they differ."""
+        """What theory, Shardy and XLA say of the bytes that a step moves, and by how much the latter differ."""
         lines = self.difference_lines()
         if not lines:
             return
@@ -180,16 +183,20 @@ class PlanReport:
         yield table
 
     def difference_lines(self) -> list[tuple[str, ...]]:
-        """Kind, axes, propagated and compiled bytes of collectives, and their difference; none where not compiled."""
+        """Kind, axes, bytes in theory, propagated and compiled ones of collectives, and the difference of these two."""
         compiled = self.verdict and self.verdict.compiled
-        if not compiled or compiled.note:
-            return []
-        said, real = self.step.nbytes_by_axes(), compiled.nbytes_by_axes()
+        real = compiled.nbytes_by_axes() if compiled and not compiled.note else None
+        said = self.step.nbytes_by_axes()
         lines: list[tuple[str, ...]] = []
-        for key in sorted({*said, *real}):
-            one, other = said.get(key, 0), real.get(key, 0)
+        for key in sorted({*self.theory, *said, *(real or ())}):
+            one, other = said.get(key, 0), None if real is None else real.get(key, 0)
+            theory = render_bytes(self.theory[key]) if key in self.theory else "-"
+            line = key[0], ", ".join(key[1]), theory, render_bytes(one)
+            if other is None:
+                lines.append((*line, "-", "-"))
+                continue
             differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
-            lines.append((key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs))
+            lines.append((*line, render_bytes(other), differs))
         return lines
 
     def _moved(self) -> Table:

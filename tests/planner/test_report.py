@@ -61,3 +61,44 @@ def test_it_leaves_the_model_as_it_is():
 def test_a_model_must_be_compiled():
     with pytest.raises(kd.errors.ModelError, match="compile"):
         kd.Sequential([kd.Input((16,)), layers.Dense(2)]).plan(X)
+
+
+KERNELS, LOSS = 4 * 2 * 16 * 32, 4
+THEORIES = {
+    "one device": {},
+    "data=8": {("all_reduce", ("data",)): KERNELS},
+    "slots data=8": {("all_reduce", ("data",)): KERNELS, ("all_gather", ("data",)): KERNELS},
+    "fully data=8": {("all_reduce", ("data",)): KERNELS, ("all_gather", ("data",)): 2 * KERNELS},
+    "tensor data=2,model=4": {("all_reduce", ("data",)): KERNELS // 4},
+}
+
+
+def strategy(name):
+    kind, _, sizes = name.rpartition(" ")
+    mesh = kd.DeviceMesh(sizes if "=" in sizes else "data=1", devices=None if "=" in sizes else ["cpu:0"])
+    rules = kd.LayoutMap(mesh)
+    if kind == "tensor":
+        rules["up/kernel"], rules["down/kernel"] = (None, "model"), ("model", None)
+    if kind == "fully":
+        return kd.FullySharded(mesh)
+    return kd.ModelParallel(rules) if kind == "tensor" else kd.DataParallel(mesh, shard_optimizer=kind == "slots")
+
+
+@pytest.mark.parametrize("name", THEORIES)
+def test_theory_stands_beside_what_is_propagated(name):
+    def factory():
+        up = layers.Dense(32, "relu", use_bias=False, name="up")
+        return kd.Sequential([kd.Input((16,)), up, layers.Dense(16, use_bias=False, name="down")])
+
+    report = kd.plan(factory, (X, X), strategy(name), "adam", "mse")
+    assert report.theory == THEORIES[name]
+    moved = report.step.nbytes_by_axes()
+    for key, nbytes in report.theory.items():
+        first = KERNELS // 2 if name == "fully data=8" else 0  # which no gradient of the input needs again
+        assert moved[key] == (nbytes + LOSS if key[0] == "all_reduce" else nbytes - first)
+    lines = {line[:2]: line[2:] for line in report.difference_lines()}
+    assert set(lines) == {(kind, ", ".join(axes)) for kind, axes in moved}
+    assert all((theory == "-") == (key[0] == "all_reduce" and key[1] == "model") for key, (theory, *_) in lines.items())
+    told = report.to_dict()["exact"]["theory"]
+    assert {(each["kind"], tuple(each["axes"])): each["nbytes"] for each in told} == report.theory
+    assert not lines or "theory" in str(report)
