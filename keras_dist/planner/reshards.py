@@ -9,14 +9,14 @@ from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.render import render_bytes
 from keras_dist.planner.propagation import Collective, Propagated
 
-_LEAST_PART = 0.01
+_LEAST_PART, _MOST_MAKERS = 0.01, 3
 _NO_RULE = "no rule for weights moves less; print(kd.planner.dim_classes(model, batch)) tells what sharding dims costs"
 
 
 def hidden_reshards(
     step: Propagated, remedy: Callable[[str], str | None], rule_of: Callable[[str], str | None]
 ) -> tuple[Problem, ...]:
-    """Return a problem for each submodule for which a step moves arrays that no rule asks it to move.
+    """Return a problem for each submodule, or the same one of all blocks, for which a step moves what no rule asks for.
 
     These are gathers, all-to-alls and permutes that Shardy puts before an operation because its operands lie otherwise
     than it needs them; not those of constraints, nor sums; and the gathers of activations that a rule asks for, which
@@ -31,11 +31,11 @@ def hidden_reshards(
     grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
         if not each.is_asked:
-            grouped[each.needed_by or each.layer, each.kind, each.axes].append(each)
+            grouped[_alike(_place(each)), each.kind, each.axes].append(each)
     least = _LEAST_PART * sum(each.nbytes_per_step for each in step.collectives)
-    found = [(_nbytes(group), *key, group) for key, group in grouped.items() if _nbytes(group) >= least]
-    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -item[0], item[1]))
-    rules = {axis: remedy(axis) for axis in dict.fromkeys(axis for item in found for axis in item[3])}
+    found = [(kind, axes, group) for (_, kind, axes), group in grouped.items() if _nbytes(group) >= least]
+    found.sort(key=lambda item: (-max(each.turns for each in item[-1]), -_nbytes(item[-1]), _place(item[-1][0])))
+    rules = {axis: remedy(axis) for axis in dict.fromkeys(axis for _, axes, _ in found for axis in axes)}
     return (*_gathers_by_rule(step, rule_of, least), *(_problem(*item, rules) for item in found))
 
 
@@ -43,33 +43,50 @@ def _gathers_by_rule(step: Propagated, rule_of: Callable[[str], str | None], lea
     grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
         if each.is_asked and each.kind == "all_gather" and each.needed_by and not each.weight:
-            grouped[each.needed_by, each.axes].append(each)
-    for (layer, axes), group in grouped.items():
-        rule, over = rule_of(f"{layer}/output"), " and ".join(map(repr, axes))
-        if rule is not None and _nbytes(group) >= least:
+            rule = rule_of(f"{each.needed_by}/output")
+            if rule is not None:
+                grouped[rule, each.axes].append(each)
+    for (rule, axes), group in grouped.items():
+        where, over = _named(group), " and ".join(map(repr, axes))
+        if _nbytes(group) >= least:
             yield Problem(
                 "reshard",
-                layer,
-                f"rule {rule!r} makes {layer!r} gather its output over {over}",
+                _place(group[0]),
+                f"rule {rule!r} makes {where} gather its output over {over}",
                 f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
-                f"a rule that leaves the output as the weights of {layer!r} make it",
+                f"a rule that leaves the output as the weights of {where} make it",
                 f"name {over} in rule {rule!r}, or remove it",
             )
 
 
-def _problem(
-    nbytes: int, layer: str, kind: str, axes: tuple[str, ...], group: list[Collective], rules: Mapping[str, str | None]
-) -> Problem:
-    where, over = repr(layer) if layer else "the step", " and ".join(map(repr, axes))
-    made = dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group)
+def _problem(kind: str, axes: tuple[str, ...], group: list[Collective], rules: Mapping[str, str | None]) -> Problem:
+    where, over = _named(group), " and ".join(map(repr, axes))
+    made = list(dict.fromkeys(f"{each.operation or 'an array'} of {each.layer or 'the step'}" for each in group))
+    more = f" and {len(made) - _MOST_MAKERS} more" if len(made) > _MOST_MAKERS else ""
     return Problem(
         "reshard",
-        layer,
+        _place(group[0]),
         f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
-        f"{render_bytes(nbytes)} a step{_how_often(group)}, made by {', '.join(made)}",
+        f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
         f"operands that lie as {where} uses them, or a rule that says where they are gathered",
         next((rule for axis in axes if (rule := rules[axis])), _NO_RULE),
     )
+
+
+def _place(each: Collective) -> str:
+    return each.needed_by or each.layer
+
+
+def _alike(layer: str) -> str:
+    """The same text for the same submodule of all blocks."""
+    return "/".join("#" if part.isdecimal() else part for part in layer.split("/"))
+
+
+def _named(group: list[Collective]) -> str:
+    """The first of the submodules, and how many there are like it."""
+    layers = dict.fromkeys(map(_place, group))
+    first = next(iter(layers))
+    return (repr(first) if first else "the step") + (f" and {len(layers) - 1} like it" if len(layers) > 1 else "")
 
 
 def _how_often(group: list[Collective]) -> str:

@@ -8,6 +8,8 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from keras_dist.planner import Collective, Propagated
+from keras_dist.planner.reshards import hidden_reshards
 from tests.planner.test_explanation import MEGATRON, STACKED, WIDTH, Scanned, Unrolled, X, strategy
 
 MISTAKES = {
@@ -101,3 +103,17 @@ def test_reports_tell_them():
     report = kd.plan(*(MISTAKES["unrolled"][0], X, strategy(MISTAKES["unrolled"][1])))
     assert "hidden reshard" in str(report)
     assert [each["kind"] for each in report.to_dict()["problems"]].count("reshard") == len(report.problems)
+
+
+def test_blocks_that_are_alike_are_one_problem():
+    of_block = [
+        Collective(
+            "all_gather", ("model",), 1000, 1, f"blocks/{block}/norm", "add", f"blocks/{block}/up", is_asked=False
+        )
+        for block in range(200)
+    ]
+    other = Collective("all_gather", ("data",), 1000, 1, "norm", "add", "head", is_asked=False)
+    step = Propagated((*of_block, other), 0, "", 0, 0)
+    (problem,) = hidden_reshards(step, lambda axis: None, lambda path: None)
+    assert problem.path == "blocks/0/up" and "'blocks/0/up' and 199 like it needs all_gather" in problem.summary
+    assert "195.3 KiB a step" in problem.given and "and 197 more" in problem.given
