@@ -73,7 +73,7 @@ def _install(draft: Path) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"npm did not bring {PACKAGE} within {INSTALL_SECONDS} s: its registry is not there")
     if run.returncode:
-        pytest.skip(f"npm cannot bring {PACKAGE}: {run.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"npm cannot bring {PACKAGE}: {run.stderr.strip().splitlines()[:1]}")
     (archive,) = draft.glob("*.tgz")
     with tarfile.open(archive) as tar:
         tar.extractall(draft, filter="data")

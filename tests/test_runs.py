@@ -406,6 +406,30 @@ def test_an_automatic_layout_is_kept_beside_the_checkpoints():
     assert [path.suffix for path in pathlib.Path("states").glob("auto-*")] == [".json"]
 
 
+@pytest.mark.parametrize(
+    ("distribution", "kind"),
+    [
+        ("{strategy='auto', objective='memory'}", None),
+        ("{strategy='tensor_parallel', axis='model'}", "model_parallel"),
+        ("{strategy='zero1'}", "data_parallel"),
+        ("{strategy='data_parallel'}", "data_parallel"),
+    ],
+)
+def test_what_was_inferred_and_found_is_saved(distribution, kind):
+    mesh = "data=-1" if "zero1" in distribution or "data_par" in distribution else "data=-1,model=4"
+    run = assembly.build(
+        settings(f"mesh.shape={mesh}", f"distribution={distribution}", "model={name='my_run:Net', width=16}")
+    )
+    pathlib.Path("resolved.json").write_text(run.config.to_json())
+    again = config.load("resolved.json", environ={})
+    assert -1 not in again.mesh.shape.values() and again.distribution.strategy != "auto"
+    assert kind is None or again.distribution.strategy == kind
+    repeated = assembly.build(again)
+    assert repeated.distribution == run.distribution
+    assert [row.axes for row in repeated.model.layout_plan.rows] == [row.axes for row in run.model.layout_plan.rows]
+    assert again.training.remat == repeated.config.training.remat == run.config.training.remat
+
+
 def test_an_automatic_layout_without_a_model_is_found_by_fit(tmp_path):
     (tmp_path / "auto.toml").write_text(
         'mesh.shape = "data=8"\n[distribution]\nstrategy = "auto"\nobjective = "memory"\ntarget = "cpu:8"\n'

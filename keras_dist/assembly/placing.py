@@ -23,10 +23,23 @@ from keras_dist.assembly.components import (
     optimizer_of,
     told_of,
 )
-from keras_dist.config import AutoConfig, FoundConfig, MeshConfig, RunConfig, Zero1Config, parse_mesh_shape
+from keras_dist.config import (
+    AutoConfig,
+    DataParallelConfig,
+    DistributionConfig,
+    FoundConfig,
+    FullyShardedConfig,
+    MeshConfig,
+    ModelParallelConfig,
+    RunConfig,
+    Zero1Config,
+    parse_mesh_shape,
+)
 from keras_dist.config.mesh_shape import MESH_VARIABLE
 from keras_dist.data import DataLoader
+from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
+from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
@@ -108,6 +121,31 @@ def placed(
             return found.distribution, run.training.remat or found.best.remat
         options = chosen.model_dump(exclude={"strategy", "batch_axis"})
         return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step), run.training.remat
+
+
+def resolved(run: RunConfig, distribution: Distribution, remat: str | None) -> RunConfig:
+    """Return a config with what was inferred and found: sizes of the mesh, layouts, and what is computed again."""
+    mesh = distribution.device_mesh
+    changes: dict[str, Any] = {}
+    spans = dict(zip(mesh.axis_names, mesh.dcn_shape or (), strict=False))
+    shape = {axis: size // spans.get(axis, 1) for axis, size in mesh.axis_sizes.items()}
+    changes["mesh"] = run.mesh.model_copy(update={"shape": shape, "dcn_shape": spans or None})
+    if isinstance(run.distribution, FoundConfig) and not distribution.axis_names:
+        changes["distribution"] = _config_of(distribution)
+    changes["training"] = run.training.model_copy(update={"remat": remat})
+    return run.model_copy(update=changes)
+
+
+def _config_of(distribution: Distribution) -> DistributionConfig:
+    """The table of a distribution that was found."""
+    options: dict[str, Any] = {"batch_axis": distribution.batch_dim_name or None}
+    if isinstance(distribution, DataParallel):
+        return DataParallelConfig(shard_optimizer=distribution.shard_optimizer)
+    rules = () if distribution.layout_map is None else distribution.layout_map.snapshot()
+    options["layout"] = {rule: layout.axes for rule, layout in rules} or None
+    if isinstance(distribution, FullySharded):
+        return FullyShardedConfig(axis=distribution.axis, **options)
+    return ModelParallelConfig(**options)
 
 
 def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:

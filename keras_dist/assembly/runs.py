@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist import random
 from keras_dist.assembly.components import Examples, callback_of, compiled_model, data_of
-from keras_dist.assembly.placing import placed
+from keras_dist.assembly.placing import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
 from keras_dist.distribution import CommunicationOptions, initialize, job
@@ -27,7 +27,7 @@ class Run:
     """A compiled model on its distribution, with its data; `build` makes it.
 
     Attributes:
-        config: what it was made from.
+        config: what it was made from, with what was inferred and found.
         distribution: where variables and data live.
         model: the compiled model.
         examples: what is trained on: the arguments `(x, y)` of `fit`, or `(x, y, sample_weight)`, or `(dataset,)`.
@@ -129,7 +129,7 @@ def build(run: RunConfig) -> Run:
     examples, held_out = data_of(run)
     distribution, remat = placed(run, examples)
     with distribution.scope():
-        return Run(run, distribution, compiled_model(run, remat), examples, held_out)
+        return Run(resolved(run, distribution, remat), distribution, compiled_model(run, remat), examples, held_out)
 
 
 def _join(cluster: ClusterConfig | None) -> None:
@@ -148,5 +148,5 @@ def train(run: RunConfig) -> History:
     """
     built = build(run)
     if run.training.verbose != 0:
-        job.print_message(run.to_json())
+        job.print_message(built.config.to_json())
     return built.train()
