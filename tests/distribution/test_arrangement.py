@@ -222,7 +222,7 @@ def test_of_a_config_file(job, tmp_path):
         assert (mesh.shape, mesh.dcn_shape) == ((4, 2), (4, 1))
     for text, words in (
         ('"data=3"', "`shape` and `dcn_shape` do not match the devices"),
-        ('"date=4"', "`dcn_shape` does not fit the axes"),
+        ('"date=4"', r"mesh\.dcn_shape: mesh\.shape has no axis 'date' \(did you mean 'data'\?\)"),
         ('"data=4,data=1"', r"mesh\.dcn_shape"),
         ("{data = 0}", r"mesh\.dcn_shape"),
     ):
