@@ -51,7 +51,7 @@ print(float(total))
 
 
 def compiled_alike():
-    """The environment of programs whose sums have one order: what XLA makes of more devices depends on the processor."""
+    """The environment of programs whose sums have one order: how XLA adds otherwise depends on the processor."""
     given = environment()
     return given | {"XLA_FLAGS": f"{given['XLA_FLAGS']} --xla_backend_optimization_level=0"}
 
