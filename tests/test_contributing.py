@@ -22,6 +22,7 @@ import keras_dist as kd
 from keras_dist.errors import ConfigError
 
 kd.use_cpu_devices(8)
+kd.set_random_seed(1337)  # the cube of an error diverges from some initial values
 from csv_source import CsvSource
 from cubed_error import CubedError
 from largest_error import LargestError
