@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keras_dist import metrics as metrics
     from keras_dist import mixed_precision as mixed_precision
     from keras_dist import models as models
+    from keras_dist import ops as ops
     from keras_dist import optimizers as optimizers
     from keras_dist import planner as planner
     from keras_dist import presets as presets
@@ -96,6 +97,7 @@ _PACKAGES = (
     "metrics",
     "mixed_precision",
     "models",
+    "ops",
     "optimizers",
     "planner",
     "presets",

@@ -37,12 +37,12 @@ OPERATIONS: dict[str, Callable[..., PyTree]] = {
     "less": operator.lt,
     "less_equal": operator.le,
 }
-"""The functions on arrays of Python's operators and of the methods of symbolic tensors, by name."""
+"""Functions of arrays by name: Python's operators, the methods of symbolic tensors, and what `keras_dist.ops` adds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An operator of Python, or a method of symbolic tensors, as a step of a model.
+    """A function of arrays as a step of a model.
 
     Attributes:
         name: one of `OPERATIONS`.
@@ -50,11 +50,11 @@ class Operation:
 
     name: str
 
-    def __call__(self, *args: Any) -> PyTree:
-        """Return the result for arrays and numbers, a symbolic one for symbolic tensors."""
-        if is_any_symbolic(args):
-            return connect(self, args, {})
-        return OPERATIONS[self.name](*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the result for arrays and plain values, a symbolic one if there are symbolic tensors among them."""
+        if is_any_symbolic((args, kwargs)):
+            return connect(self, args, kwargs)
+        return OPERATIONS[self.name](*args, **kwargs)
 
 
 @dataclasses.dataclass(eq=False)
@@ -200,7 +200,7 @@ class KerasTensor:
         return ModelError(
             f"{summary}: it stands for an array that a model will compute",
             given=f"{what} on {self!r}",
-            expected="layers, and Python's operators",
+            expected="layers, keras_dist.ops, and Python's operators",
             fix="wrap the function in a layer: layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)",
         )
 

@@ -129,7 +129,7 @@ class _Cloning:
         for node in nodes:
             args, kwargs = replaced((node.args, node.kwargs), values)
             if isinstance(node.operation, Operation):
-                outputs = node.operation(*args)
+                outputs = node.operation(*args, **kwargs)
             else:
                 outputs = call_function(self._clone_layer(node.operation, names[id(node.operation)]), *args, **kwargs)
             values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)

@@ -1,0 +1,30 @@
+"""Keras's operations on `jax.numpy`, `jax.nn`, `jax.lax`, `jax.scipy` and `jax.image`.
+
+    from keras_dist import ops
+
+    ops.relu(ops.matmul(x, kernel))                     # arrays, numbers, lists, variables
+    ops.mean(kd.Input((4, 8)), axis=1)                  # a step of a functional model
+
+`ops.numpy`, `ops.nn`, `ops.linalg` and `ops.image` have the names that Keras's packages of these names have.
+"""
+
+# ruff: noqa: F403  # a name of the files is one of the room: it is written once
+
+from typing import TYPE_CHECKING
+
+from keras_dist._docstrings import complete_docstrings
+from keras_dist._not_here import missing_from
+from keras_dist.layers.symbolic import OPERATIONS as OPERATIONS
+from keras_dist.ops import core, linalg, math, nn, numpy
+from keras_dist.ops import image as image
+from keras_dist.ops.core import *
+from keras_dist.ops.linalg import *
+from keras_dist.ops.math import *
+from keras_dist.ops.nn import *
+from keras_dist.ops.numpy import *
+
+__all__ = sorted({*core.__all__, *linalg.__all__, *math.__all__, *nn.__all__, *numpy.__all__})  # pyright: ignore[reportUnsupportedDunderAll]
+complete_docstrings(vars())
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

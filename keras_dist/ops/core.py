@@ -1,0 +1,7 @@
+"""Arrays themselves: conversion, shapes, slices, control flow."""
+
+from __future__ import annotations
+
+from keras_dist.ops.operation import names_in
+
+__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

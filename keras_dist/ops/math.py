@@ -1,0 +1,7 @@
+"""Sums of segments, Fourier transforms, special functions."""
+
+from __future__ import annotations
+
+from keras_dist.ops.operation import names_in
+
+__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,105 @@
+"""`operation`: a function of arrays as one of symbolic tensors, too, which models write into their configs by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._operators import native, values_in
+from keras_dist._ranges import check_fits
+from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.layers.symbolic import OPERATIONS, Operation, is_any_symbolic
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_ROOM = __name__.rpartition(".")[0]
+
+
+def operation(function: _Function) -> _Function:
+    """Return `function` as an operation: symbolic tensors among its arguments become a step of a functional model.
+
+    Symbolic tensors and variables may stand in lists, tuples and dicts, too. Other arguments are handed on as they are.
+    Configs mention the operation by the name of the function.
+
+    Args:
+        function: of arrays and plain values; what it returns are arrays, or lists, tuples and dicts of arrays.
+    """
+    step = Operation(function.__name__)
+    OPERATIONS[step.name] = function
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = values_in((args, kwargs))
+        if is_any_symbolic((args, kwargs)):
+            return Operation(step.name)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]
+
+
+def as_array(x: Any, dtype: DTypeLike | None = None) -> jax.Array:
+    """Return `x` as an array; numbers keep the weak element type that they have in Python's arithmetic.
+
+    Raises:
+        DataError: integers of 64 bits do not fit 32.
+    """
+    if isinstance(x, jax.Array) and (dtype is None or x.dtype == dtype):
+        return x
+    if isinstance(x, np.ndarray):
+        check_fits(x, "an array")
+    return jnp.asarray(native(x), dtype=dtype)
+
+
+def unary(name: str, function: Callable[[Any], Any], doc: str) -> Callable[[ArrayLike], jax.Array]:
+    """Return the operation `name(x)` that applies `function` to `x` as an array."""
+
+    def applied(x: ArrayLike) -> jax.Array:
+        return function(as_array(x))
+
+    return operation(_named(applied, name, doc))
+
+
+def binary(name: str, function: Callable[[Any, Any], Any], doc: str) -> Callable[[ArrayLike, ArrayLike], jax.Array]:
+    """Return the operation `name(x1, x2)` that applies `function` to both as arrays."""
+
+    def applied(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
+        return function(as_array(x1), as_array(x2))
+
+    return operation(_named(applied, name, doc))
+
+
+def like(name: str, function: _Function, doc: str | None = None) -> _Function:
+    """Return the operation `name` with the parameters of `function`, and its docstring if no other is given.
+
+    The first parameter may be a list or a number.
+    """
+
+    @functools.wraps(function)
+    def applied(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(as_array(x), *args, **kwargs)
+
+    return operation(_named(applied, name, doc or function.__doc__ or ""))  # type: ignore[return-value]
+
+
+def names_in(module: Mapping[str, Any]) -> list[str]:
+    """Return the public functions of a module of this room, `vars()` of which is given."""
+    return [
+        name
+        for name, value in module.items()
+        if inspect.isfunction(value)
+        and name[0] != "_"
+        and f"{value.__module__}.".startswith(f"{_ROOM}.")
+        and value.__module__ != __name__
+    ]
+
+
+def _named(function: Any, name: str, doc: str) -> Any:
+    """Return `function` as one of the package's own, so that it can be pickled."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = _ROOM, doc
+    return function
