@@ -1,6 +1,5 @@
 """What networks are made of: activations, encodings, crossentropies, attention, and what other files have."""
 
-# ruff: noqa: F403
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -13,11 +12,26 @@ import jax.numpy as jnp
 from keras_dist import activations, losses
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
-from keras_dist.ops.normalization import *
+from keras_dist.ops.normalization import batch_normalization as batch_normalization
+from keras_dist.ops.normalization import layer_normalization as layer_normalization
+from keras_dist.ops.normalization import moments as moments
+from keras_dist.ops.normalization import normalize as normalize
+from keras_dist.ops.normalization import rms_normalization as rms_normalization
 from keras_dist.ops.operation import as_array, floating, like, names_in, operation, unary
-from keras_dist.ops.patches import *
-from keras_dist.ops.sequences import *
-from keras_dist.ops.spatial import *
+from keras_dist.ops.patches import depth_to_space as depth_to_space
+from keras_dist.ops.patches import fold as fold
+from keras_dist.ops.patches import space_to_depth as space_to_depth
+from keras_dist.ops.patches import unfold as unfold
+from keras_dist.ops.sequences import ctc_decode as ctc_decode
+from keras_dist.ops.sequences import ctc_loss as ctc_loss
+from keras_dist.ops.spatial import adaptive_average_pool as adaptive_average_pool
+from keras_dist.ops.spatial import adaptive_max_pool as adaptive_max_pool
+from keras_dist.ops.spatial import average_pool as average_pool
+from keras_dist.ops.spatial import conv as conv
+from keras_dist.ops.spatial import conv_transpose as conv_transpose
+from keras_dist.ops.spatial import depthwise_conv as depthwise_conv
+from keras_dist.ops.spatial import max_pool as max_pool
+from keras_dist.ops.spatial import separable_conv as separable_conv
 
 relu = unary("relu", activations.relu, "Return `max(x, 0)`.")
 squareplus = like("squareplus", activations.squareplus)

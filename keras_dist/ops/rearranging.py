@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from math import prod
 from typing import Any
 
 import jax
@@ -45,13 +45,13 @@ def rearrange(tensor: ArrayLike, pattern: str, **axes_lengths: int) -> jax.Array
     for group, size in zip(sides[0], array.shape, strict=True):
         known = {name: axes_lengths[name] for name in group if name in axes_lengths}
         unknown = [name for name in group if name not in known]
-        rest = size // max(math.prod(known.values()), 1)
+        rest = size // max(prod(known.values()), 1)
         sizes |= known | dict.fromkeys(unknown, rest)
-        if len(unknown) > 1 or math.prod(sizes[name] for name in group) != size:
+        if len(unknown) > 1 or prod(sizes[name] for name in group) != size:
             raise _misfit(array, pattern, axes_lengths)
     parts = jnp.reshape(array, [sizes[name] for name in names[0]])
     ordered = jnp.transpose(parts, [names[0].index(name) for name in names[1]])
-    return jnp.reshape(ordered, [math.prod(sizes[name] for name in group) for group in sides[1]])
+    return jnp.reshape(ordered, [prod(sizes[name] for name in group) for group in sides[1]])
 
 
 def _misfit(array: jax.Array, pattern: str, sizes: dict[str, int]) -> ModelError:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 import jax
@@ -289,7 +289,7 @@ def average_pool(
         return jax.lax.reduce_window(x, 0.0, jax.lax.add, sizes, steps, _padding(padding).upper())
 
     if _padding(padding) == "valid":
-        return sums(array) / math.prod(sizes)
+        return sums(array) / prod(sizes)
     return sums(array) / sums(jnp.ones(dims.window([array.shape[axis] for axis in dims.axes]), array.dtype))
 
 

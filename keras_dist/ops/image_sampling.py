@@ -1,0 +1,227 @@
+"""Images whose pixels are moved: values between pixels are interpolated."""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.ndimage
+
+from keras_dist import random
+from keras_dist._arguments import check_option
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.ops.image_form import Images
+from keras_dist.ops.operation import as_array, names_in, operation
+
+_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
+_METHODS = ("linear", "bilinear", "trilinear", "cubic", "bicubic", "tricubic", "lanczos3", "lanczos5")
+
+
+@operation
+def map_coordinates(
+    inputs: ArrayLike, coordinates: ArrayLike, order: int, fill_mode: str = "constant", fill_value: float = 0
+) -> jax.Array:
+    """Return the values of an array at positions between its elements.
+
+    Args:
+        inputs: an array.
+        coordinates: (dims of `inputs`, ...), a position in each dim.
+        order: 0 for the nearest element, 1 for linear interpolation.
+        fill_mode: what lies beyond the borders: `"constant"`, `"nearest"`, `"wrap"`, `"mirror"` or `"reflect"`.
+        fill_value: of `"constant"`.
+
+    Returns:
+        (...).
+
+    Raises:
+        ModelError: the coordinates do not fit, or an argument is none of these.
+    """
+    array, positions = as_array(inputs), as_array(coordinates)
+    if positions.ndim < 2 or len(positions) != array.ndim:
+        raise ModelError(
+            "map_coordinates: the coordinates do not fit",
+            given=f"inputs of shape {array.shape}, coordinates of shape {positions.shape}",
+            expected=f"coordinates ({array.ndim}, ...): a position in each dim",
+            fix="ops.stack([rows, columns])",
+        )
+    check_option("order", order, (0, 1))
+    mode = check_option("fill_mode", fill_mode, _MODES)
+    return jax.scipy.ndimage.map_coordinates(array, list(positions), order, mode, fill_value)
+
+
+@operation
+def affine_transform(
+    images: ArrayLike,
+    transform: ArrayLike,
+    interpolation: str = "bilinear",
+    fill_mode: str = "constant",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return images whose pixel (x, y) is that at (a0 x + a1 y + a2, b0 x + b1 y + b2) of the given ones.
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        transform: [a0, a1, a2, b0, b1, b2, 0, 0], or one for each image.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_mode: as of `map_coordinates`.
+        fill_value: as of `map_coordinates`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Raises:
+        ModelError: the transform does not have eight numbers, or an argument is none of these.
+    """
+    given = Images.of("affine_transform", images, data_format)
+    numbers = jnp.atleast_2d(as_array(transform))
+    if numbers.ndim != 2 or numbers.shape[-1] != 8:
+        raise ModelError(
+            "affine_transform: the transform does not have eight numbers",
+            given=f"transform of shape {numbers.shape}",
+            expected="(8,), or (batch, 8)",
+            fix="[1, 0, columns, 0, 1, rows, 0, 0] moves images",
+        )
+    a0, a1, a2, b0, b1, b2 = (number[:, None, None] for number in numbers.T[:6])
+    y, x = _grid(given.values)
+    coordinates = jnp.stack([b0 * x + b1 * y + b2, a0 * x + a1 * y + a2], 1)
+    return given.restored(_sampled(given.values, coordinates, interpolation, fill_mode, fill_value))
+
+
+@operation
+def perspective_transform(
+    images: ArrayLike,
+    start_points: ArrayLike,
+    end_points: ArrayLike,
+    interpolation: str = "bilinear",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return images as seen from elsewhere: four points of them are moved.
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        start_points: (x, y) of four points, (4, 2), or (batch, 4, 2).
+        end_points: where they are afterwards.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_value: what lies beyond the borders.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Raises:
+        ModelError: there are not four points, or an argument is none of these.
+    """
+    given = Images.of("perspective_transform", images, data_format)
+    points = [as_array(some, jnp.float32) for some in (start_points, end_points)]
+    if any(some.shape[-2:] != (4, 2) or some.ndim not in (2, 3) for some in points):
+        raise ModelError(
+            "perspective_transform moves four points",
+            given=f"start_points of shape {points[0].shape}, end_points of shape {points[1].shape}",
+            expected="(4, 2), or (batch, 4, 2)",
+            fix="the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]",
+        )
+    start, end = (some.reshape(-1, 4, 2) for some in points)
+    ends = jnp.concatenate([end, jnp.ones_like(end[..., :1])], -1)  # x, y, 1 of each point
+    zeros = jnp.zeros_like(ends)
+    rows = [
+        jnp.concatenate([ends, zeros, -start[..., :1] * end], -1),
+        jnp.concatenate([zeros, ends, -start[..., 1:] * end], -1),
+    ]
+    targets = jnp.concatenate([start[..., 0], start[..., 1]], 1)[..., None]
+    numbers = jnp.linalg.solve(jnp.concatenate(rows, 1), targets)[..., 0]
+    y, x = _grid(given.values)
+    t = [number[:, None, None] for number in numbers.T]
+    depth = t[6] * x + t[7] * y + 1
+    coordinates = jnp.stack([(t[3] * x + t[4] * y + t[5]) / depth, (t[0] * x + t[1] * y + t[2]) / depth], 1)
+    return given.restored(_sampled(given.values, coordinates, interpolation, "constant", fill_value))
+
+
+@operation
+def elastic_transform(
+    images: ArrayLike,
+    alpha: float = 20.0,
+    sigma: float = 5.0,
+    interpolation: str = "bilinear",
+    fill_mode: str = "reflect",
+    fill_value: float = 0.0,
+    seed: Any = None,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return images whose pixels are moved at random, neighbours by nearly the same way.
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        alpha: how far.
+        sigma: how smoothly, in pixels.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_mode: as of `map_coordinates`.
+        fill_value: as of `map_coordinates`.
+        seed: as of `random.normal`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+    """
+    given = Images.of("elastic_transform", images, data_format)
+    values = given.values
+    size = int(6 * sigma) | 1
+    weights = jnp.exp(-0.5 * jnp.square((jnp.arange(size) - size // 2) / sigma)).astype(values.dtype)
+    weights = weights / jnp.sum(weights)
+    moved = random.normal(values.shape[:3], dtype=values.dtype, seed=seed) * sigma
+    moved = jax.lax.conv_general_dilated(
+        moved[..., None],
+        jnp.outer(weights, weights)[..., None, None],
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )[..., 0]
+    y, x = _grid(values)
+    coordinates = jnp.stack([y + alpha * moved, x + alpha * moved], 1)  # Keras draws both with one key, too
+    return given.restored(_sampled(values, coordinates, interpolation, fill_mode, fill_value))
+
+
+@operation
+def scale_and_translate(
+    images: ArrayLike,
+    output_shape: Sequence[int],
+    scale: ArrayLike,
+    translation: ArrayLike,
+    spatial_dims: Sequence[int],
+    method: str,
+    antialias: bool = True,
+) -> jax.Array:
+    """Return images that are scaled, then moved; see `jax.image.scale_and_translate`.
+
+    Args:
+        images: an array.
+        output_shape: of the result, with all dims.
+        scale: a factor for each of `spatial_dims`.
+        translation: by how many pixels, for each of them.
+        spatial_dims: the dims.
+        method: `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
+        antialias: whether smaller images are made of all pixels.
+    """
+    chosen = check_option("method", method, _METHODS)
+    return jax.image.scale_and_translate(
+        as_array(images), output_shape, spatial_dims, as_array(scale), as_array(translation), chosen, antialias
+    )
+
+
+def _grid(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of each pixel."""
+    y, x = jnp.meshgrid(*map(jnp.arange, images.shape[1:3]), indexing="ij")
+    return y, x
+
+
+def _sampled(
+    images: jax.Array, coordinates: jax.Array, interpolation: str, fill_mode: str, fill_value: float
+) -> jax.Array:
+    """Return images (batch, height, width, channels) at coordinates (batch or 1, 2, height, width)."""
+    order = {"nearest": 0, "bilinear": 1}[check_option("interpolation", interpolation, ("bilinear", "nearest"))]
+    mode = check_option("fill_mode", fill_mode, _MODES)
+    sampled: Any = functools.partial(jax.scipy.ndimage.map_coordinates, order=order, mode=mode, cval=fill_value)
+    of_channels = jax.vmap(sampled, (-1, None), -1)
+    return jax.vmap(of_channels)(images, jnp.broadcast_to(coordinates, (len(images), *coordinates.shape[1:])))
+
+
+__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]
